@@ -1,0 +1,74 @@
+# Magnetar: every task of the project. `make help` lists them.
+# VENV=dir puts the virtual environment elsewhere; MAGNETAR_CACHE=dir the binaries and images built for tests and the local cluster.
+SHELL := /bin/bash
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.magnetar-installed
+DATA_DIR ?= data
+BROKER_PORT ?= 6650
+HTTP_PORT ?= 8080
+CONTEXT ?=
+IMAGE ?=
+SEEDS ?= 0:10000
+export PYTHONPATH := broker_image:operator:spark_jobs:.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign lock proto crds clean
+
+help: ## List the tasks
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make the virtual environment (VENV=dir, default .venv)
+
+$(STAMP): requirements-dev.lock pyproject.toml
+	@python3 dev/setup.py "$(VENV)" requirements-dev.lock
+	@touch "$(STAMP)"
+
+run: setup ## Start a standalone server on embedded defaults (DATA_DIR, BROKER_PORT, HTTP_PORT), check it, print what to do next
+	@exec $(PY) -m magnetar standalone --data-dir "$(DATA_DIR)" --broker-port $(BROKER_PORT) --http-port $(HTTP_PORT) --self-check
+
+demo: setup ## Kill a standalone server in the middle of real traffic and show that nothing acknowledged is missing
+	@$(PY) -m dev.demo
+
+test: setup ## Every tier that needs no Kubernetes node: check, unit, contract, simulation, clients, spark, apiserver
+	@$(PY) -m dev.tiers check unit contract simulation clients spark apiserver
+
+check: setup ## Lint, types, layers
+	@$(PY) -m dev.tiers check
+
+unit: setup ## Unit and property tests only
+	@$(PY) -m dev.tiers unit contract
+
+sim: setup ## The CI share of the simulation
+	@$(PY) -m dev.tiers simulation
+
+campaign: setup ## The long, resumable simulation run (SEEDS=0:10000)
+	@PYTHONHASHSEED=0 $(PY) -m dev.campaign --suite tracer --seeds $(SEEDS) --jobs 2 --state build/campaign.json
+
+cluster: setup ## A real one-node Kubernetes with Magnetar and the quickstart on it; CONTEXT=name IMAGE=ref uses an existing cluster
+	@$(PY) -m dev.cluster up $(if $(CONTEXT),--context $(CONTEXT)) $(if $(IMAGE),--image $(IMAGE))
+
+cluster-down: ## Stop the local cluster (its volumes stay; PURGE=1 removes them)
+	@python3 -m dev.kube down $(if $(PURGE),--purge)
+
+e2e: setup ## End-to-end tests on a real node: scale, drain, forced deletion, Spark
+	@$(PY) -m dev.tiers kubernetes
+
+image: setup ## Build the image (REPO=registry/name to tag it for a push)
+	@python3 -m dev.image build $(if $(REPO),--tag $(REPO):$(shell $(PY) -c 'import magnetar; print(magnetar.__version__)'))
+
+bench: setup ## Figures of the publish path with pulsar-perf, beside the raw disk
+	@$(PY) -m dev.bench
+
+lock: setup ## Resolve the dependencies again, with hashes and without any index address
+	@python3 dev/lock.py
+
+proto: setup ## Regenerate the protocol's Python from its .proto
+	@$(PY) -m dev.proto
+
+crds: setup ## Regenerate the CRDs from the operator's models
+	@$(PY) -m dev.crds
+
+clean: ## Remove what builds and tests left in the checkout (not the caches)
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

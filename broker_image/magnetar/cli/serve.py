@@ -1,0 +1,220 @@
+"""`magnetar standalone|broker|operator`.
+
+Owns: preflight, the event loop, the banner and the exit of server commands. Imports: server, client (self-check); the operator lazily.
+Invariants: a port that is taken is reported with its owner and the option that changes it before anything is touched; the banner is printed only
+after a message has made the round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from magnetar.errors import InvalidRequest, MagnetarError
+from magnetar.server.broker import Broker
+from magnetar.server.logs import LEVELS, configure_logs
+from magnetar.server.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
+from magnetar.server.settings import BrokerSettings
+
+_STARTED = time.monotonic()
+DEFAULT_BROKER_PORT, DEFAULT_HTTP_PORT = 6650, 8080
+PORT_MAX = 65_535
+SELF_CHECK_TOPIC = "persistent://pulsar/system/self-check"
+STORED_MESSAGE_HINT = "messages are in {directory}; remove it to start over"
+
+
+@dataclass(frozen=True, slots=True)
+class StandaloneOptions:
+    """Options of `magnetar standalone`."""
+
+    data_dir: Path
+    broker_port: int
+    http_port: int
+    bind: str
+    advertised_address: str
+    self_check: bool
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """Options of `magnetar broker`."""
+
+    store: str
+    volume: Path
+    name: str
+    advertised_address: str
+    bind: str
+    broker_port: int
+    http_port: int
+    log_level: str
+
+
+def run_standalone(options: StandaloneOptions) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    _configure(options.log_level)
+    for port, option in ((options.broker_port, "BROKER_PORT"), (options.http_port, "HTTP_PORT")):
+        require_free_port(options.bind, port, option)
+    process_options = ProcessOptions(
+        name="standalone",
+        data_directory=options.data_dir,
+        store=EMBEDDED,
+        bind_host=options.bind,
+        advertised_host=options.advertised_address,
+        broker_port=options.broker_port,
+        http_port=options.http_port,
+        settings=BrokerSettings.from_environment(os.environ),
+    )
+    checks: list[asyncio.Task[None]] = []
+
+    def announce(broker: Broker) -> None:
+        if not options.self_check:
+            print(f"Ready in {_since_exec():.2f} s: {broker.service_url}", flush=True)
+        elif not checks:
+            checks.append(asyncio.create_task(_check_and_print(broker.service_url, options, process)))
+
+    process = BrokerProcess(process_options, announce)
+    uvloop.run(_run_with(process, checks))
+
+
+async def _run_with(process: BrokerProcess, checks: list[asyncio.Task[None]]) -> None:
+    await process.run()
+    for check in checks:
+        if check.done():
+            check.result()  # a failed self-check ends the command with its error
+        else:
+            check.cancel()
+
+
+async def _check_and_print(service_url: str, options: StandaloneOptions, process: BrokerProcess) -> None:
+    """One message there and back; then what to paste next."""
+    from magnetar.client import Client
+
+    try:
+        async with asyncio.timeout(15), Client(service_url) as client:
+            consumer = await client.subscribe(SELF_CHECK_TOPIC, "self-check")
+            producer = await client.create_producer(SELF_CHECK_TOPIC)
+            await producer.send(b"self-check")
+            message = await consumer.receive()
+            await consumer.acknowledge(message)
+            assert message.value == b"self-check"
+            await consumer.unsubscribe()
+    except (MagnetarError, TimeoutError) as error:
+        process.stop()
+        raise MagnetarError(f"the server started but a message did not make the round trip: {error!r}") from error
+    http = f"http://{options.advertised_address}:{options.http_port}"
+    hint = STORED_MESSAGE_HINT.format(directory=options.data_dir.resolve())
+    to_clients = "" if options.broker_port == DEFAULT_BROKER_PORT else f" --service-url {service_url}"
+    to_rest = "" if options.http_port == DEFAULT_HTTP_PORT else f" --http-url {http}"
+    print(
+        f"""
+Ready in {_since_exec():.2f} s (a message was published, synced, read back and acknowledged).
+
+  clients    {service_url}
+  REST       {http}/docs        metrics {http}/metrics
+
+Paste into a second terminal:
+  {_command()} produce greetings -m hello{to_clients}
+  {_command()} consume greetings -s me --earliest -n 1{to_clients}
+  {_command()} status{to_rest}
+
+Ctrl-C stops; {hint}.""",
+        flush=True,
+    )
+
+
+def run_broker(options: BrokerOptions) -> None:
+    """Serve as one broker of a cluster until SIGTERM, then drain."""
+    _configure(options.log_level)
+    process = BrokerProcess(
+        ProcessOptions(
+            name=options.name or default_name(),
+            data_directory=options.volume,
+            store=options.store,
+            bind_host=options.bind,
+            advertised_host=options.advertised_address,
+            broker_port=options.broker_port,
+            http_port=options.http_port,
+            settings=BrokerSettings.from_environment(os.environ),
+        )
+    )
+    uvloop.run(process.run())
+
+
+def run_operator(namespaces: list[str], log_level: str) -> None:
+    """Run the operator; needs the extra `operator`."""
+    _configure(log_level)
+    try:
+        from magnetar_operator.main import run
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"the operator needs the package {error.name}; install magnetar[operator]") from error
+    run(namespaces=namespaces)
+
+
+def _configure(log_level: str) -> None:
+    if log_level not in LEVELS:
+        raise InvalidRequest(f"log-level: {log_level!r} is not known; use {', '.join(LEVELS)}")
+    configure_logs(log_level)
+
+
+def _since_exec() -> float:
+    """Seconds since this process was executed, interpreter start included."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return time.monotonic() - _STARTED
+
+
+def _command() -> str:
+    """How the reader started us, so that what we print can be pasted."""
+    beside = Path(sys.executable).with_name("magnetar")
+    if not beside.exists():
+        return "magnetar"
+    try:
+        return str(beside.relative_to(Path.cwd()))
+    except ValueError:
+        return str(beside)
+
+
+def require_free_port(host: str, port: int, variable: str) -> None:
+    """Raises InvalidRequest naming the port's owner and the variable to set if somebody listens there."""
+    if port == 0:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            owner, other = _listener_of(port), port + 1 if port < PORT_MAX else port - 1
+            raise InvalidRequest(
+                f"port {port} is in use by {owner} ({error.strerror}). Stop it, or choose another port: make run {variable}={other}"
+            ) from error
+
+
+def _listener_of(port: int) -> str:
+    """`name (pid n)` of the process that listens on a TCP port, from /proc; another user's processes cannot be seen."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            fields = row.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(entry) in inodes for entry in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
+        except OSError:
+            continue  # gone meanwhile, or not ours to look at
+    return "a process that this user may not see"

@@ -1,0 +1,36 @@
+"""The asyncio client.
+
+Owns: what applications, the command line and the simulation's checkers talk to a cluster with. Imports: wire, names, errors, clock,
+network. Every byte goes through a `Network`, every moment through the running loop and a `Clock`, so it runs unchanged in virtual time.
+Map: `client` is the door; `producer` and `consumer` fan out over partitions; `sending` and `receiving` serve one partition each on top of
+`attachment`, which keeps them attached to whichever broker owns the topic; `pool` and `connection` carry the bytes.
+"""
+
+from magnetar.client.client import Client
+from magnetar.client.compression import Compression
+from magnetar.client.consumer import Consumer, Reader
+from magnetar.client.failures import AlreadyClosed, BrokerRefused, ConnectionLost, SendTimeout
+from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
+from magnetar.client.outgoing import Batching
+from magnetar.client.producer import KeyHash, Producer
+from magnetar.client.receiving import InitialPosition, SubscriptionType
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "AlreadyClosed",
+    "Batching",
+    "BrokerRefused",
+    "Client",
+    "Compression",
+    "ConnectionLost",
+    "Consumer",
+    "InitialPosition",
+    "KeyHash",
+    "Message",
+    "MessageId",
+    "Producer",
+    "Reader",
+    "SendTimeout",
+    "SubscriptionType",
+]

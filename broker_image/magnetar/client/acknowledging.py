@@ -1,0 +1,53 @@
+"""Which messages of which entries are acknowledged.
+
+Owns: the ids that an ACK carries, for whole entries and for parts of batches. Imports: messages, wire.
+Source: protocol 2.6: an ack_set has bit 1 for every message of the batch that is *not* acknowledged; the broker ANDs the sets it gets.
+Invariant: a batch whose last message is acknowledged is acknowledged whole, without an ack_set, so that brokers without batch-index
+acknowledgement still delete it.
+"""
+
+from __future__ import annotations
+
+from magnetar.client.messages import MessageId, ack_words
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.commands import Position, message_id_data
+
+BATCHES_TRACKED_MAX = 100_000
+
+
+class BatchAcknowledgements:
+    """The unacknowledged messages of batches received by one consumer since it attached."""
+
+    def __init__(self) -> None:
+        self._remaining: dict[Position, int] = {}
+
+    def forget(self) -> None:
+        """What was received before will be delivered again."""
+        self._remaining.clear()
+
+    def individual(self, message_id: MessageId) -> api.MessageIdData:
+        """The id to acknowledge one message."""
+        if message_id.batch_index < 0:
+            return message_id_data(message_id.position, message_id.partition)
+        everything = (1 << message_id.batch_size) - 1
+        remaining = self._remaining.get(message_id.position, everything) & ~(1 << message_id.batch_index)
+        return self._of_batch(message_id, remaining)
+
+    def cumulative(self, message_id: MessageId) -> api.MessageIdData:
+        """The id to acknowledge a message and everything before it."""
+        if message_id.batch_index < 0:
+            return message_id_data(message_id.position, message_id.partition)
+        passed = (1 << (message_id.batch_index + 1)) - 1
+        everything = (1 << message_id.batch_size) - 1
+        self._remaining = {position: mask for position, mask in self._remaining.items() if position >= message_id.position}
+        return self._of_batch(message_id, self._remaining.get(message_id.position, everything) & ~passed)
+
+    def _of_batch(self, message_id: MessageId, remaining: int) -> api.MessageIdData:
+        if not remaining:
+            self._remaining.pop(message_id.position, None)
+            return message_id_data(message_id.position, message_id.partition)
+        if len(self._remaining) >= BATCHES_TRACKED_MAX:
+            self._remaining.pop(next(iter(self._remaining)))  # its later acks travel one by one, which the broker adds up
+        self._remaining[message_id.position] = remaining
+        words = ack_words(remaining, message_id.batch_size)
+        return message_id_data(message_id.position, message_id.partition, ack_set=words, batch_size=message_id.batch_size)

@@ -1,0 +1,166 @@
+"""Staying attached to whichever broker serves a topic.
+
+Owns: the loop behind every producer and consumer of one partition: find the broker, attach, wait until detached, again.
+Imports: pool, backoff, errors, asyncio.
+Invariants: at most one attempt runs at a time; a broker that names its successor (PIP-307) is followed at once and without a look-up,
+anything else waits for the back-off and looks up afresh; a final refusal ends the loop and everything that waits on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import structlog
+
+from magnetar.client.backoff import Backoff
+from magnetar.client.connection import Connection
+from magnetar.client.failures import AlreadyClosed, ConnectionLost
+from magnetar.client.pool import Address, Pool
+from magnetar.clock import Clock
+from magnetar.errors import ConsumerBusy, InvalidRequest, MagnetarError, ProducerBusy, Retry
+
+ASSIGNED_HOPS_MAX = 5
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What all producers and consumers of a client share."""
+
+    pool: Pool
+    clock: Clock
+    operation_timeout_s: float
+
+
+class Attachment(ABC):
+    """One producer or consumer of one partition."""
+
+    def __init__(self, session: Session, topic: str, identity: int) -> None:
+        self._session = session
+        self.topic = topic
+        self.identity = identity
+        self.connection: Connection | None = None
+        self._detached: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._last_failure: Exception | None = None
+        self._through_proxy = False
+        self.failure: MagnetarError | None = None
+
+    # --- what a producer or consumer adds
+
+    @abstractmethod
+    async def _attach(self, connection: Connection) -> None:
+        """Register with the connection and send PRODUCER or SUBSCRIBE; returns once attached. Raises its refusal."""
+
+    @abstractmethod
+    def _release(self, connection: Connection) -> None:
+        """Forget a connection to which an attempt failed; tells the broker to close what it may have opened."""
+
+    @abstractmethod
+    def _on_failed(self, failure: MagnetarError) -> None:
+        """There will be no further attempt."""
+
+    # --- for the owner
+
+    async def open(self) -> None:
+        """Attach for the first time. Raises the final refusal, or the last one when the operation timeout is over."""
+        self._task = asyncio.create_task(self._keep_attached())
+        try:
+            async with asyncio.timeout(self._session.operation_timeout_s):
+                await asyncio.shield(self._opened)
+        except TimeoutError as timeout:
+            failure = ConnectionLost(
+                f"{self.topic}: not attached after {self._session.operation_timeout_s} s; {self._last_failure!r}"
+            )
+            raise (self._last_failure if isinstance(self._last_failure, MagnetarError) else failure) from timeout
+        finally:
+            if not self._opened.done() or self._opened.cancelled() or self._opened.exception() is not None:
+                await self.stop()
+
+    async def stop(self) -> None:
+        """End the loop; nothing is sent."""
+        if self.failure is None:
+            self.failure = AlreadyClosed(f"{self.topic}: closed")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if not self._opened.done():
+            self._opened.cancel()
+        self.connection = None
+
+    async def abandon(self) -> None:
+        """As `stop`, and the broker is told, without waiting for its answer."""
+        connection = self.connection
+        await self.stop()
+        if connection is not None:
+            self._release(connection)
+
+    def on_detached(self, assigned_url: str | None) -> None:
+        """The connection ended (None) or the broker closed us, perhaps naming its successor."""
+        self.connection = None
+        if not self._detached.done():
+            self._detached.set_result(assigned_url)
+
+    # --- the loop
+
+    async def _keep_attached(self) -> None:
+        backoff = Backoff(self._session.clock)
+        assigned: str | None = None
+        hops = 0
+        while True:
+            self._detached = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(self._session.operation_timeout_s):
+                    await self._attempt(assigned)
+            except (MagnetarError, TimeoutError, OSError) as failure:
+                self._last_failure = failure
+                if isinstance(failure, MagnetarError) and self._final(failure):
+                    self._fail(failure)
+                    return
+                _log.info("attach_failed", topic=self.topic, reason=repr(failure))
+                assigned, hops = None, 0
+                await asyncio.sleep(backoff.next())
+                continue
+            backoff.reset()
+            if not self._opened.done():
+                self._opened.set_result(None)
+            assigned = await self._detached
+            hops = hops + 1 if assigned is not None else 0
+            if assigned is None or hops > ASSIGNED_HOPS_MAX:
+                assigned, hops = None, 0
+                await asyncio.sleep(backoff.next())
+
+    async def _attempt(self, assigned: str | None) -> None:
+        connection = await self._session.pool.get(await self._find(assigned))
+        try:
+            await self._attach(connection)
+        except BaseException:
+            self._release(connection)
+            raise
+        if not self._detached.done():
+            self.connection = connection
+
+    async def _find(self, assigned: str | None) -> Address:
+        if assigned is not None:
+            try:
+                return self._session.pool.assigned(assigned, self._through_proxy)
+            except InvalidRequest as failure:
+                _log.warning("assigned_url_ignored", topic=self.topic, url=assigned, reason=str(failure))
+        address = await self._session.pool.locate(self.topic)
+        self._through_proxy = address.logical != address.physical
+        return address
+
+    def _final(self, failure: MagnetarError) -> bool:
+        # "Busy" after a reconnect may be our own previous connection, which the broker has not given up yet.
+        reattaching = self._opened.done()
+        return failure.retry is Retry.NEVER and not (reattaching and isinstance(failure, (ProducerBusy, ConsumerBusy)))
+
+    def _fail(self, failure: MagnetarError) -> None:
+        self.failure = failure
+        if not self._opened.done():
+            self._opened.set_exception(failure)
+            self._opened.exception()  # whoever opened may have been cancelled
+        self._on_failed(failure)

@@ -1,0 +1,219 @@
+"""The client.
+
+Owns: the door to a cluster: makes producers, consumers and readers and closes what is left of them. Imports: the rest of the package.
+Invariants: everything made by a client shares its connections; `close` ends every task and connection it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from magnetar.client.attachment import Attachment, Session
+from magnetar.client.backoff import Backoff
+from magnetar.client.compression import Compression
+from magnetar.client.connection import KEEP_ALIVE_S, Credentials
+from magnetar.client.consumer import Consumer, Reader
+from magnetar.client.failures import AlreadyClosed, ConnectionLost
+from magnetar.client.messages import LATEST, MessageId
+from magnetar.client.outgoing import Batching
+from magnetar.client.pool import Pool
+from magnetar.client.producer import KeyHash, Producer
+from magnetar.client.receiving import (
+    NEGATIVE_ACK_DELAY_S,
+    RECEIVE_QUEUE_MESSAGES_MAX,
+    ConsumerOptions,
+    Inbox,
+    InitialPosition,
+    PartitionConsumer,
+    SubscriptionType,
+)
+from magnetar.client.sending import MESSAGES_PENDING_MAX, SEND_TIMEOUT_S, PartitionProducer, ProducerOptions
+from magnetar.clock import Clock, SystemClock
+from magnetar.errors import MagnetarError, Retry
+from magnetar.names import TopicName
+from magnetar.network import AsyncioNetwork, Network
+from magnetar.wire import pulsar_api_pb2 as api
+
+OPERATION_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10.0
+PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX = 50_000
+
+
+class Client:
+    """A client of the cluster behind `service_url` (`pulsar://host:port[,host:port]`). Use it in `async with`."""
+
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        token: str | None = None,
+    ) -> None:
+        credentials = Credentials("token", token.encode()) if token is not None else Credentials()
+        pool = Pool(network or AsyncioNetwork(), service_url, credentials, connect_timeout_s, keep_alive_s)
+        self._session = Session(pool, clock or SystemClock(), operation_timeout_s)
+        self._producer_ids = itertools.count()
+        self._consumer_ids = itertools.count()
+        self._open: set[Producer | Consumer | Reader] = set()
+        self._closed = False
+
+    async def create_producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        batching: Batching | None = None,
+        compression: Compression | str = Compression.NONE,
+        send_timeout_s: float | None = SEND_TIMEOUT_S,
+        pending_max: int = MESSAGES_PENDING_MAX,
+        access_mode: str = "Shared",
+        key_hash: KeyHash = KeyHash.JAVA,
+        properties: Mapping[str, str] | None = None,
+    ) -> Producer:
+        """A producer of a topic, attached to all its partitions. `access_mode`: Shared, Exclusive, ExclusiveWithFencing.
+
+        Raises the broker's refusal, or the last failure when the operation timeout is over.
+        """
+        options = ProducerOptions(
+            name=name,
+            batching=batching,
+            compression=Compression(compression),
+            send_timeout_s=send_timeout_s,
+            messages_pending_max=pending_max,
+            access_mode=api.ProducerAccessMode.Value(access_mode),
+            properties=properties or {},
+        )
+        names = await self._partition_names(topic)
+        partitions = [
+            PartitionProducer(self._session, part, next(self._producer_ids), TopicName.parse(part).partition, options)
+            for part in names
+        ]
+        producer = Producer(str(TopicName.parse(topic)), partitions, key_hash, self._open.discard)
+        await self._attach_all(partitions)
+        self._open.add(producer)
+        return producer
+
+    async def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        type: SubscriptionType | str = SubscriptionType.EXCLUSIVE,
+        initial_position: InitialPosition | str = InitialPosition.LATEST,
+        receiver_queue: int = RECEIVE_QUEUE_MESSAGES_MAX,
+        consumer_name: str | None = None,
+        priority_level: int = 0,
+        read_compacted: bool = False,
+        durable: bool = True,
+        start_message_id: MessageId | None = None,
+        negative_ack_delay_s: float = NEGATIVE_ACK_DELAY_S,
+    ) -> Consumer:
+        """A consumer of a subscription on all partitions of a topic; the subscription is created if it does not exist.
+
+        Raises the broker's refusal, or the last failure when the operation timeout is over.
+        """
+        names = await self._partition_names(topic)
+        share = max(1, min(receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // len(names)))
+        options = ConsumerOptions(
+            subscription=subscription,
+            kind=SubscriptionType(type),
+            initial_position=InitialPosition(initial_position),
+            receiver_queue=share,
+            name=consumer_name,
+            priority_level=priority_level,
+            read_compacted=read_compacted,
+            durable=durable,
+            start=start_message_id,
+            negative_ack_delay_s=negative_ack_delay_s,
+        )
+        inbox = Inbox()
+        partitions = [PartitionConsumer(self._session, part, next(self._consumer_ids), inbox, options) for part in names]
+        consumer = Consumer(str(TopicName.parse(topic)), partitions, inbox, self._open.discard)
+        await self._attach_all(partitions)
+        self._open.add(consumer)
+        return consumer
+
+    async def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId = LATEST,
+        *,
+        inclusive: bool = False,
+        receiver_queue: int = RECEIVE_QUEUE_MESSAGES_MAX,
+        read_compacted: bool = False,
+        name: str | None = None,
+    ) -> Reader:
+        """A reader of a plain topic or of one partition, from `start_message_id`: EARLIEST, LATEST, or an id, itself `inclusive` or not."""
+        self._check_open()
+        options = ConsumerOptions(
+            subscription=name or f"reader-{self._session.clock.random_bits(40):010x}",
+            receiver_queue=receiver_queue,
+            read_compacted=read_compacted,
+            durable=False,
+            start=start_message_id,
+            start_inclusive=inclusive,
+        )
+        inbox = Inbox()
+        consumer = PartitionConsumer(self._session, str(TopicName.parse(topic)), next(self._consumer_ids), inbox, options)
+        await self._attach_all([consumer])
+        reader = Reader(consumer, inbox, self._open.discard)
+        self._open.add(reader)
+        return reader
+
+    async def partitions(self, topic: str) -> int:
+        """Number of partitions of a topic, 0 if it is not partitioned. Retries like everything else until the operation timeout."""
+        self._check_open()
+        backoff = Backoff(self._session.clock)
+        last_failure: MagnetarError = ConnectionLost(f"{topic}: no answer in {self._session.operation_timeout_s} s")
+        try:
+            async with asyncio.timeout(self._session.operation_timeout_s):
+                while True:
+                    try:
+                        return await self._session.pool.partitions(str(TopicName.parse(topic)))
+                    except MagnetarError as failure:
+                        if failure.retry is Retry.NEVER:
+                            raise
+                        last_failure = failure
+                    await asyncio.sleep(backoff.next())
+        except TimeoutError as timeout:
+            raise last_failure from timeout
+
+    async def close(self) -> None:
+        """Close everything made by this client, then its connections; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*(made.close() for made in tuple(self._open)))
+        await self._session.pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def _partition_names(self, topic: str) -> list[str]:
+        name = TopicName.parse(topic)
+        count = 0 if name.partition >= 0 else await self.partitions(topic)
+        self._check_open()
+        return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
+
+    async def _attach_all(self, partitions: Sequence[Attachment]) -> None:
+        """Attach to every partition, or to none."""
+        try:
+            await asyncio.gather(*(partition.open() for partition in partitions))
+        except BaseException:  # cancelled, too: nothing may stay attached that nobody holds
+            await asyncio.gather(*(partition.abandon() for partition in partitions))
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosed("client is closed; make a new one")

@@ -1,0 +1,299 @@
+"""One connection to one broker.
+
+Owns: handshake, requests and their answers, keep-alive, and handing what arrives to the producer or consumer it is for.
+Imports: wire, failures, asyncio. Opened through `Network` by `pool`.
+Invariants: every request ends (answer, error or ConnectionLost); when the connection ends, everything attached to it hears so once;
+PING is answered at once, and a peer silent for a whole keep-alive interval after our PING is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import structlog
+
+from magnetar.client.failures import ConnectionLost, failure_of
+from magnetar.errors import ProtocolError, UnsupportedCommand
+from magnetar.wire import commands, frames, requests
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import Buffer
+
+CLIENT_VERSION = "Magnetar-Python-0.1.0"
+KEEP_ALIVE_S = 30.0
+ANSWERS_PENDING_MAX = 50_000
+
+Answer: TypeAlias = api.BaseCommand
+Type = api.BaseCommand.Type
+_log = structlog.get_logger()
+
+
+class ProducerLink(Protocol):
+    """What a connection tells a producer attached to it."""
+
+    def on_receipt(self, receipt: api.CommandSendReceipt) -> None: ...
+
+    def on_send_error(self, error: api.CommandSendError) -> None: ...
+
+    def on_detached(self, assigned_url: str | None) -> None: ...
+
+
+class ConsumerLink(Protocol):
+    """What a connection tells a consumer attached to it."""
+
+    def on_message(self, message: api.CommandMessage, entry: bytes) -> None: ...
+
+    def on_active_change(self, active: bool) -> None: ...
+
+    def on_end_of_topic(self) -> None: ...
+
+    def on_detached(self, assigned_url: str | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What CONNECT says about who we are; method "" = nothing."""
+
+    method: str = ""
+    data: bytes = b""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A protocol of `Network.connect`; use it after `await connection.ready`."""
+
+    def __init__(self, credentials: Credentials, proxy_to: str | None = None, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        self._credentials = credentials
+        self._proxy_to = proxy_to
+        self._keep_alive_s = keep_alive_s
+        self._loop = asyncio.get_running_loop()
+        self._buffer = frames.InboundBuffer()
+        self._transport: asyncio.Transport | None = None
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = True
+        self._failure: BaseException | None = None
+        self._handlers = self._dispatch_table()
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.ready.add_done_callback(_retrieved)
+        self.closed = False
+        self.message_bytes_max = frames.MESSAGE_BYTES_MAX
+        self.producers: dict[int, ProducerLink] = {}
+        self.consumers: dict[int, ConsumerLink] = {}
+
+    # --- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert transport is not None
+        self._transport = transport  # type: ignore[assignment]  # the network hands out stream transports
+        who = self._credentials
+        hello = requests.connect(
+            CLIENT_VERSION, commands.PROTOCOL_VERSION, auth_method=who.method, auth_data=who.data, proxy_to=self._proxy_to
+        )
+        self.write(hello)
+        self._timer = self._loop.call_later(self._keep_alive_s, self._tick)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
+        try:
+            for start, body, end in self._buffer.advance(nbytes):
+                self._receive(start, body, end)
+        except ProtocolError as failure:
+            self.abort(failure)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(self._failure or exc)
+
+    # --- for producers, consumers and the pool
+
+    def write(self, frame: Buffer) -> None:
+        """Send a frame; dropped if the connection is closing, whose end everybody attached hears of."""
+        if self._transport is not None and not self.closed:
+            self._transport.write(frame)
+
+    async def request(self, request_id: int, frame: bytes) -> Answer:
+        """Send a request and wait for the answer with its id. Raises the error it answers with, ConnectionLost if none comes."""
+        assert request_id not in self._answers, "request ids are unique within a client"
+        assert len(self._answers) < ANSWERS_PENDING_MAX, "callers bound their requests"
+        if self.closed:
+            raise ConnectionLost("connection is closed; the request was not sent")
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._answers[request_id] = answer
+        self.write(frame)
+        try:
+            return await answer
+        finally:
+            self._answers.pop(request_id, None)
+
+    def abort(self, failure: BaseException | None = None) -> None:
+        """Drop the connection; everything attached reconnects."""
+        if self.closed:
+            return
+        self._failure = failure
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(failure)
+
+    def close(self) -> None:
+        """Close after what was written has left."""
+        if self._transport is not None and not self.closed:
+            self._transport.close()
+        self._end(None)
+
+    # --- inside
+
+    def _end(self, failure: BaseException | None) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        lost = ConnectionLost(f"connection to the broker ended{f': {failure}' if failure else ''}; outcome unknown, try again")
+        lost.__cause__ = failure
+        if not self.ready.done():
+            self.ready.set_exception(lost)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(lost)
+        self._answers.clear()
+        attached: list[ProducerLink | ConsumerLink] = [*self.producers.values(), *self.consumers.values()]
+        self.producers.clear()
+        self.consumers.clear()
+        for link in attached:
+            link.on_detached(None)
+
+    def _tick(self) -> None:
+        if not self._heard or not self.ready.done():
+            self.abort(ConnectionLost(f"broker was silent for {self._keep_alive_s} s"))
+            return
+        self._heard = False
+        self.write(commands.PING)
+        self._timer = self._loop.call_later(self._keep_alive_s, self._tick)
+
+    def _receive(self, start: int, body: int, end: int) -> None:
+        try:
+            command = commands.decode_command(self._buffer.data, start, body)
+        except UnsupportedCommand:
+            _log.info("command_ignored", bytes=body - start)
+            return
+        if command.type == Type.MESSAGE:
+            consumer = self.consumers.get(command.message.consumer_id)
+            if consumer is not None:
+                consumer.on_message(command.message, bytes(self._buffer.view[body:end]))
+            return
+        handler = self._handlers.get(command.type)
+        if handler is not None:
+            handler(command)
+        else:
+            field = getattr(command, commands.FIELD_OF_TYPE[command.type])
+            self._answer(getattr(field, "request_id", None), command)
+
+    def _dispatch_table(self) -> dict[int, Callable[[api.BaseCommand], None]]:
+        return {
+            Type.CONNECTED: self._on_connected,
+            Type.ERROR: self._on_error,
+            Type.PING: lambda _: self.write(commands.PONG),
+            Type.PONG: lambda _: None,
+            Type.SEND_RECEIPT: self._on_receipt,
+            Type.SEND_ERROR: self._on_send_error,
+            Type.PRODUCER_SUCCESS: self._on_producer_success,
+            Type.LOOKUP_RESPONSE: self._on_lookup,
+            Type.PARTITIONED_METADATA_RESPONSE: self._on_partitioned_metadata,
+            Type.ACK_RESPONSE: self._on_ack_response,
+            Type.CLOSE_PRODUCER: self._on_close_producer,
+            Type.CLOSE_CONSUMER: self._on_close_consumer,
+            Type.ACTIVE_CONSUMER_CHANGE: self._on_active_change,
+            Type.REACHED_END_OF_TOPIC: self._on_end_of_topic,
+            Type.AUTH_CHALLENGE: self._on_challenge,
+        }
+
+    def _answer(self, request_id: int | None, answer: Answer | Exception) -> None:
+        """Resolve a request; answers to requests given up meanwhile are dropped."""
+        waiting = self._answers.get(request_id) if request_id is not None else None
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, Exception):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
+
+    def _on_connected(self, command: api.BaseCommand) -> None:
+        if command.connected.HasField("max_message_size"):
+            self.message_bytes_max = command.connected.max_message_size
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def _on_error(self, command: api.BaseCommand) -> None:
+        failure = failure_of(command.error.error, command.error.message)
+        if not self.ready.done():
+            self.ready.set_exception(failure)
+            self.abort(failure)
+        else:
+            self._answer(command.error.request_id, failure)
+
+    def _on_receipt(self, command: api.BaseCommand) -> None:
+        producer = self.producers.get(command.send_receipt.producer_id)
+        if producer is not None:
+            producer.on_receipt(command.send_receipt)
+
+    def _on_send_error(self, command: api.BaseCommand) -> None:
+        producer = self.producers.get(command.send_error.producer_id)
+        if producer is not None:
+            producer.on_send_error(command.send_error)
+
+    def _on_producer_success(self, command: api.BaseCommand) -> None:
+        # Not ready = queued for exclusive access: the real answer follows under the same request id.
+        if command.producer_success.producer_ready:
+            self._answer(command.producer_success.request_id, command)
+
+    def _on_lookup(self, command: api.BaseCommand) -> None:
+        found = command.lookup_response
+        failed = found.response == api.CommandLookupTopicResponse.Failed
+        self._answer(found.request_id, failure_of(found.error, found.message) if failed else command)
+
+    def _on_partitioned_metadata(self, command: api.BaseCommand) -> None:
+        found = command.partitioned_metadata_response
+        failed = found.response == api.CommandPartitionedTopicMetadataResponse.Failed
+        self._answer(found.request_id, failure_of(found.error, found.message) if failed else command)
+
+    def _on_ack_response(self, command: api.BaseCommand) -> None:
+        response = command.ack_response
+        failed = response.HasField("error")
+        self._answer(response.request_id, failure_of(response.error, response.message) if failed else command)
+
+    def _on_close_producer(self, command: api.BaseCommand) -> None:
+        producer = self.producers.pop(command.close_producer.producer_id, None)
+        if producer is not None:
+            producer.on_detached(command.close_producer.assignedBrokerServiceUrl or None)
+
+    def _on_close_consumer(self, command: api.BaseCommand) -> None:
+        consumer = self.consumers.pop(command.close_consumer.consumer_id, None)
+        if consumer is not None:
+            consumer.on_detached(command.close_consumer.assignedBrokerServiceUrl or None)
+
+    def _on_active_change(self, command: api.BaseCommand) -> None:
+        consumer = self.consumers.get(command.active_consumer_change.consumer_id)
+        if consumer is not None:
+            consumer.on_active_change(command.active_consumer_change.is_active)
+
+    def _on_end_of_topic(self, command: api.BaseCommand) -> None:
+        consumer = self.consumers.get(command.reached_end_of_topic.consumer_id)
+        if consumer is not None:
+            consumer.on_end_of_topic()
+
+    def _on_challenge(self, _command: api.BaseCommand) -> None:
+        who = self._credentials
+        self.write(requests.auth_response(CLIENT_VERSION, commands.PROTOCOL_VERSION, who.method, who.data))
+
+
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting for a connection any more when it fails; that is not an error of its own."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,169 @@
+"""Consumers and readers.
+
+Owns: what applications hold to receive with, over all partitions of a topic. Imports: receiving, asyncio.
+Invariants: messages of one partition come in order; an acknowledgement goes to the partition its message came from; a message taken by a
+receiver that is cancelled at that moment is not lost (taking it is the last step).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from magnetar.client.failures import AlreadyClosed
+from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
+from magnetar.client.receiving import Inbox, PartitionConsumer
+from magnetar.errors import InvalidRequest
+
+
+class Consumer:
+    """Receives from a topic, partitioned or not. Made by `Client.subscribe`."""
+
+    def __init__(
+        self, topic: str, partitions: Sequence[PartitionConsumer], inbox: Inbox, on_closed: Callable[[Consumer], None]
+    ) -> None:
+        assert partitions, "a topic has at least one partition to receive from"
+        self.topic = topic
+        self._partitions = partitions
+        self._inbox = inbox
+        self._on_closed = on_closed
+
+    @property
+    def active(self) -> bool:
+        """Whether a Failover subscription delivers to this consumer, for any partition; true until the broker says otherwise."""
+        return any(partition.active is not False for partition in self._partitions)
+
+    @property
+    def end_of_topic(self) -> bool:
+        """Whether the topic is terminated and everything was delivered."""
+        return all(partition.end_of_topic for partition in self._partitions)
+
+    async def receive(self, timeout_s: float | None = None) -> Message:
+        """The next message. Raises TimeoutError after `timeout_s`, AlreadyClosed or the final refusal when there will be none."""
+        if timeout_s is None:
+            return await self._inbox.take()
+        async with asyncio.timeout(timeout_s):
+            return await self._inbox.take()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages until the consumer is closed."""
+        while True:
+            try:
+                message = await self._inbox.take()
+            except AlreadyClosed:
+                return
+            yield message
+
+    async def acknowledge(self, message: Message | MessageId) -> None:
+        """Acknowledge and wait until it is durable. Raises ConnectionLost when the outcome is unknown."""
+        partition, message_id = self._origin(message)
+        await partition.acknowledge(message_id)
+
+    def acknowledge_nowait(self, message: Message | MessageId) -> None:
+        """Acknowledge without confirmation: cheaper, and if it is lost the message comes again."""
+        partition, message_id = self._origin(message)
+        partition.acknowledge_nowait(message_id)
+
+    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """As `acknowledge`, for the message and all before it in its partition; not for Shared and Key_Shared subscriptions."""
+        partition, message_id = self._origin(message)
+        if partition.one_by_one:
+            raise InvalidRequest(f"{self.topic}: cumulative acknowledgement needs an Exclusive or Failover subscription")
+        await partition.acknowledge_cumulative(message_id)
+
+    def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """Have the message delivered again after the subscription's negative-ack delay."""
+        partition, message_id = self._origin(message)
+        partition.negative_acknowledge(message_id)
+
+    def redeliver_unacknowledged(self) -> None:
+        """Have everything unacknowledged delivered again."""
+        for partition in self._partitions:
+            partition.redeliver_unacknowledged()
+
+    async def last_message_id(self) -> MessageId:
+        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a partitioned topic."""
+        last, _ = await self._only("last_message_id").last_message_id()
+        return last
+
+    async def seek(self, target: MessageId | int) -> None:
+        """Continue from a message id (inclusive; a plain topic only, save EARLIEST and LATEST) or a publish time in milliseconds."""
+        if isinstance(target, MessageId) and target not in (EARLIEST, LATEST):
+            await self._only("seek to a message id").seek(target)
+            return
+        await asyncio.gather(*(partition.seek(target) for partition in self._partitions))
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription; the consumer is closed."""
+        await asyncio.gather(*(partition.unsubscribe() for partition in self._partitions))
+        self._on_closed(self)
+
+    async def close(self) -> None:
+        """Leave the subscription, which stays; idempotent."""
+        self._on_closed(self)
+        await asyncio.gather(*(partition.close() for partition in self._partitions))
+
+    def _origin(self, message: Message | MessageId) -> tuple[PartitionConsumer, MessageId]:
+        message_id = message.id if isinstance(message, Message) else message
+        if len(self._partitions) == 1:
+            return self._partitions[0], message_id
+        if not 0 <= message_id.partition < len(self._partitions):
+            raise InvalidRequest(f"{self.topic}: message id {message_id} names no partition of {len(self._partitions)}")
+        return self._partitions[message_id.partition], message_id
+
+    def _only(self, what: str) -> PartitionConsumer:
+        if len(self._partitions) != 1:
+            raise InvalidRequest(
+                f"{self.topic}: {what} needs a topic without partitions; name one, such as {self._partitions[0].topic}"
+            )
+        return self._partitions[0]
+
+
+class Reader:
+    """Reads a topic from a position of its own, without a durable subscription. Made by `Client.create_reader`."""
+
+    def __init__(self, consumer: PartitionConsumer, inbox: Inbox, on_closed: Callable[[Reader], None]) -> None:
+        self.topic = consumer.topic
+        self._consumer = consumer
+        self._inbox = inbox
+        self._on_closed = on_closed
+
+    async def receive(self, timeout_s: float | None = None) -> Message:
+        """The next message. Raises TimeoutError after `timeout_s`."""
+        async with asyncio.timeout(timeout_s):
+            return await self._inbox.take()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages until the reader is closed."""
+        while True:
+            try:
+                message = await self._inbox.take()
+            except AlreadyClosed:
+                return
+            yield message
+
+    async def has_message_available(self) -> bool:
+        """Whether `receive` would find a message that is in the topic now."""
+        if self._inbox.peek() is not None:
+            return True
+        last, mark_delete = await self._consumer.last_message_id()
+        if last.entry < 0:
+            return False
+        taken = self._consumer.reached
+        if taken is not None:
+            return (last.ledger, last.entry, last.batch_index) > (taken.ledger, taken.entry, taken.batch_index)
+        return mark_delete is None or last.position > mark_delete
+
+    async def last_message_id(self) -> MessageId:
+        """Id of the topic's last message, (-1, -1) when it is empty."""
+        last, _ = await self._consumer.last_message_id()
+        return last
+
+    async def seek(self, target: MessageId | int) -> None:
+        """Continue from a message id (inclusive) or a publish time in milliseconds."""
+        await self._consumer.seek(target)
+
+    async def close(self) -> None:
+        """Stop reading; idempotent."""
+        self._on_closed(self)
+        await self._consumer.close()

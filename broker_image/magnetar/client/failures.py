@@ -1,0 +1,79 @@
+"""What can go wrong, seen from a client.
+
+Owns: the map from the wire's error codes to our error classes, and the errors that only a client sees. Imports: errors.
+Invariant: `failure_of` returns an error whose `retry` says what to do next; final codes are those that stock clients treat as final.
+"""
+
+from __future__ import annotations
+
+from magnetar.errors import (
+    ChecksumMismatch,
+    ConsumerBusy,
+    InvalidTopicName,
+    LimitExceeded,
+    MagnetarError,
+    NotAllowed,
+    ProducerBusy,
+    Retry,
+    ServiceNotReady,
+    StorageError,
+    StoreError,
+    SubscriptionNotFound,
+    TopicNotFound,
+    WireCode,
+)
+
+
+class ConnectionLost(ServiceNotReady):
+    """The connection broke before the answer came: whether the request took effect is unknown."""
+
+
+class SendTimeout(ServiceNotReady):
+    """No receipt within the send timeout: whether the message was stored is unknown."""
+
+
+class AlreadyClosed(MagnetarError):
+    """Use of a client, producer or consumer after close()."""
+
+    retry = Retry.NEVER
+
+
+class BrokerRefused(MagnetarError):
+    """A final refusal for a reason that has no class of its own; `code` says which."""
+
+    retry = Retry.NEVER
+
+    def __init__(self, code: WireCode, message: str) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+
+
+class BrokerUnready(BrokerRefused):
+    """As BrokerRefused, but worth another attempt."""
+
+    retry = Retry.AFTER_BACKOFF
+
+
+_CLASSES: dict[WireCode, type[MagnetarError]] = {
+    WireCode.METADATA: StoreError,
+    WireCode.PERSISTENCE: StorageError,
+    WireCode.CONSUMER_BUSY: ConsumerBusy,
+    WireCode.SERVICE_NOT_READY: ServiceNotReady,
+    WireCode.CHECKSUM: ChecksumMismatch,
+    WireCode.TOPIC_NOT_FOUND: TopicNotFound,
+    WireCode.SUBSCRIPTION_NOT_FOUND: SubscriptionNotFound,
+    WireCode.TOO_MANY_REQUESTS: LimitExceeded,
+    WireCode.PRODUCER_BUSY: ProducerBusy,
+    WireCode.INVALID_TOPIC_NAME: InvalidTopicName,
+    WireCode.NOT_ALLOWED: NotAllowed,
+}
+_RETRIED = frozenset({WireCode.UNKNOWN, WireCode.PRODUCER_BLOCKED_QUOTA_ERROR})
+
+
+def failure_of(code: int, message: str) -> MagnetarError:
+    """The error for a wire code; a code newer than this client counts as UNKNOWN."""
+    known = WireCode(code) if code in WireCode._value2member_map_ else WireCode.UNKNOWN
+    kind = _CLASSES.get(known)
+    if kind is not None:
+        return kind(message)
+    return BrokerUnready(known, message) if known in _RETRIED else BrokerRefused(known, message)

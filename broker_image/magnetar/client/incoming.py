@@ -1,0 +1,101 @@
+"""Messages on their way in.
+
+Owns: turning a MESSAGE's entry into application messages. Imports: wire, compression, messages.
+Source: protocol 1.2; MESSAGE.ack_set (bit 1 = not acknowledged yet), compacted_out and compacted_batch_indexes.
+Invariant: messages acknowledged or compacted away are left out; `skipped` says how many of those the broker charged permits for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from magnetar.client.compression import decompress
+from magnetar.client.messages import Message, MessageId, ack_mask
+from magnetar.errors import MagnetarError, ProtocolError
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import entry_checksum_ok
+from magnetar.wire.commands import position_of
+from magnetar.wire.entries import Entry, batch_messages, parse_entry, uncompressed
+
+ValidationError = api.CommandAck.ValidationError
+
+
+class Received(NamedTuple):
+    """The messages of an entry, and how many of it were charged permits without being here."""
+
+    messages: list[Message]
+    skipped: int
+
+
+class Damaged(NamedTuple):
+    """An entry that cannot be read: how many messages it cost, and what to tell the broker."""
+
+    message_count: int
+    reason: api.CommandAck.ValidationError.ValueType
+    detail: str
+
+
+def open_entry(topic: str, command: api.CommandMessage, raw: bytes) -> Received | Damaged:
+    """Read an entry. Damage is an outcome, not an error: the broker is told and the subscription goes on."""
+    try:
+        if not entry_checksum_ok(raw):
+            return Damaged(1, ValidationError.ChecksumMismatch, "checksum mismatch")
+        entry = parse_entry(raw)
+    except ProtocolError as failure:
+        return Damaged(1, ValidationError.ChecksumMismatch, str(failure))
+    try:
+        return _open_batch(topic, command, entry) if entry.batched else Received([_open_single(topic, command, entry)], 0)
+    except MagnetarError as failure:
+        return Damaged(entry.message_count, ValidationError.DecompressionError, str(failure))
+
+
+def _open_single(topic: str, command: api.CommandMessage, entry: Entry) -> Message:
+    payload = bytes(uncompressed(entry, decompress))
+    metadata = entry.metadata
+    return _message(topic, command, metadata, metadata, -1, 0, metadata.sequence_id, payload)
+
+
+def _open_batch(topic: str, command: api.CommandMessage, entry: Entry) -> Received:
+    metadata = entry.metadata
+    batch = batch_messages(entry, decompress)
+    remaining = ack_mask(list(command.ack_set)) if command.ack_set else -1
+    gone = frozenset(metadata.compacted_batch_indexes)
+    messages: list[Message] = []
+    skipped = 0
+    for index, item in enumerate(batch):
+        if not remaining >> index & 1:
+            continue  # acknowledged before: the broker did not charge for it
+        if item.metadata.compacted_out or index in gone:
+            skipped += 1
+            continue
+        sequence_id = item.metadata.sequence_id if item.metadata.HasField("sequence_id") else metadata.sequence_id + index
+        payload = bytes(item.payload)
+        messages.append(_message(topic, command, metadata, item.metadata, index, len(batch), sequence_id, payload))
+    return Received(messages, skipped)
+
+
+def _message(
+    topic: str,
+    command: api.CommandMessage,
+    shared: api.MessageMetadata,
+    own: api.MessageMetadata | api.SingleMessageMetadata,
+    batch_index: int,
+    batch_size: int,
+    sequence_id: int,
+    payload: bytes,
+) -> Message:
+    position = position_of(command.message_id)
+    return Message(
+        id=MessageId(position.ledger, position.entry, batch_index, command.message_id.partition, batch_size),
+        topic=topic,
+        value=payload,
+        null_value=own.null_value,
+        key=own.partition_key if own.HasField("partition_key") else None,
+        ordering_key=own.ordering_key if own.HasField("ordering_key") else None,
+        properties={pair.key: pair.value for pair in own.properties},
+        publish_time_ms=shared.publish_time,
+        event_time_ms=own.event_time if own.HasField("event_time") else None,
+        sequence_id=sequence_id,
+        producer_name=shared.producer_name,
+        redelivery_count=command.redelivery_count,
+    )

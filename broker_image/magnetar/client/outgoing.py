@@ -1,0 +1,75 @@
+"""Messages on their way out.
+
+Owns: what an application asked to send, and the entries made of it, batched or not. Imports: wire, compression.
+Source: protocol 1.2. Invariant: a message alone in its batch is sent unbatched (as the C++ client does), so its id has no batch index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from magnetar.client.compression import Compression, compress
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When an open batch is sent: at the first limit reached. One batch is one entry, acknowledged and stored as a whole.
+
+    Batches mix keys: turn batching off for topics read through Key_Shared subscriptions.
+    """
+
+    messages_max: int = 1000
+    bytes_max: int = 128 * 1024
+    linger_s: float = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message; `value` None = null value (a tombstone under compaction). `event_time` in milliseconds since the epoch."""
+
+    value: bytes | None
+    sequence_id: int
+    key: str | None = None
+    ordering_key: bytes | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_time: int | None = None
+
+
+def encode(messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression) -> bytes:
+    """The entry of one or more messages."""
+    metadata = api.MessageMetadata(producer_name=producer_name, sequence_id=messages[0].sequence_id, publish_time=publish_time)
+    if len(messages) == 1:
+        _describe(metadata, messages[0])
+        payload = messages[0].value or b""
+    else:
+        metadata.num_messages_in_batch = len(messages)
+        metadata.highest_sequence_id = messages[-1].sequence_id
+        payload = encode_batch(_batched(message) for message in messages)
+    metadata.uncompressed_size = len(payload)
+    kind, compressed = compress(compression, payload)
+    if kind != api.NONE:
+        metadata.compression = kind
+    return encode_entry(metadata, compressed)
+
+
+def _batched(message: Outgoing) -> BatchMessage:
+    value = message.value or b""
+    single = api.SingleMessageMetadata(payload_size=len(value), sequence_id=message.sequence_id)
+    _describe(single, message)
+    return BatchMessage(single, value)
+
+
+def _describe(metadata: api.MessageMetadata | api.SingleMessageMetadata, message: Outgoing) -> None:
+    metadata.properties.extend(requests.key_values(message.properties))
+    if message.key is not None:
+        metadata.partition_key = message.key
+    if message.ordering_key is not None:
+        metadata.ordering_key = message.ordering_key
+    if message.event_time is not None:
+        metadata.event_time = message.event_time
+    if message.value is None:
+        metadata.null_value = True

@@ -1,0 +1,152 @@
+"""Connections by address, and finding the broker of a topic.
+
+Owns: one connection per (logical, physical) address, and look-ups over them with redirects. Imports: connection, network, wire.
+Source: protocol commands LOOKUP and PARTITIONED_METADATA; `proxy_through_service_url` sends everything through the service address.
+Invariants: at most one connection per address is open or opening; a look-up follows at most `REDIRECTS_MAX` redirects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from magnetar.client.connection import KEEP_ALIVE_S, Connection, Credentials
+from magnetar.client.failures import ConnectionLost
+from magnetar.errors import InvalidRequest, ServiceNotReady
+from magnetar.network import Network
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+
+REDIRECTS_MAX = 20
+DEFAULT_PORT = 6650
+
+
+class Endpoint(NamedTuple):
+    """A host and port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Address(NamedTuple):
+    """The broker meant (logical) and where to connect to (physical); they differ behind a proxy."""
+
+    logical: Endpoint
+    physical: Endpoint
+
+
+def parse_endpoint(url: str) -> Endpoint:
+    """Parse `pulsar://host:port`. Raises InvalidRequest."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or DEFAULT_PORT
+    except ValueError as failure:
+        raise InvalidRequest(f"service url {url!r} has no valid port; write pulsar://host:6650") from failure
+    if parts.scheme != "pulsar" or not parts.hostname or parts.path not in ("", "/"):
+        raise InvalidRequest(f"service url {url!r} is not valid; write pulsar://host:6650 (TLS is not offered by this client)")
+    return Endpoint(parts.hostname, port)
+
+
+def parse_service_url(url: str) -> tuple[Endpoint, ...]:
+    """Parse `pulsar://host:port,host:port`. Raises InvalidRequest."""
+    scheme, _, hosts = url.partition("://")
+    return tuple(parse_endpoint(f"{scheme}://{host}") for host in hosts.split(","))
+
+
+class Pool:
+    """Connections of one client."""
+
+    def __init__(
+        self,
+        network: Network,
+        service_url: str,
+        credentials: Credentials,
+        connect_timeout_s: float,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        self._network = network
+        self._credentials = credentials
+        self._connect_timeout_s = connect_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._services = itertools.cycle(parse_service_url(service_url))
+        self._service = next(self._services)
+        self._opening: dict[Address, asyncio.Task[Connection]] = {}
+        self._request_ids = itertools.count(1)
+
+    def next_request_id(self) -> int:
+        """Unique within this client."""
+        return next(self._request_ids)
+
+    async def get(self, address: Address) -> Connection:
+        """The open connection to an address, opened if there is none. Raises ConnectionLost or what the broker's ERROR says."""
+        task = self._opening.get(address)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None or task.result().closed)):
+            task = asyncio.create_task(self._open(address))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the last waiter may have left
+            self._opening[address] = task
+        return await asyncio.shield(task)
+
+    async def _open(self, address: Address) -> Connection:
+        proxy_to = None if address.logical == address.physical else str(address.logical)
+        connection: Connection | None = None
+        host, port = address.physical
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                connection = await self._network.connect(
+                    host, port, lambda: Connection(self._credentials, proxy_to, self._keep_alive_s)
+                )
+                await connection.ready
+        except (OSError, TimeoutError, ConnectionLost) as failure:
+            if address.logical == self._service:
+                self._service = next(self._services)
+            raise ConnectionLost(f"broker {address.logical} via {address.physical} cannot be reached: {failure!r}") from failure
+        finally:
+            if connection is not None and not (connection.ready.done() and not connection.ready.cancelled()):
+                connection.abort()
+        return connection
+
+    def _address(self, endpoint: Endpoint, through_proxy: bool) -> Address:
+        return Address(endpoint, self._service if through_proxy else endpoint)
+
+    def assigned(self, url: str, through_proxy: bool) -> Address:
+        """The address of a broker that CLOSE_PRODUCER or CLOSE_CONSUMER named. Raises InvalidRequest."""
+        return self._address(parse_endpoint(url), through_proxy)
+
+    async def locate(self, topic: str) -> Address:
+        """The address of the broker that serves a topic. Raises the error it is refused with, ServiceNotReady on endless redirects."""
+        address, authoritative = self._address(self._service, False), False
+        for _ in range(REDIRECTS_MAX + 1):
+            connection = await self.get(address)
+            request_id = self.next_request_id()
+            answer = await connection.request(request_id, requests.lookup(request_id, topic, authoritative=authoritative))
+            found = answer.lookup_response
+            address = self._address(parse_endpoint(found.brokerServiceUrl), found.proxy_through_service_url)
+            if found.response == api.CommandLookupTopicResponse.Connect:
+                return address
+            authoritative = found.authoritative
+        raise ServiceNotReady(
+            f"lookup of {topic} was redirected more than {REDIRECTS_MAX} times; the brokers disagree on its owner"
+        )
+
+    async def partitions(self, topic: str) -> int:
+        """Number of partitions; 0 for a topic that is not partitioned. Raises the error it is refused with."""
+        connection = await self.get(self._address(self._service, False))
+        request_id = self.next_request_id()
+        answer = await connection.request(request_id, requests.partitioned_metadata(request_id, topic))
+        return answer.partitioned_metadata_response.partitions
+
+    async def close(self) -> None:
+        """Close every connection, opening ones too."""
+        tasks = list(self._opening.values())
+        self._opening.clear()
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                task.result().close()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,378 @@
+"""Consuming from one partition.
+
+Owns: permits, acknowledgements, redelivery and seeking of one consumer; the inbox that the partitions of a subscription share.
+Imports: attachment, incoming, acknowledging, wire. Source: protocol SUBSCRIBE, FLOW, ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6.
+Invariants: permits given and not used never exceed the receive queue; after a reconnect nothing received before is handed out
+(the broker sends it again); messages of an older consumer epoch are dropped; a reader goes on behind the last message taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from dataclasses import dataclass
+
+import structlog
+
+from magnetar.client.acknowledging import BatchAcknowledgements
+from magnetar.client.attachment import Attachment, Session
+from magnetar.client.connection import Connection
+from magnetar.client.failures import ConnectionLost
+from magnetar.client.incoming import Damaged, open_entry
+from magnetar.client.messages import Message, MessageId
+from magnetar.errors import MagnetarError
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from magnetar.wire.commands import EARLIEST, LATEST, Position, message_id_data, position_of
+
+RECEIVE_QUEUE_MESSAGES_MAX = 1000
+ACKS_PER_COMMAND_MAX = 1000
+NEGATIVE_ACK_DELAY_S = 60.0
+_log = structlog.get_logger()
+
+
+class SubscriptionType(enum.Enum):
+    """How consumers of a subscription share its messages."""
+
+    EXCLUSIVE = "Exclusive"
+    SHARED = "Shared"
+    FAILOVER = "Failover"
+    KEY_SHARED = "Key_Shared"
+
+
+class InitialPosition(enum.Enum):
+    """Where a new subscription starts."""
+
+    LATEST = "Latest"
+    EARLIEST = "Earliest"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """How a consumer subscribes. `start` is for readers (durable False): where to begin, `start_inclusive` with that message."""
+
+    subscription: str
+    kind: SubscriptionType = SubscriptionType.EXCLUSIVE
+    initial_position: InitialPosition = InitialPosition.LATEST
+    receiver_queue: int = RECEIVE_QUEUE_MESSAGES_MAX
+    name: str | None = None
+    priority_level: int = 0
+    read_compacted: bool = False
+    durable: bool = True
+    start: MessageId | None = None
+    start_inclusive: bool = False
+    negative_ack_delay_s: float = NEGATIVE_ACK_DELAY_S
+
+
+class Inbox:
+    """Messages received and not taken yet, of all partitions of a subscription, in the order they came."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[PartitionConsumer, int, Message]] = deque()
+        self._changed = asyncio.Event()
+        self._failure: MagnetarError | None = None
+
+    def put(self, consumer: PartitionConsumer, generation: int, message: Message) -> None:
+        """Bounded by the permits each consumer gave."""
+        self._items.append((consumer, generation, message))
+        self._changed.set()
+
+    def fail(self, failure: MagnetarError) -> None:
+        """There will be no more; receivers get what is here, then the failure."""
+        self._failure = failure
+        self._changed.set()
+
+    def peek(self) -> Message | None:
+        """The next message without taking it; stale ones are dropped."""
+        while self._items and self._items[0][1] != self._items[0][0].generation:
+            self._items.popleft()
+        return self._items[0][2] if self._items else None
+
+    async def take(self) -> Message:
+        """The next message. Raises the failure when there will be none."""
+        while self.peek() is None:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        consumer, _, message = self._items.popleft()
+        consumer.on_taken(message)
+        return message
+
+
+class PartitionConsumer(Attachment):
+    """A consumer of one partition, or of a topic without partitions."""
+
+    def __init__(self, session: Session, topic: str, identity: int, inbox: Inbox, options: ConsumerOptions) -> None:
+        super().__init__(session, topic, identity)
+        self.generation = 0
+        self.active: bool | None = None
+        self.end_of_topic = False
+        self.last_taken: MessageId | None = None
+        self._inbox = inbox
+        self._options = options
+        self._start = options.start
+        self._start_inclusive = options.start_inclusive
+        self._epoch = 0
+        self._unused = 0
+        self._waiting = 0
+        self._seeking = False
+        self._batches = BatchAcknowledgements()
+        self._acks: list[api.MessageIdData] = []
+        self._ack_flush: asyncio.Handle | None = None
+        self._refused: set[Position] = set()
+        self._refusal_timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def reached(self) -> MessageId | None:
+        """The last message taken, or where a reader starts if that names a message it excludes."""
+        if self.last_taken is not None:
+            return self.last_taken
+        start = self._start
+        return None if start is None or self._start_inclusive or start.position in (EARLIEST, LATEST) else start
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the broker redelivers single messages (else it rewinds to the first unacknowledged one)."""
+        return self._options.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+
+    # --- acknowledging
+
+    def acknowledge_nowait(self, message_id: MessageId) -> None:
+        """Acknowledge without confirmation; sent with others at the end of this turn of the loop. Lost acks mean redelivery."""
+        self._acks.append(self._batches.individual(message_id))
+        if len(self._acks) >= ACKS_PER_COMMAND_MAX:
+            self._flush_acks()
+        elif self._ack_flush is None:
+            self._ack_flush = self._loop.call_soon(self._flush_acks)
+
+    async def acknowledge(self, message_id: MessageId) -> None:
+        """Acknowledge and wait until that is durable. Raises ConnectionLost when the outcome is unknown, else the refusal."""
+        await self._confirm_ack(self._batches.individual(message_id), cumulative=False)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """As `acknowledge`, for the message and all before it."""
+        await self._confirm_ack(self._batches.cumulative(message_id), cumulative=True)
+
+    async def _confirm_ack(self, data: api.MessageIdData, *, cumulative: bool) -> None:
+        request_id = self._session.pool.next_request_id()
+        frame = requests.ack(self.identity, [data], cumulative=cumulative, request_id=request_id)
+        await self._request(request_id, frame)
+
+    def _flush_acks(self) -> None:
+        if self._ack_flush is not None:
+            self._ack_flush.cancel()
+            self._ack_flush = None
+        acks, self._acks = self._acks, []
+        if acks and self.connection is not None:
+            self.connection.write(requests.ack(self.identity, acks))
+
+    # --- redelivery
+
+    def negative_acknowledge(self, message_id: MessageId) -> None:
+        """Have the message's entry delivered again after the negative-ack delay."""
+        self._refused.add(message_id.position)
+        if self._refusal_timer is None:
+            self._refusal_timer = self._loop.call_later(self._options.negative_ack_delay_s, self._redeliver_refused)
+
+    def _redeliver_refused(self) -> None:
+        self._refusal_timer = None
+        refused, self._refused = self._refused, set()
+        if not self.one_by_one:
+            self.redeliver_unacknowledged()
+        elif self.connection is not None:
+            self.connection.write(requests.redeliver(self.identity, [message_id_data(position) for position in sorted(refused)]))
+
+    def redeliver_unacknowledged(self) -> None:
+        """Have everything unacknowledged delivered again, in order, starting anew."""
+        self.generation += 1
+        self._batches.forget()
+        returned, self._waiting = self._waiting, 0
+        connection = self.connection
+        if connection is None:
+            return
+        if self.one_by_one:
+            connection.write(requests.redeliver(self.identity))
+        else:
+            self._epoch += 1
+            connection.write(requests.redeliver(self.identity, consumer_epoch=self._epoch))
+        self._grant(connection, returned)
+
+    # --- positions
+
+    async def last_message_id(self) -> tuple[MessageId, Position | None]:
+        """Id of the topic's last message ((-1, -1) when empty), and up to where this subscription is acknowledged."""
+        request_id = self._session.pool.next_request_id()
+        answer = await self._request(request_id, requests.last_message_id(self.identity, request_id))
+        response = answer.get_last_message_id_response
+        found = response.HasField("consumer_mark_delete_position")
+        return MessageId.from_wire(response.last_message_id), position_of(response.consumer_mark_delete_position) if found else None
+
+    async def seek(self, target: MessageId | int) -> None:
+        """Continue from a message id (inclusive) or a publish time in milliseconds; the broker detaches us, we come back by ourselves.
+
+        Raises ConnectionLost when the outcome is unknown, else the refusal, after which everything unacknowledged comes again.
+        """
+        before = self._start, self._start_inclusive, self.last_taken
+        request_id = self._session.pool.next_request_id()
+        if isinstance(target, MessageId):
+            frame = requests.seek(self.identity, request_id, message_id=target.to_wire())
+            if not self._options.durable:
+                self._start, self._start_inclusive = target, True
+        else:
+            frame = requests.seek(self.identity, request_id, publish_time_ms=target)
+        self.last_taken = None
+        self._seeking = True
+        self.generation += 1  # what is on its way was read before the seek
+        try:
+            await self._request(request_id, frame)
+        except MagnetarError:
+            self._start, self._start_inclusive, self.last_taken = before
+            self.redeliver_unacknowledged()
+            raise
+        finally:
+            self._seeking = False
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription on the broker, then stop. Raises its refusal."""
+        request_id = self._session.pool.next_request_id()
+        await self._request(request_id, requests.unsubscribe(self.identity, request_id))
+        if self.connection is not None:
+            self.connection.consumers.pop(self.identity, None)
+        await self._end()
+
+    async def close(self) -> None:
+        """Leave the subscription; idempotent."""
+        self._flush_acks()
+        connection = self.connection
+        await self._end()
+        if connection is None:
+            return
+        connection.consumers.pop(self.identity, None)
+        request_id = self._session.pool.next_request_id()
+        try:
+            async with asyncio.timeout(self._session.operation_timeout_s):
+                await connection.request(request_id, requests.close_consumer(self.identity, request_id))
+        except (MagnetarError, TimeoutError):
+            return  # the broker drops the consumer with the connection
+
+    async def _end(self) -> None:
+        if self._refusal_timer is not None:
+            self._refusal_timer.cancel()
+        await self.stop()
+        if self.failure is not None:
+            self._inbox.fail(self.failure)
+
+    async def _request(self, request_id: int, frame: bytes) -> api.BaseCommand:
+        if self.failure is not None:
+            raise self.failure
+        if self.connection is None:
+            raise ConnectionLost(f"{self.topic}: not attached to a broker now; nothing was sent, try again")
+        try:
+            async with asyncio.timeout(self._session.operation_timeout_s):
+                return await self.connection.request(request_id, frame)
+        except TimeoutError as failure:
+            raise ConnectionLost(f"{self.topic}: no answer in {self._session.operation_timeout_s} s; outcome unknown") from failure
+
+    # --- from the connection and the inbox
+
+    def on_message(self, message: api.CommandMessage, entry: bytes) -> None:
+        """MESSAGE: into the inbox, unless it belongs to an epoch before the last redelivery."""
+        opened = open_entry(self.topic, message, entry)
+        if isinstance(opened, Damaged):
+            position = position_of(message.message_id)
+            _log.error("entry_damaged", topic=self.topic, position=position, reason=opened.detail)
+            if self.connection is not None:
+                data = [message_id_data(position)]
+                self.connection.write(requests.ack(self.identity, data, validation_error=opened.reason))
+            self._use(opened.message_count)
+            return
+        if message.HasField("consumer_epoch") and message.consumer_epoch < self._epoch:
+            self._use(opened.skipped + len(opened.messages))
+            return
+        if self._seeking:
+            self._waiting += opened.skipped + len(opened.messages)  # read before the seek; its permits end with this attachment
+            return
+        skipped = opened.skipped
+        for item in opened.messages:
+            if self._before_start(item.id):
+                skipped += 1
+            else:
+                self._waiting += 1
+                self._inbox.put(self, self.generation, item)
+        self._use(skipped)
+
+    def on_taken(self, message: Message) -> None:
+        """The application has the message: its permit is free again."""
+        self.last_taken = message.id
+        self._waiting -= 1
+        self._use(1)
+
+    def on_active_change(self, active: bool) -> None:
+        """ACTIVE_CONSUMER_CHANGE of a Failover subscription."""
+        self.active = active
+
+    def on_end_of_topic(self) -> None:
+        """REACHED_END_OF_TOPIC: the topic is terminated and everything was delivered."""
+        self.end_of_topic = True
+
+    def _before_start(self, message_id: MessageId) -> bool:
+        """The broker starts with the whole entry of the start id, and a batch at its first message."""
+        if self._start is None or self._start.position in (EARLIEST, LATEST):
+            return False
+        reached = (message_id.ledger, message_id.entry, message_id.batch_index)
+        start = (self._start.ledger, self._start.entry, self._start.batch_index)
+        if self._start.batch_index < 0:  # names the whole entry
+            reached, start = (*reached[:2], -1), (*start[:2], -1)
+        return reached < start if self._start_inclusive else reached <= start
+
+    def _use(self, messages: int) -> None:
+        """Permits of messages that left the inbox; given again at half the queue."""
+        self._unused += messages
+        if self._unused >= max(1, self._options.receiver_queue // 2) and self.connection is not None:
+            returned, self._unused = self._unused, 0
+            self._grant(self.connection, returned)
+
+    def _grant(self, connection: Connection, messages: int) -> None:
+        if messages > 0:
+            connection.write(requests.flow(self.identity, messages))
+
+    # --- attaching
+
+    async def _attach(self, connection: Connection) -> None:
+        options = self._options
+        body = api.CommandSubscribe(
+            topic=self.topic,
+            subscription=options.subscription,
+            subType=requests.SubType.Value(options.kind.value),
+            consumer_id=self.identity,
+            request_id=self._session.pool.next_request_id(),
+            consumer_name=options.name or "",
+            priority_level=options.priority_level,
+            durable=options.durable,
+            read_compacted=options.read_compacted,
+            initialPosition=api.CommandSubscribe.InitialPosition.Value(options.initial_position.value),
+            consumer_epoch=self._epoch,
+        )
+        if not options.durable and self.last_taken is not None:
+            self._start, self._start_inclusive = self.last_taken, False
+        if self._start is not None:
+            body.start_message_id.CopyFrom(self._start.to_wire())
+        self.generation += 1  # whatever waits in the inbox will come again
+        self._batches.forget()
+        self._acks.clear()
+        # The answer may still be on its way from a broker that the topic has left; what comes from here on was read after the seek.
+        self._seeking = False
+        connection.consumers[self.identity] = self
+        await connection.request(body.request_id, requests.subscribe(body))
+        self._unused = self._waiting = 0
+        self._grant(connection, options.receiver_queue)
+
+    def _release(self, connection: Connection) -> None:
+        connection.consumers.pop(self.identity, None)
+        connection.write(requests.close_consumer(self.identity, self._session.pool.next_request_id()))
+
+    def _on_failed(self, failure: MagnetarError) -> None:
+        self._inbox.fail(failure)

@@ -1,0 +1,58 @@
+"""Time and chance.
+
+Owns: the only interface through which any part of the system reads time or draws randomness, and its real implementation.
+Imports: the standard library only. Every other module takes a `Clock`; the simulation passes one driven by its seed.
+Invariant: with the same `Clock` and the same inputs, every other module behaves identically.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Reads time and draws chance."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch; may jump in either direction."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back while the process runs; stands still while the machine is suspended."""
+        ...
+
+    def boottime(self) -> float:
+        """Seconds that never go back and count suspension too: what a lease is measured by."""
+        ...
+
+    def random_bits(self, bits: int) -> int:
+        """A uniformly random integer of `bits` bits."""
+        ...
+
+    def uniform(self, low: float, high: float) -> float:
+        """A uniformly random float in [low, high]: jitter and back-off."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks and the system's randomness."""
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def boottime(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def random_bits(self, bits: int) -> int:
+        return self._random.getrandbits(bits)
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._random.uniform(low, high)

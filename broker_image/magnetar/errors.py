@@ -1,0 +1,204 @@
+"""Every error that crosses a boundary.
+
+Owns: the error tree; each class declares its Pulsar wire code (ServerError of facts: protocol field `CommandError.error`), its HTTP status
+and what a client should do next. Imports: nothing. Broker replies, REST statuses, client back-off and docs derive from this one place.
+Invariant: programmer errors are not in this tree; they crash. Messages name the field, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class WireCode(enum.IntEnum):
+    """ServerError numbers of the Pulsar protocol."""
+
+    UNKNOWN = 0
+    METADATA = 1
+    PERSISTENCE = 2
+    AUTHENTICATION = 3
+    AUTHORIZATION = 4
+    CONSUMER_BUSY = 5
+    SERVICE_NOT_READY = 6
+    PRODUCER_BLOCKED_QUOTA_ERROR = 7
+    PRODUCER_BLOCKED_QUOTA_EXCEPTION = 8
+    CHECKSUM = 9
+    UNSUPPORTED_VERSION = 10
+    TOPIC_NOT_FOUND = 11
+    SUBSCRIPTION_NOT_FOUND = 12
+    CONSUMER_NOT_FOUND = 13
+    TOO_MANY_REQUESTS = 14
+    TOPIC_TERMINATED = 15
+    PRODUCER_BUSY = 16
+    INVALID_TOPIC_NAME = 17
+    INCOMPATIBLE_SCHEMA = 18
+    CONSUMER_ASSIGN = 19
+    TRANSACTION_COORDINATOR_NOT_FOUND = 20
+    INVALID_TXN_STATUS = 21
+    NOT_ALLOWED = 22
+    TRANSACTION_CONFLICT = 23
+    TRANSACTION_NOT_FOUND = 24
+    PRODUCER_FENCED = 25
+
+
+class Retry(enum.Enum):
+    """What the peer should do after this error."""
+
+    NEVER = "never"
+    AFTER_BACKOFF = "after back-off, same broker"
+    AFTER_LOOKUP = "after a fresh lookup"
+
+
+class MagnetarError(Exception):
+    """Root of all errors that an operator, a peer or a client may cause or see."""
+
+    wire_code: ClassVar[WireCode] = WireCode.UNKNOWN
+    http_status: ClassVar[int] = 500
+    retry: ClassVar[Retry] = Retry.AFTER_BACKOFF
+
+
+# --- the peer broke the rules -------------------------------------------------------------------------------------------------
+
+
+class ProtocolError(MagnetarError):
+    """The peer sent bytes that are not the protocol; the connection is closed."""
+
+    retry = Retry.NEVER
+    http_status = 400
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame beyond the announced limit."""
+
+
+class UnsupportedCommand(MagnetarError):
+    """A well-formed command that this broker does not offer."""
+
+    wire_code, http_status, retry = WireCode.NOT_ALLOWED, 405, Retry.NEVER
+
+
+class ChecksumMismatch(MagnetarError):
+    """Payload and CRC-32C of a SEND disagree."""
+
+    wire_code, http_status, retry = WireCode.CHECKSUM, 400, Retry.NEVER
+
+
+class InvalidTopicName(MagnetarError):
+    """A topic, namespace or tenant name outside Pulsar's grammar."""
+
+    wire_code, http_status, retry = WireCode.INVALID_TOPIC_NAME, 412, Retry.NEVER
+
+
+class NotAllowed(MagnetarError):
+    """A request that is valid but not permitted in this combination."""
+
+    wire_code, http_status, retry = WireCode.NOT_ALLOWED, 409, Retry.NEVER
+
+
+class InvalidRequest(MagnetarError):
+    """A request whose fields contradict each other or are out of range."""
+
+    wire_code, http_status, retry = WireCode.METADATA, 400, Retry.NEVER
+
+
+# --- the world is not as the request assumed ----------------------------------------------------------------------------------
+
+
+class TopicNotFound(MagnetarError):
+    """The topic, its namespace or its tenant does not exist and may not be created."""
+
+    wire_code, http_status, retry = WireCode.TOPIC_NOT_FOUND, 404, Retry.NEVER
+
+
+class NamespaceNotFound(TopicNotFound):
+    """The namespace does not exist."""
+
+
+class TopicExists(MagnetarError):
+    """Create of something that is there."""
+
+    wire_code, http_status, retry = WireCode.NOT_ALLOWED, 409, Retry.NEVER
+
+
+class SubscriptionNotFound(MagnetarError):
+    """No such subscription on the topic."""
+
+    wire_code, http_status, retry = WireCode.SUBSCRIPTION_NOT_FOUND, 404, Retry.NEVER
+
+
+class ConsumerNotFound(MagnetarError):
+    """No such consumer on this connection."""
+
+    wire_code, http_status, retry = WireCode.METADATA, 404, Retry.NEVER
+
+
+class ConsumerBusy(MagnetarError):
+    """The subscription is taken, or its type differs."""
+
+    wire_code, http_status, retry = WireCode.CONSUMER_BUSY, 409, Retry.NEVER
+
+
+class ProducerBusy(MagnetarError):
+    """The producer name is in use on this topic."""
+
+    wire_code, http_status, retry = WireCode.PRODUCER_BUSY, 409, Retry.NEVER
+
+
+class LimitExceeded(MagnetarError):
+    """A named limit on size, count or queue was reached."""
+
+    wire_code, http_status, retry = WireCode.TOO_MANY_REQUESTS, 429, Retry.AFTER_BACKOFF
+
+
+# --- the system cannot do it now ----------------------------------------------------------------------------------------------
+
+
+class ServiceNotReady(MagnetarError):
+    """No owner could be found or the broker is starting or stopping.
+
+    The text matters: C++ clients close the whole connection on code 6 unless it contains "is being unloaded" or
+    "Failed to acquire ownership".
+    """
+
+    wire_code, http_status, retry = WireCode.SERVICE_NOT_READY, 503, Retry.AFTER_LOOKUP
+
+
+class NotOwner(ServiceNotReady):
+    """The bundle of this topic is served elsewhere."""
+
+
+class StorageError(MagnetarError):
+    """A write or read of durable storage failed; nothing was acknowledged."""
+
+    wire_code, http_status, retry = WireCode.PERSISTENCE, 503, Retry.AFTER_LOOKUP
+
+
+class Fenced(StorageError):
+    """This incarnation's claim is gone: another broker may own its bundles. It acknowledges nothing any more."""
+
+
+class CorruptData(StorageError):
+    """Bytes that fail their checksum where only acknowledged data can be."""
+
+    retry = Retry.NEVER
+
+
+class StoreError(MagnetarError):
+    """The metadata store could not answer."""
+
+    wire_code, http_status, retry = WireCode.METADATA, 503, Retry.AFTER_BACKOFF
+
+
+class StoreUnavailable(StoreError):
+    """No answer, or an answer that leaves the outcome unknown."""
+
+
+class Compacted(StoreError):
+    """The revision asked for has been compacted away; list again and watch from there."""
+
+
+class LeaseLost(StoreError):
+    """The lease has expired or was revoked."""
+
+    retry = Retry.NEVER

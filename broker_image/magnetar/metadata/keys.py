@@ -1,0 +1,78 @@
+"""Keys of the metadata store.
+
+Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal.
+Durable: bundles/, namespaces/, topics/, logs/, manifests/, brokers/, cordons/, intents/, jobs/, cluster, operator/term.
+Bound to a broker's lease: incarnations/, load/, leader. Bound to the operator's or a job's lease: none.
+"""
+
+from __future__ import annotations
+
+from magnetar.names import BundleName, NamespaceName, TopicName
+
+CLUSTER = "cluster"
+LEADER = "leader"
+OPERATOR_TERM = "operator/term"
+BUNDLES = "bundles/"
+INCARNATIONS = "incarnations/"
+LOAD = "load/"
+NAMESPACES = "namespaces/"
+CORDONS = "cordons/"
+MANIFESTS = "manifests/"
+LOGS = "logs/"
+TOPICS = "topics/"
+INTENTS = "intents/"
+JOBS = "jobs/"
+
+
+def bundle(name: BundleName) -> str:
+    return f"{BUNDLES}{name}"
+
+
+def bundles_in(namespace: NamespaceName) -> str:
+    return f"{BUNDLES}{namespace}/"
+
+
+def manifest(name: BundleName) -> str:
+    return f"{MANIFESTS}{name}"
+
+
+def incarnation(identifier: str) -> str:
+    return f"{INCARNATIONS}{identifier}"
+
+
+def load(identifier: str) -> str:
+    return f"{LOAD}{identifier}"
+
+
+def log_file(incarnation_id: str, number: int) -> str:
+    return f"{LOGS}{incarnation_id}/{number:08d}"
+
+
+def logs_of(incarnation_id: str) -> str:
+    return f"{LOGS}{incarnation_id}/"
+
+
+def namespace(name: NamespaceName) -> str:
+    return f"{NAMESPACES}{name}"
+
+
+def cordon(broker: str) -> str:
+    return f"{CORDONS}{broker}"
+
+
+def partitioned_topic(name: TopicName) -> str:
+    """Metadata of a partitioned topic (not of its partitions)."""
+    return f"{TOPICS}{name.tenant}/{name.namespace}/{name.domain}/{name.local}"
+
+
+def partitioned_topics_in(name: NamespaceName) -> str:
+    return f"{TOPICS}{name}/"
+
+
+def job_run(job: str, run: str) -> str:
+    """Durable record of one DataJob run; `job` is namespace/name of the custom resource or a name given on the command line."""
+    return f"{JOBS}{job}/{run}"
+
+
+def intent(identifier: str) -> str:
+    return f"{INTENTS}{identifier}"

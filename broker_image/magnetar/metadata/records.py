@@ -1,0 +1,238 @@
+"""Records of the metadata store.
+
+Owns: the value of every key in `keys`, as frozen dataclasses with a JSON encoding that carries a schema number. Imports: names, errors.
+Invariants: `decode(encode(r)) == r`; encoding is canonical (sorted keys, no spaces), so equal records have equal bytes; a record of a newer
+schema than this program knows is refused with an error that names key and numbers, never guessed at; unknown fields of the same schema are
+refused too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
+
+from magnetar.errors import StoreError
+
+R = TypeVar("R", bound="Record")
+
+RESTORE_STRIDE = 1 << 40
+
+
+class BundleState(enum.StrEnum):
+    """States of a bundle's record: PIP-192's, with Init meaning that there is no record."""
+
+    FREE = "Free"
+    ASSIGNING = "Assigning"
+    OWNED = "Owned"
+    RELEASING = "Releasing"
+    SPLITTING = "Splitting"
+    DELETED = "Deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Base of all records."""
+
+    SCHEMA: ClassVar[int] = 1
+
+    def encode(self) -> bytes:
+        """Canonical JSON with the schema number under `schema`."""
+        body = dataclasses.asdict(self)
+        body["schema"] = self.SCHEMA
+        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls: type[R], data: bytes) -> R:
+        """Parse `data`. Raises StoreError if it is not such a record or its schema is unknown."""
+        try:
+            body = json.loads(data)
+            schema = body.pop("schema")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise StoreError(f"{cls.__name__}: not a record: {data[:80]!r}") from error
+        if schema != cls.SCHEMA:
+            raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
+        try:
+            return typing.cast(R, _build(cls, body))
+        except (TypeError, ValueError, KeyError) as error:
+            raise StoreError(f"{cls.__name__}: {error}: {data[:200]!r}") from error
+
+
+@lru_cache(maxsize=64)
+def _fields(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """Rebuild a value of declared type `kind` from JSON."""
+    origin = get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        return _build(next(arg for arg in get_args(kind) if arg is not type(None)), value)
+    if origin is tuple:
+        arguments = get_args(kind)
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_build(arguments[0], item) for item in value)
+        if len(arguments) != len(value):
+            raise ValueError(f"expected {len(arguments)} items, found {len(value)}")
+        return tuple(_build(argument, item) for argument, item in zip(arguments, value, strict=True))
+    if origin is dict:
+        return {key: _build(get_args(kind)[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        fields = _fields(typing.cast(type, kind))
+        unknown = set(value) - set(fields)
+        if unknown:
+            raise ValueError(f"unknown fields {sorted(unknown)}")
+        return typing.cast(type, kind)(**{name: _build(fields[name], item) for name, item in value.items()})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    if kind is Any:
+        return value
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"expected {kind.__name__}, found {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A byte position in an incarnation's log: file number and offset in that file."""
+
+    file: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """A range of one incarnation's log, [start, end); end None = still being written (its owner is the current one)."""
+
+    incarnation: str
+    start: LogPosition
+    end: LogPosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPointer:
+    """The bundle's newest checkpoint: object name in the volume, and the log position up to which it holds everything."""
+
+    object: str
+    incarnation: str
+    position: LogPosition
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRecord(Record):
+    """`bundles/<bundle>`: who owns it, and how to recover it.
+
+    `epoch` is that of the current or last Assigning record. `epochs` lists the epochs whose records in `chain` are valid: all terms since the
+    checkpoint, oldest first. `incarnation` is the owner (Owned, Releasing, Splitting) or the destination (Assigning). `destination` is the
+    requested next owner while Releasing ("" = any). `source` is the previous owner while Assigning.
+    """
+
+    state: BundleState
+    epoch: int
+    incarnation: str = ""
+    source: str = ""
+    destination: str = ""
+    checkpoint: CheckpointPointer | None = None
+    chain: tuple[LogRange, ...] = ()
+    epochs: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationRecord(Record):
+    """`incarnations/<id>`, bound to the broker's lease: this process serves."""
+
+    broker: str
+    service_url: str
+    http_url: str
+    started_ms: int
+    version: str
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRecord(Record):
+    """`load/<id>`, bound to the lease: what the balancer sees."""
+
+    broker: str
+    updated_ms: int
+    bundles: int
+    topics: int
+    producers: int
+    consumers: int
+    message_rate_in: float
+    message_rate_out: float
+    bytes_rate_in: float
+    bytes_rate_out: float
+    cpu_usage: float
+    memory_usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogFileRecord(Record):
+    """`logs/<incarnation>/<n>`: a sealed log file. `length` copies the sealed length in storage."""
+
+    length: int
+    bundles: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceRecord(Record):
+    """`namespaces/<tenant>/<namespace>`. `owner` names the custom resource that owns it ("" = none)."""
+
+    boundaries: tuple[int, ...]
+    policies: dict[str, Any]
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedTopicRecord(Record):
+    """`topics/...`: a partitioned topic."""
+
+    partitions: int
+    properties: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPointer(Record):
+    """`manifests/<bundle>`: the bundle's current manifest object in the volume; `generation` grows by one per change."""
+
+    generation: int
+    object: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord(Record):
+    """`cluster`: facts about the whole cluster."""
+
+    storage_id: str
+    restore: int
+    format_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CordonRecord(Record):
+    """`cordons/<broker>`: this broker takes no new bundles; with `drain` it moves away those it has."""
+
+    drain: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRunRecord(Record):
+    """`jobs/<job>/<run>`: the durable result of a run: it decides, not the pod. `result` is kind-specific."""
+
+    kind: str
+    state: str
+    started_ms: int
+    finished_ms: int
+    result: dict[str, Any]
+    message: str = ""

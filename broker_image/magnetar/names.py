@@ -1,0 +1,167 @@
+"""Names: tenants, namespaces, topics, bundles, incarnations.
+
+Owns: their grammar, parsing and the map from topic to bundle. Imports: errors, zlib. Pure.
+Source: topic grammar of Pulsar; bundle hashing as Pulsar's namespace bundles (CRC-32 of the full topic name; facts: last bundle closed).
+Invariants: `str(parse(x)) == canonical(x)`; every hash in 0..0xffffffff falls into exactly one bundle of a namespace.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from magnetar.errors import InvalidTopicName
+
+FULL_RANGE_END = 0xFFFFFFFF
+DEFAULT_BUNDLES = 4
+BUNDLES_MAX = 4096
+NAME_LENGTH_MAX = 1024
+
+_PART = re.compile(r"^[-=:.\w]+$")
+_PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,8})$")
+PERSISTENT = "persistent"
+NON_PERSISTENT = "non-persistent"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NamespaceName:
+    """`tenant/namespace`."""
+
+    tenant: str
+    namespace: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.namespace}"
+
+    @staticmethod
+    def parse(text: str) -> NamespaceName:
+        """Parse `tenant/namespace`. Raises InvalidTopicName."""
+        parts = text.split("/")
+        if len(parts) != 2 or not all(_PART.match(part) for part in parts):
+            raise InvalidTopicName(f"namespace {text!r} is not valid; write tenant/namespace with letters, digits and -=:._")
+        return NamespaceName(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicName:
+    """A full topic name; `local` includes a partition suffix if there is one."""
+
+    domain: str
+    tenant: str
+    namespace: str
+    local: str
+
+    def __str__(self) -> str:
+        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local}"
+
+    @property
+    def namespace_name(self) -> NamespaceName:
+        return NamespaceName(self.tenant, self.namespace)
+
+    @property
+    def persistent(self) -> bool:
+        return self.domain == PERSISTENT
+
+    @property
+    def partition(self) -> int:
+        """Partition index, or -1 for a topic that is not a partition."""
+        match = _PARTITION.match(self.local)
+        return int(match["index"]) if match else -1
+
+    @property
+    def base(self) -> TopicName:
+        """The partitioned topic this is a partition of, or itself."""
+        match = _PARTITION.match(self.local)
+        return TopicName(self.domain, self.tenant, self.namespace, match["base"]) if match else self
+
+    def with_partition(self, index: int) -> TopicName:
+        """The name of partition `index` of this topic."""
+        return TopicName(self.domain, self.tenant, self.namespace, f"{self.local}-partition-{index}")
+
+    @property
+    def hash(self) -> int:
+        """Position on the namespace's ring: CRC-32 of the full name, 0..0xffffffff."""
+        return zlib.crc32(str(self).encode())
+
+    @staticmethod
+    def parse(text: str) -> TopicName:
+        """Parse a full name, `tenant/ns/topic` or a bare `topic` (public/default). Raises InvalidTopicName naming the text."""
+        return _parse_topic(text)
+
+
+@lru_cache(maxsize=16384)
+def _parse_topic(text: str) -> TopicName:
+    if len(text) > NAME_LENGTH_MAX:
+        raise InvalidTopicName(f"topic name has {len(text)} characters; the limit is {NAME_LENGTH_MAX}")
+    domain, separator, rest = text.partition("://")
+    if not separator:
+        domain, rest = PERSISTENT, text
+        if "/" not in rest:
+            rest = f"public/default/{rest}"
+    if domain not in (PERSISTENT, NON_PERSISTENT):
+        raise InvalidTopicName(f"topic {text!r}: domain {domain!r} is not valid; use persistent:// or non-persistent://")
+    parts = rest.split("/", 2)
+    if len(parts) != 3 or not parts[2]:
+        raise InvalidTopicName(f"topic {text!r} is not valid; write {domain}://tenant/namespace/topic")
+    tenant, namespace, local = parts
+    if not _PART.match(tenant) or not _PART.match(namespace):
+        raise InvalidTopicName(f"topic {text!r}: tenant and namespace may hold letters, digits and -=:._ only")
+    if "\x00" in local or any(ord(char) < 0x20 for char in local):
+        raise InvalidTopicName(f"topic {text!r}: control characters are not allowed")
+    return TopicName(domain, tenant, namespace, local)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BundleName:
+    """A hash range [low, high) of a namespace; closed at the top when high is 0xffffffff."""
+
+    namespace: NamespaceName
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.range}"
+
+    @property
+    def range(self) -> str:
+        """`0x%08x_0x%08x`, as Pulsar writes it."""
+        return f"0x{self.low:08x}_0x{self.high:08x}"
+
+    def contains_hash(self, position: int) -> bool:
+        return self.low <= position < self.high or (position == self.high == FULL_RANGE_END)
+
+    def contains(self, topic: TopicName) -> bool:
+        return topic.namespace_name == self.namespace and self.contains_hash(topic.hash)
+
+    @staticmethod
+    def parse(text: str) -> BundleName:
+        """Parse `tenant/namespace/0x00000000_0x40000000`. Raises InvalidTopicName."""
+        namespace, _, span = text.rpartition("/")
+        match = re.match(r"^0x([0-9a-f]{8})_0x([0-9a-f]{8})$", span)
+        if not match or int(match[1], 16) >= int(match[2], 16):
+            raise InvalidTopicName(f"bundle {text!r} is not valid; write tenant/namespace/0x00000000_0x40000000")
+        return BundleName(NamespaceName.parse(namespace), int(match[1], 16), int(match[2], 16))
+
+
+def initial_boundaries(count: int) -> tuple[int, ...]:
+    """Boundaries of a namespace with `count` equal bundles: 0, seg, 2*seg, ..., 0xffffffff (the last takes the remainder)."""
+    if not 1 <= count <= BUNDLES_MAX:
+        raise InvalidTopicName(f"bundles: {count} is out of range; use 1..{BUNDLES_MAX}")
+    segment = (1 << 32) // count
+    return (*(index * segment for index in range(count)), FULL_RANGE_END)
+
+
+def bundle_of(namespace: NamespaceName, boundaries: Sequence[int], position: int) -> BundleName:
+    """The bundle of hash `position` under sorted `boundaries`; the top hash belongs to the last bundle."""
+    index = min(bisect.bisect_right(boundaries, position) - 1, len(boundaries) - 2)
+    return BundleName(namespace, boundaries[index], boundaries[index + 1])
+
+
+def bundles_of(namespace: NamespaceName, boundaries: Sequence[int]) -> list[BundleName]:
+    """All bundles of a namespace in hash order."""
+    return [BundleName(namespace, low, high) for low, high in itertools.pairwise(boundaries)]

@@ -1,0 +1,363 @@
+"""One incarnation of a broker.
+
+Owns: its life from claim to release: identity, lease, log, views, ownership, leader, listener, tickers, drain. Imports: server siblings, ports.
+Invariants: nothing is served before the claim exists and the predecessor of the same name is fenced; `fail` ends the incarnation at once and
+for good (the process then starts a new one); a planned stop hands every bundle over before the lease is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from magnetar import __version__
+from magnetar.clock import Clock
+from magnetar.errors import MagnetarError, StorageError, StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.records import ClusterRecord, CordonRecord, IncarnationRecord, NamespaceRecord
+from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
+from magnetar.names import DEFAULT_BUNDLES, NamespaceName, initial_boundaries
+from magnetar.network import Listener, Network
+from magnetar.server.connection import Connection, ConnectionTable
+from magnetar.server.context import BrokerContext
+from magnetar.server.leader import Leader
+from magnetar.server.load import LoadReporter, Usage
+from magnetar.server.metrics import BrokerMetrics
+from magnetar.server.ownership import Ownership
+from magnetar.server.service import BrokerService
+from magnetar.server.settings import BrokerSettings
+from magnetar.server.views import ClusterViews
+from magnetar.storage.fencing import fence
+from magnetar.storage.log import LogWriter
+from magnetar.storage.storage_id import read_or_create_storage_id
+from magnetar.storage.volume import Volume
+
+log = structlog.get_logger(__name__)
+
+FORMAT_VERSION = 1
+START_NAMESPACES = (NamespaceName("public", "default"), NamespaceName("pulsar", "system"))
+STORE_RETRY_S = 0.2
+DRAIN_LOOK_S = 1.0
+LOG_OVERSHOOT_BYTES_MAX = 256 << 20
+
+
+class Lease(Protocol):
+    """What the broker needs of a lease keeper (on its own thread in production)."""
+
+    async def start(self) -> int:
+        """Grant and keep; returns the lease id."""
+        ...
+
+    def valid(self) -> bool: ...
+
+    async def stop(self, revoke: bool) -> None: ...
+
+
+LeaseFactory = Callable[[Callable[[str], None]], Lease]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPorts:
+    """The world as one broker sees it."""
+
+    clock: Clock
+    network: Network
+    volume: Volume
+    store: MetadataStore
+    lease: LeaseFactory
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdentity:
+    """Names and addresses. `advertised_host` is what clients are told; port 0 binds any free port."""
+
+    name: str
+    bind_host: str
+    advertised_host: str
+    port: int
+    http_url: str
+
+
+class Broker:
+    """Serves until it is stopped or fails."""
+
+    def __init__(self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings) -> None:
+        self._ports, self._identity, self._settings = ports, identity, settings
+        self.metrics = BrokerMetrics()
+        self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._connections = ConnectionTable(settings)
+        self._ready = False
+        self._draining = False
+        self._registering: asyncio.Task[None] | None = None
+        self._emptying: asyncio.Task[None] | None = None
+
+    # --- life ------------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then `close` must be called."""
+        ports, settings, identity = self._ports, self._settings, self._identity
+        restore = await self._join_cluster()
+        self._log = LogWriter(
+            ports.volume,
+            ports.clock,
+            self.incarnation,
+            file_bytes=settings.log_file_bytes,
+            block_bytes_max=settings.block_bytes_max,
+            # Connections stop being read at `log_pending_bytes_max`; what each of them has read by then must still find room.
+            pending_bytes_max=settings.log_pending_bytes_max + LOG_OVERSHOOT_BYTES_MAX,
+            on_fenced=self._fenced,
+        )
+        # The claim exists before anything makes this incarnation known: a takeover before that would fence nothing.
+        await self._log.open()
+        self._listener: Listener = await ports.network.listen(identity.bind_host, identity.port, self._accept)
+        self.service_url = f"pulsar://{identity.advertised_host}:{self._listener.port}"
+        self.context = BrokerContext(
+            settings=settings,
+            clock=ports.clock,
+            network=ports.network,
+            volume=ports.volume,
+            store=ports.store,
+            broker=identity.name,
+            incarnation=self.incarnation,
+            restore=restore,
+            service_url=self.service_url,
+            http_url=identity.http_url,
+            log=self._log,
+            metrics=self.metrics,
+            fail=self.fail,
+        )
+        self._lease = ports.lease(self._lease_lost)
+        self.lease_id = await self._lease.start()
+        await self._fence_predecessors()
+        await self._register(draining=False)
+        self.views = ClusterViews.create(self.context)
+        await self.views.start()
+        self.ownership = Ownership(self.context, self.views)
+        self.service = BrokerService(self.context, self.views, self.ownership)
+        self._log.on_sealed = self.ownership.file_sealed
+        self.views.cordons.listen(lambda _names: self._look_at_cordon())
+        self._start_leader()
+        self._spawn(self._check_claim(), "claim check")
+        self._spawn(LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run(), "load report")
+        self.views.incarnations.listen(self._registrations_changed)
+        self._ready = True
+        self._connections.open_gate()
+        self._look_at_cordon()
+        if not self._lease.valid():
+            self._lease_lost("the lease was lost while we started")
+        self._registrations_changed([self.incarnation])
+        log.info("broker.ready", incarnation=self.incarnation, service_url=self.service_url, http_url=identity.http_url)
+
+    async def ended(self) -> str:
+        """Wait until this incarnation has failed or was stopped; the reason."""
+        return await asyncio.shield(self._ended)
+
+    @property
+    def ready(self) -> bool:
+        """Whether this broker takes traffic."""
+        return self._ready and not self._ended.done()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def fail(self, reason: str) -> None:
+        """End this incarnation now: no further byte leaves it."""
+        if not self._ended.done():
+            log.error("broker.failed", incarnation=self.incarnation, reason=reason)
+            self._ready = False
+            self._connections.abort_all()
+            self._ended.set_result(reason)
+
+    async def stop(self) -> None:
+        """Planned end: drain, hand over, seal, give up lease and claim."""
+        if self.ready:
+            await self.drain("broker stops")
+        if not self._ended.done():
+            self._ended.set_result("stopped")
+        await self.close()
+
+    async def drain(self, reason: str) -> None:
+        """Take no more bundles and hand over those we have; gives up (bundles are then taken over) after `drain_timeout_s`."""
+        if self._draining:
+            return
+        self._draining = True
+        log.info("broker.draining", incarnation=self.incarnation, reason=reason, bundles=len(self.ownership.owned))
+        with contextlib.suppress(StoreError):
+            await self._register(draining=True)
+        await self.leader.stop()
+        release = asyncio.create_task(self.ownership.release_all(reason))
+        either: list[asyncio.Future[Any]] = [release, self._ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        release.cancel()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # we have failed meanwhile: there is nothing left to hand over
+                await release
+        except TimeoutError:
+            log.error("broker.drain_timeout", left=sorted(self.ownership.owned), seconds=self._settings.drain_timeout_s)
+
+    async def close(self) -> None:
+        """Release everything this process holds; also after a failed start. Never raises for what is gone already."""
+        self._ready = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "leader"):
+            await self.leader.stop()
+        if hasattr(self, "ownership"):
+            await self.ownership.stop()
+        if hasattr(self, "views"):
+            await self.views.stop()
+        if hasattr(self, "_listener"):
+            self._listener.close()
+        self._connections.abort_all()
+        if hasattr(self, "_log"):
+            with contextlib.suppress(StorageError):
+                await self._log.close()
+        if hasattr(self, "_lease"):
+            with contextlib.suppress(StoreError):
+                await self._lease.stop(revoke=True)
+
+    # --- joining ---------------------------------------------------------------------------------------------------------------
+
+    async def _join_cluster(self) -> int:
+        """Check that store and storage belong together; the restore number."""
+        store = self._ports.store
+        self.storage_id = storage_id = await read_or_create_storage_id(self._ports.volume, self._ports.clock)
+        fresh = ClusterRecord(storage_id=storage_id, restore=0, format_version=FORMAT_VERSION)
+        await store.transact([Compare(keys.CLUSTER, "create", "=", 0)], [Put(keys.CLUSTER, fresh.encode())])
+        item = await store.get(keys.CLUSTER)
+        assert item is not None
+        cluster = ClusterRecord.decode(item.value)
+        if cluster.storage_id != storage_id:
+            raise StorageError(
+                f"storage id is {storage_id} but the cluster expects {cluster.storage_id}: a different volume is mounted; mount the right one"
+            )
+        if cluster.format_version > FORMAT_VERSION:
+            raise StorageError(
+                f"the cluster writes format {cluster.format_version}; this broker knows {FORMAT_VERSION}: upgrade it"
+            )
+        for namespace in START_NAMESPACES:
+            record = NamespaceRecord(boundaries=initial_boundaries(DEFAULT_BUNDLES), policies={})
+            key = keys.namespace(namespace)
+            await store.transact([Compare(key, "create", "=", 0)], [Put(key, record.encode())])
+        return cluster.restore
+
+    async def _fence_predecessors(self) -> None:
+        """End former incarnations of this name: their claims first, then their registration."""
+        for name in await self._ports.volume.list("claims"):
+            predecessor = name.removeprefix("claims/")
+            if predecessor != self.incarnation and predecessor.rpartition(".")[0] == self._identity.name:
+                log.info("broker.fencing_predecessor", predecessor=predecessor)
+                await fence(self._ports.volume, predecessor)
+                await self._ports.store.transact([], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))])
+
+    async def _register(self, draining: bool) -> None:
+        record = IncarnationRecord(
+            broker=self._identity.name,
+            service_url=self.service_url,
+            http_url=self._identity.http_url,
+            started_ms=self._ports.clock.wall_ms(),
+            version=__version__,
+            draining=draining,
+        )
+        await self._ports.store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
+
+    # --- watching over ourselves -----------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: object, name: str) -> asyncio.Task[None]:
+        assert asyncio.iscoroutine(work)
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._task_ended)
+        self._tasks = [known for known in self._tasks if not known.done()] + [task]
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(f"{task.get_name()}: {task.exception()!r}")
+
+    def _start_leader(self) -> None:
+        self.leader = Leader(self.context, self.views, self.ownership, self.lease_id)
+        self.leader.start()
+
+    def _accept(self) -> Connection:
+        return Connection(self._connections, lambda: self.service)
+
+    def _fenced(self, error: StorageError) -> None:
+        self.fail(f"log: {error}")
+
+    def _lease_lost(self, reason: str) -> None:
+        """The lease only detects (DESIGN 4): while nobody has fenced us we go on under our claim and register again."""
+        if self.ready:
+            log.warning("broker.lease_lost", incarnation=self.incarnation, reason=reason)
+            self._begin_registration()
+
+    def _registrations_changed(self, names: list[str]) -> None:
+        """Our key may vanish though our lease lives: a late request of ours can have bound it to an earlier lease."""
+        if self.incarnation in names and self.ready and self.views.incarnations.get(self.incarnation) is None:
+            log.warning("broker.registration_lost", incarnation=self.incarnation)
+            self._begin_registration()
+
+    def _begin_registration(self) -> None:
+        if self._registering is None or self._registering.done():
+            self._registering = self._spawn(self._register_again(), "registration")
+
+    async def _register_again(self) -> None:
+        while not self._ended.done():
+            try:
+                await self._log.check_claim()  # who has been fenced does not come back
+                await self.leader.stop()
+                await self._lease.stop(revoke=False)
+                self._lease = self._ports.lease(self._lease_lost)
+                self.lease_id = await self._lease.start()
+                await self._register(self._draining)
+                if not self._lease.valid():
+                    continue
+                if not self._draining:
+                    self._start_leader()
+                log.info("broker.registered_again", incarnation=self.incarnation)
+                return
+            except StorageError as error:
+                self.fail(f"claim: {error}")
+            except StoreError as error:
+                log.warning("broker.registration_failed", error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def _check_claim(self) -> None:
+        """Even an idle owner learns within `claim_check_s` that it has been fenced."""
+        while True:
+            await asyncio.sleep(self._settings.claim_check_s)
+            try:
+                await self._log.check_claim()
+            except StorageError as error:
+                self.fail(f"claim: {error}")
+                return
+
+    def _look_at_cordon(self) -> None:
+        """A cordon with drain empties this broker while it stays up (scale-down); lifting it brings it back."""
+        if not hasattr(self, "ownership"):
+            return
+        viewed = self.views.cordons.get(self._identity.name)
+        cordon: CordonRecord | None = viewed.record if viewed is not None else None
+        emptying = self._emptying is not None and not self._emptying.done()
+        if cordon is not None and cordon.drain and not self._draining and not emptying:
+            self._emptying = self._spawn(self._drain_for(cordon), "drain")
+
+    async def _drain_for(self, cordon: CordonRecord) -> None:
+        """Move bundles away one wave after another for as long as the cordon stands: some may still have been on their way to us."""
+        log.info("broker.cordoned", reason=cordon.reason, bundles=len(self.ownership.owned))
+        while (viewed := self.views.cordons.get(self._identity.name)) is not None and viewed.record.drain:
+            try:
+                if self.ownership.owned:
+                    await self.ownership.empty(cordon.reason)
+            except MagnetarError as error:
+                log.warning("broker.drain_delayed", error=str(error))
+            await asyncio.sleep(DRAIN_LOOK_S)

@@ -1,0 +1,222 @@
+"""A bundle in service.
+
+Owns: the topics of one owned bundle, their creation, the writing of cursors, checkpoints and RELEASE. Imports: storage formats, topics, siblings.
+Invariants: everything written carries the bundle's epoch; after `append_release` nothing of this epoch is written any more; a checkpoint holds
+the state as of its position or later, never earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady
+from magnetar.metadata.records import CheckpointPointer, LogPosition
+from magnetar.names import BundleName, TopicName
+from magnetar.server.catalog import BundleCatalog
+from magnetar.server.context import BrokerContext
+from magnetar.server.entry_index import EntryIndex, TailCache
+from magnetar.server.subscription_host import SubscriptionHost
+from magnetar.server.topic_host import TopicHost
+from magnetar.storage.checkpoint import Checkpoint, write_checkpoint
+from magnetar.storage.log_format import CursorOperation, TopicOperation, encode_cursor, encode_release, encode_topic
+from magnetar.storage.places import RecordPlace
+from magnetar.topics.topic import Topic
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class RecoveredTopic:
+    """A topic as recovery rebuilt it."""
+
+    core: Topic
+    index: EntryIndex
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredBundle:
+    """Outcome of recovery. `sealed_end` closes the previous owner's open range, if it had one; `fenced` tells that we had to fence it."""
+
+    topics: dict[str, RecoveredTopic]
+    catalog: BundleCatalog
+    sealed_end: LogPosition | None
+    fenced: bool
+
+
+class OwnedBundle:
+    """One bundle between our Owned record and our RELEASE."""
+
+    def __init__(
+        self, context: BrokerContext, name: BundleName, epoch: int, recovered: RecoveredBundle, tail_cache: TailCache
+    ) -> None:
+        self.context, self.name, self.epoch, self.tail_cache = context, name, epoch, tail_cache
+        self.catalog = recovered.catalog
+        self.serving = True
+        self._checkpoints = 0
+        self._creating: dict[str, asyncio.Task[TopicHost]] = {}
+        self._dirty: dict[SubscriptionHost, None] = {}
+        self._dirty_timer: asyncio.TimerHandle | None = None
+        self.topics: dict[str, TopicHost] = {
+            topic: TopicHost(self, TopicName.parse(topic), found.core, found.index) for topic, found in recovered.topics.items()
+        }
+
+    # --- topics ----------------------------------------------------------------------------------------------------------------
+
+    async def topic(self, name: TopicName, create: bool) -> TopicHost | None:
+        """The topic, created (durably) if need be and allowed; None if it does not exist and `create` is False."""
+        found = self.topics.get(str(name))
+        if found is not None or not create:
+            return found
+        creating = self._creating.get(str(name))
+        if creating is None:
+            creating = asyncio.create_task(self._create(name), name=f"create {name}")
+            self._creating[str(name)] = creating
+            creating.add_done_callback(lambda task: self._created(str(name), task))
+        return await asyncio.shield(creating)
+
+    def _created(self, name: str, task: asyncio.Task[TopicHost]) -> None:
+        """Who asked gets the error, and nobody is missed whose client has left meanwhile."""
+        self._creating.pop(name, None)
+        if not task.cancelled():
+            task.exception()
+
+    async def _create(self, name: TopicName) -> TopicHost:
+        if not self.serving:
+            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
+        if len(self.topics) >= self.context.settings.topics_per_namespace_max:
+            raise NotAllowed(
+                f"topic {name}: the namespace has {len(self.topics)} topics in one bundle, its limit; delete some or raise it"
+            )
+        created_ms = self.context.clock.wall_ms()
+        encoded = encode_topic(
+            epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties={"created_ms": str(created_ms)}
+        )
+        self.context.log.append(encoded.buffers, encoded.size, 1, None)
+        await self.context.log.barrier()
+        if not self.serving:
+            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
+        core = Topic(str(name), self.epoch, created_ms=created_ms)
+        host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
+        return host
+
+    # --- cursors ---------------------------------------------------------------------------------------------------------------
+
+    def cursor_dirty(self, subscription: SubscriptionHost) -> None:
+        """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s` later."""
+        self._dirty[subscription] = None
+        if self._dirty_timer is None:
+            loop = asyncio.get_running_loop()
+            self._dirty_timer = loop.call_later(self.context.settings.ack_write_delay_s, self._write_dirty)
+
+    def _write_dirty(self) -> None:
+        self._dirty_timer = None
+        dirty, self._dirty = self._dirty, {}
+        for subscription in dirty:
+            self._append_delta(subscription, None)
+
+    def write_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
+        """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier deltas included, is durable."""
+        self._dirty.pop(subscription, None)
+        self._append_delta(subscription, confirmed)
+
+    def _append_delta(self, subscription: SubscriptionHost, confirmed: Callable[[], None] | None) -> None:
+        if not self.serving:
+            return  # frozen: the client gets no confirmation and acknowledges again at the new owner
+        delta = subscription.core.take_delta()
+        if delta is None:
+            if confirmed is not None:
+                self.context.log.append((), 0, 0, lambda _place: confirmed())  # behind whatever is under way
+            return
+        encoded = encode_cursor(
+            epoch=self.epoch,
+            topic=str(subscription.topic.name),
+            subscription=subscription.core.name,
+            operation=CursorOperation.RESET if delta.reset else CursorOperation.ACKNOWLEDGE,
+            mark_delete=delta.mark_delete,
+            ranges=delta.ranges,
+            partial=delta.partial,
+            properties=delta.properties,
+        )
+        self.context.log.append(encoded.buffers, encoded.size, 1, _confirmation(confirmed))
+
+    async def remove_subscription(self, subscription: SubscriptionHost) -> None:
+        """Unsubscribe durably."""
+        topic = subscription.topic
+        topic.drop_subscription(subscription)
+        self._dirty.pop(subscription, None)
+        if subscription.core.durable:
+            encoded = encode_cursor(
+                epoch=self.epoch,
+                topic=str(topic.name),
+                subscription=subscription.core.name,
+                operation=CursorOperation.DELETE,
+                mark_delete=(-1, -1),
+                ranges=(),
+                partial=(),
+                properties=None,
+            )
+            self.context.log.append(encoded.buffers, encoded.size, 1, None)
+        await self.context.log.barrier()
+
+    # --- checkpoint and release ------------------------------------------------------------------------------------------------
+
+    async def write_checkpoint(self, position: LogPosition) -> CheckpointPointer:
+        """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable.
+
+        The state is taken now, so it may hold more than that: replaying what it holds already changes nothing.
+        """
+        self._checkpoints += 1
+        checkpoint = Checkpoint(
+            bundle=str(self.name),
+            epoch=self.epoch,
+            incarnation=self.context.incarnation,
+            position=position,
+            topics={name: host.core.to_state() for name, host in self.topics.items()},
+        )
+        written = await write_checkpoint(self.context.volume, checkpoint, self._checkpoints)
+        return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position)
+
+    def freeze(self) -> None:
+        """Stop publishing and delivery for good: the bundle is leaving."""
+        if self._dirty_timer is not None:
+            self._dirty_timer.cancel()
+        self._write_dirty()
+        self.serving = False
+        for host in self.topics.values():
+            host.core.freeze()
+
+    async def append_release(self) -> LogPosition:
+        """Flush, let all receipts out, and end this epoch in our log; the position just after RELEASE. Raises Fenced, StorageError."""
+        assert not self.serving
+        state = json.dumps({name: list(host.core.last_confirmed) for name, host in sorted(self.topics.items())}).encode()
+        encoded = encode_release(epoch=self.epoch, bundle=str(self.name), state=state)
+        self.context.log.append(encoded.buffers, encoded.size, 1, None)
+        await self.context.log.barrier()
+        return self.context.log.position
+
+    def stop(self) -> None:
+        """The incarnation is over: write nothing more, send everybody away."""
+        self.serving = False
+        if self._dirty_timer is not None:
+            self._dirty_timer.cancel()
+        self.close_clients(None)
+
+    def close_clients(self, service_url: str | None) -> None:
+        """Send every producer and consumer away, to `service_url` if known."""
+        for host in self.topics.values():
+            host.close_clients(service_url)
+
+
+def _confirmation(confirmed: Callable[[], None] | None) -> Callable[[RecordPlace], None] | None:
+    return None if confirmed is None else lambda _place: confirmed()
+
+
+def check_partition(name: TopicName, partitions: int) -> None:
+    """Refuse a partition beyond those its topic has. Raises InvalidRequest."""
+    if name.partition >= partitions > 0:
+        raise InvalidRequest(f"topic {name}: partition {name.partition} does not exist; {name.base} has {partitions} partitions")

@@ -1,0 +1,409 @@
+"""One client connection.
+
+Owns: the transport, the hot path of SEND, the dispatch of commands to the service, keep-alive, gathered writes, back-pressure in both directions.
+Imports: wire, server siblings.
+Invariants: every frame of a read is handled before the next read; one write carries everything queued in one turn of the loop; a request that
+waits does not hold up later ones; nothing is read from a peer whose publishes outrun the disk; a malformed frame ends only this connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import structlog
+
+from magnetar import __version__
+from magnetar.errors import ChecksumMismatch, LimitExceeded, ProtocolError, UnsupportedCommand, WireCode
+from magnetar.server.sessions import ConsumerSession, ProducerSession
+from magnetar.server.settings import BrokerSettings
+from magnetar.wire import commands, runs
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import Buffer, verify_entry
+from magnetar.wire.frames import InboundBuffer
+
+if TYPE_CHECKING:
+    from magnetar.server.service import BrokerService
+
+log = structlog.get_logger(__name__)
+Type = api.BaseCommand.Type
+
+SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
+FORGOTTEN_SENDS_S = 30.0
+"""SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
+
+
+class ConnectionTable:
+    """All connections of a broker, and the gate that keeps requests waiting until it is ready."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self._open: dict[Connection, None] = {}
+        self.ready = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: Connection) -> None:
+        """Raises LimitExceeded beyond `connections_max`."""
+        if len(self._open) >= self.settings.connections_max:
+            raise LimitExceeded(f"connections_max: {self.settings.connections_max} connections are open")
+        self._open[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+
+    def open_gate(self) -> None:
+        """The broker is ready: let waiting requests through."""
+        self.ready.set()
+
+    def abort_all(self) -> None:
+        """Drop every connection at once; nothing queued is sent."""
+        for connection in list(self._open):
+            connection.abort()
+
+
+class _SendGroup:
+    """Consecutive SENDs of one producer in one read."""
+
+    __slots__ = ("bytes", "counts", "highest", "sequences", "session", "spans")
+
+    def __init__(self, session: ProducerSession) -> None:
+        self.session = session
+        self.bytes = 0
+        self.spans: list[tuple[int, int]] = []
+        self.counts: list[int] = []
+        self.sequences: list[int] = []
+        self.highest: list[int] = []
+
+
+class Connection(asyncio.BufferedProtocol):
+    """asyncio's side of one client."""
+
+    def __init__(self, table: ConnectionTable, service: Callable[[], BrokerService]) -> None:
+        self._table, self._service_of = table, service
+        self._settings = table.settings
+        self._inbound = InboundBuffer(self._settings.max_message_bytes)
+        self._out: list[Buffer] = []
+        self._flush_scheduled = False
+        self._connected = False
+        self._closing = False
+        self._requests: dict[asyncio.Task[None], None] = {}
+        self._forgotten: dict[int, float] = {}
+        self._heard = True
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._reading_paused = False
+        self._transport: asyncio.Transport | None = None
+        self.producers: dict[int, ProducerSession] = {}
+        self.consumers: dict[int, ConsumerSession] = {}
+        self.pending_producers: dict[int, int] = {}
+        self.pending_consumers: dict[int, int] = {}
+        self.writable = True
+        self.client_version = ""
+        self.peer = ""
+
+    # --- asyncio ---------------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._settings.write_buffer_bytes_max)
+        self.peer = str(self._transport.get_extra_info("peername"))
+        try:
+            self._table.add(self)
+        except LimitExceeded as error:
+            log.warning("connection.refused", peer=self.peer, reason=str(error))
+            self._transport.abort()
+            return
+        self._ping_timer = asyncio.get_running_loop().call_later(self._settings.keep_alive_s, self._keep_alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._table.remove(self)
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+        for task in list(self._requests):
+            task.cancel()
+        self.writable = True  # a dead connection must not hold up the other consumers of its subscriptions
+        for producer in list(self.producers.values()):
+            producer.closed = True
+            producer.topic.core.producers.remove(producer.name, producer)
+        self.producers.clear()
+        for consumer in list(self.consumers.values()):
+            consumer.closed = True
+            consumer.subscription.detach(consumer)
+        self.consumers.clear()
+        if exc is not None:
+            log.debug("connection.lost", peer=self.peer, error=repr(exc))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._inbound.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
+        try:
+            self._handle_frames(nbytes)
+        except ProtocolError as error:
+            log.warning("connection.protocol_error", peer=self.peer, error=str(error))
+            self.close()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        for consumer in self.consumers.values():
+            consumer.subscription.schedule()
+
+    # --- reading ---------------------------------------------------------------------------------------------------------------
+
+    def _handle_frames(self, nbytes: int) -> None:
+        frames = self._inbound.advance(nbytes)
+        if self._hold_back():
+            return  # the frames stay in the buffer until the disk has caught up
+        data = self._inbound.data
+        group: _SendGroup | None = None
+        for start, body, end in frames:
+            if self._closing:
+                return
+            if commands.peek_type(data, start, body) == Type.SEND:
+                group = self._collect_send(group, start, body, end)
+                continue
+            if group is not None:
+                self._publish(group)
+                group = None
+            self._handle_command(start, body)
+        if group is not None and not self._closing:
+            self._publish(group)
+
+    def _hold_back(self) -> bool:
+        """Stop reading while the disk is behind; True if it is."""
+        if self._reading_paused:
+            return True
+        if not self._connected or not self._table.ready.is_set():
+            return False
+        service = self._service_of()
+        if not service.disk_is_behind():
+            return False
+        self._reading_paused = True
+        assert self._transport is not None
+        self._transport.pause_reading()
+        service.when_disk_catches_up(self._resume_reading)
+        return True
+
+    def _resume_reading(self) -> None:
+        self._reading_paused = False
+        if self._transport is not None and not self._closing and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.buffer_updated(0)
+
+    def _collect_send(self, group: _SendGroup | None, start: int, body: int, end: int) -> _SendGroup | None:
+        """Add one SEND to the group, publishing the group first if it is another producer's."""
+        producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(self._inbound.data, start, body)
+        session = self.producers.get(producer_id)
+        if session is None:
+            if not self._was_closed_by_us(producer_id):
+                raise ProtocolError(f"SEND for producer {producer_id}, which does not exist on this connection; create it first")
+            return group
+        if group is not None and group.session is not session:
+            self._publish(group)
+            group = None
+        refused = self._refuse_send(body, end, transactional=most is not None or least is not None)
+        if refused is not None:
+            session.topic.context.metrics.publish_errors += 1
+            self.queue(commands.send_error(producer_id, max(sequence, highest), *refused))
+            return group
+        if group is None:
+            group = _SendGroup(session)
+        if group.bytes + end - body > self._settings.publish_bytes_max:
+            self._publish(group)
+            group = _SendGroup(session)
+        group.bytes += end - body
+        group.spans.append((body, end))
+        group.counts.append(max(1, count))
+        group.sequences.append(sequence)
+        group.highest.append(highest)
+        return group
+
+    def _refuse_send(self, body: int, end: int, *, transactional: bool) -> tuple[WireCode, str] | None:
+        """Why one SEND is not taken, or None."""
+        if transactional:
+            return WireCode.NOT_ALLOWED, "Transactions are not enabled."
+        if end - body > self._settings.max_message_bytes:
+            return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {self._settings.max_message_bytes} bytes"
+        try:
+            verify_entry(self._inbound.view[body:end])
+        except ChecksumMismatch as error:
+            return error.wire_code, str(error)
+        return None
+
+    def _publish(self, group: _SendGroup) -> None:
+        """Hand a group over: one copy for all of its entries, since the receive buffer is reused."""
+        low, high = group.spans[0][0], group.spans[-1][1]
+        chunk = memoryview(bytes(self._inbound.view[low:high]))
+        entries = [chunk[start - low : end - low] for start, end in group.spans]
+        highest = group.highest if any(group.highest) else None
+        group.session.topic.publish(group.session, entries, group.counts, group.sequences, highest)
+
+    def _was_closed_by_us(self, producer_id: int) -> bool:
+        until = self._forgotten.get(producer_id)
+        return until is not None and asyncio.get_running_loop().time() < until
+
+    def _handle_command(self, start: int, body: int) -> None:
+        try:
+            command = commands.decode_command(self._inbound.data, start, body)
+        except UnsupportedCommand as error:
+            log.debug("connection.unknown_command", peer=self.peer, error=str(error))
+            return
+        kind = command.type
+        if not self._connected:
+            if kind != Type.CONNECT:
+                raise ProtocolError("the first command must be CONNECT")
+            self._handshake(command.connect)
+        elif kind == Type.PING:
+            self.queue(commands.PONG)
+        elif kind == Type.PONG:
+            return
+        elif kind == Type.CONNECT:
+            raise ProtocolError("CONNECT was sent twice")
+        elif kind == Type.FLOW:
+            self._flow(command.flow)
+        elif not self._table.ready.is_set():
+            self.spawn(self._when_ready(command))
+        else:
+            self._service_of().handle(self, command)
+
+    async def _when_ready(self, command: api.BaseCommand) -> None:
+        await self._table.ready.wait()
+        self._service_of().handle(self, command)
+
+    def _handshake(self, connect: api.CommandConnect) -> None:
+        self._connected = True
+        self.client_version = connect.client_version[:200]
+        version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
+        self.queue(commands.connected(SERVER_VERSION, version, self._settings.max_message_bytes, topic_watchers=False))
+
+    def _flow(self, flow: api.CommandFlow) -> None:
+        consumer = self.consumers.get(flow.consumer_id)
+        if consumer is not None and flow.messagePermits:
+            consumer.subscription.core.flow(consumer, flow.messagePermits)
+            consumer.subscription.schedule()
+
+    # --- requests that wait ----------------------------------------------------------------------------------------------------
+
+    def spawn(self, request: Coroutine[Any, Any, None]) -> None:
+        """Run a request beside the others of this connection; it ends with the connection."""
+        if len(self._requests) >= self._settings.requests_per_connection_max:
+            request.close()
+            log.warning("connection.too_many_requests", peer=self.peer, limit=self._settings.requests_per_connection_max)
+            self.close()
+            return
+        task = asyncio.create_task(request)
+        self._requests[task] = None
+        task.add_done_callback(self._request_done)
+
+    def _request_done(self, task: asyncio.Task[None]) -> None:
+        self._requests.pop(task, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            log.error("connection.request_failed", peer=self.peer, error=repr(error), exc_info=error)
+            self.close()
+
+    # --- writing ---------------------------------------------------------------------------------------------------------------
+
+    def queue(self, data: bytes | memoryview) -> None:
+        """Send after everything queued before, together with whatever else this turn of the loop brings."""
+        if self._closing:
+            return
+        self._out.append(data)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def queue_messages(
+        self,
+        session: ConsumerSession,
+        ledger: int,
+        first_entry: int,
+        entries: Sequence[memoryview],
+        redelivery_counts: Sequence[int] | None,
+        ack_sets: Sequence[Sequence[int]] | None,
+        epoch: int,
+    ) -> None:
+        """Queue consecutive entries of one ledger as MESSAGE commands."""
+        if self._closing or session.closed:
+            return
+        self._out += runs.message_frames(
+            session.consumer_id,
+            ledger,
+            first_entry,
+            entries,
+            partition=session.partition,
+            redelivery_counts=redelivery_counts,
+            ack_sets=ack_sets,
+            consumer_epoch=epoch if session.sends_epoch else None,
+        )
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._transport is None or self._closing or self._transport.is_closing():
+            self._out.clear()
+            return
+        out, self._out = self._out, []
+        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    # --- sessions --------------------------------------------------------------------------------------------------------------
+
+    def forget_producer(self, session: ProducerSession) -> None:
+        """A producer is closed: drop it here and on its topic; its late SENDs are ignored for a while."""
+        if self.producers.get(session.producer_id) is session:
+            del self.producers[session.producer_id]
+        now = asyncio.get_running_loop().time()
+        self._forgotten = {producer: until for producer, until in self._forgotten.items() if until > now}
+        self._forgotten[session.producer_id] = now + FORGOTTEN_SENDS_S
+        session.topic.core.producers.remove(session.name, session)
+
+    def forget_consumer(self, session: ConsumerSession) -> None:
+        """A consumer is closed: drop it here and on its subscription."""
+        if self.consumers.get(session.consumer_id) is session:
+            del self.consumers[session.consumer_id]
+        session.subscription.detach(session)
+
+    # --- end -------------------------------------------------------------------------------------------------------------------
+
+    def _keep_alive(self) -> None:
+        """Every `keep_alive_s`: a peer that neither finished its handshake nor said anything since the last PING is gone."""
+        if not self._connected or not self._heard:
+            log.info("connection.keep_alive_failed", peer=self.peer, connected=self._connected)
+            self.abort()
+            return
+        self._heard = False
+        self.queue(commands.PING)
+        self._ping_timer = asyncio.get_running_loop().call_later(self._settings.keep_alive_s, self._keep_alive)
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        if self._transport is not None and not self._closing:
+            self._flush()
+            self._closing = True
+            self._transport.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this connection sends nothing any more."""
+        return self._closing
+
+    def abort(self) -> None:
+        """Close at once; nothing queued is sent."""
+        self._closing = True
+        self._out.clear()
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,41 @@
+"""What every part of one broker shares.
+
+Owns: `BrokerContext`, the bundle of ports (clock, network, volume, store) and of this incarnation's identity. Imports: the ports.
+Invariant: nothing in it changes while the incarnation lives; a fenced broker gets a new context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from magnetar.clock import Clock
+from magnetar.metadata.store import MetadataStore
+from magnetar.network import Network
+from magnetar.server.metrics import BrokerMetrics
+from magnetar.server.settings import BrokerSettings
+from magnetar.storage.log import LogWriter
+from magnetar.storage.volume import Volume
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerContext:
+    """Ports, settings and identity of one incarnation.
+
+    `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing, `restore` the cluster's restore number;
+    `fail` ends this incarnation at once, with a reason: it acknowledges nothing after the call.
+    """
+
+    settings: BrokerSettings
+    clock: Clock
+    network: Network
+    volume: Volume
+    store: MetadataStore
+    broker: str
+    incarnation: str
+    restore: int
+    service_url: str
+    http_url: str
+    log: LogWriter
+    metrics: BrokerMetrics
+    fail: Callable[[str], None]

@@ -1,0 +1,99 @@
+"""Where the entries of one topic lie.
+
+Owns: `Run` (consecutive entries that lie back to back in one log file), the index over them by ordinal, and the tail cache's bookkeeping.
+Imports: topics.ledgers only.
+Invariants: runs are in ordinal order and leave no gap between the first indexed ordinal and the topic's end; a run's bytes in the file are
+exactly its entries back to back; entries kept in memory are the bytes that were made durable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+class Run:
+    """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's first byte."""
+
+    __slots__ = ("bytes", "count", "entries", "file", "first", "incarnation", "lengths", "message_counts", "offset")
+
+    def __init__(
+        self, first: int, incarnation: str, file: int, offset: int, lengths: Sequence[int], message_counts: Sequence[int]
+    ) -> None:
+        self.first = first
+        self.count = len(lengths)
+        self.incarnation = incarnation
+        self.file = file
+        self.offset = offset
+        self.lengths = array("I", lengths)
+        self.message_counts = array("I", message_counts)
+        self.bytes = sum(lengths)
+        self.entries: list[memoryview] | None = None
+
+    @property
+    def end(self) -> int:
+        """One more than the last ordinal."""
+        return self.first + self.count
+
+    def offsets(self) -> list[int]:
+        """Where each entry begins, relative to `offset`; one more element: the end."""
+        return [0, *accumulate(self.lengths)]
+
+
+class EntryIndex:
+    """Runs of one topic from `first` on."""
+
+    __slots__ = ("_firsts", "_runs", "message_total")
+
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self._firsts: list[int] = []
+        self.message_total = 0
+
+    @property
+    def first(self) -> int | None:
+        """The first indexed ordinal, or None while nothing is indexed."""
+        return self._firsts[0] if self._firsts else None
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        return self._runs
+
+    def add(self, run: Run) -> None:
+        """Append a run that follows the last one."""
+        assert not self._runs or run.first == self._runs[-1].end, (run.first, self._runs[-1].end)
+        self._runs.append(run)
+        self._firsts.append(run.first)
+        self.message_total += sum(run.message_counts)
+
+    def run_of(self, ordinal: int) -> int | None:
+        """Index in `runs` of the run that holds `ordinal`, or None."""
+        index = bisect_right(self._firsts, ordinal) - 1
+        if index < 0 or ordinal >= self._runs[index].end:
+            return None
+        return index
+
+
+class TailCache:
+    """Recent entries of all topics of a broker in memory, oldest run dropped first.
+
+    Separate from whatever serves catch-up reads, so that one replay evicts nobody's tail.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held: deque[Run] = deque()
+        self.bytes = 0
+
+    def keep(self, run: Run, entries: list[memoryview]) -> None:
+        """Hold the entries of a run that has just become durable."""
+        run.entries = entries
+        self._held.append(run)
+        self.bytes += run.bytes
+        while self.bytes > self._bytes_max and len(self._held) > 1:
+            oldest = self._held.popleft()
+            oldest.entries = None
+            self.bytes -= oldest.bytes

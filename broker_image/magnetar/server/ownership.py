@@ -1,0 +1,498 @@
+"""Who serves which bundle.
+
+Owns: this broker's part in the life of bundle records: resolving owners, assigning unowned bundles, acquiring, releasing, parking requests
+meanwhile. Imports: balance (transition rules, placement), metadata, storage (fencing), server siblings.
+Source: DESIGN 4 and 5; transition rule of PIP-192, hand-over of PIP-307.
+
+Invariants: a bundle is served here only between our Owned record and our RELEASE, and only while our claim stands; every acquisition passes
+through an Assigning record whose revision is the epoch; nothing is replayed before the previous owner's log is sealed; a request for a bundle
+that changes hands waits (up to `park_timeout_s`) instead of being refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine
+from typing import Any
+
+import structlog
+
+from magnetar.balance import bundles as rules
+from magnetar.balance.placement import least_loaded
+from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError, StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.metadata.records import (
+    RESTORE_STRIDE,
+    BundleRecord,
+    BundleState,
+    CheckpointPointer,
+    IncarnationRecord,
+    LoadRecord,
+    LogFileRecord,
+    LogRange,
+    NamespaceRecord,
+)
+from magnetar.metadata.store import Compare, Put
+from magnetar.names import BundleName, TopicName, bundle_of
+from magnetar.server.bundle import OwnedBundle
+from magnetar.server.context import BrokerContext
+from magnetar.server.entry_index import TailCache
+from magnetar.server.recovery import recover_bundle
+from magnetar.server.rolling import LogRoller
+from magnetar.server.views import ClusterViews, Viewed
+
+log = structlog.get_logger(__name__)
+
+HAND_OVER_WAIT_S = 5.0
+MOVE_SCAN_BYTES_MAX = 2 << 20
+"""A successor replays this much of the log in some milliseconds: not worth a checkpoint before the move."""
+STORE_RETRY_S = 0.1
+
+
+class Ownership:
+    """Drives this broker's bundles from the records it sees."""
+
+    def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
+        self._context, self._views = context, views
+        self._tail_cache = TailCache(context.settings.tail_cache_bytes_max)
+        self._roller = LogRoller(context)
+        self._owned: dict[str, OwnedBundle] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._assigning: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
+        self._stopping = False
+        self._publishing: dict[asyncio.Task[None], None] = {}
+        views.bundles.listen(self._bundles_changed)
+        for view in (views.incarnations, views.cordons, views.namespaces):
+            view.listen(lambda _names: self._announce())
+        # What was assigned to us between our registration and now will not change again by itself.
+        self._bundles_changed(list(views.bundles.items))
+
+    @property
+    def owned(self) -> dict[str, OwnedBundle]:
+        """Bundles served here, by name; read only."""
+        return self._owned
+
+    # --- questions -------------------------------------------------------------------------------------------------------------
+
+    async def bundle_of(self, topic: TopicName) -> BundleName:
+        """The bundle a topic falls into. Raises NamespaceNotFound."""
+        name = topic.namespace_name
+        viewed = self._views.namespaces.get(str(name))
+        if viewed is None:
+            # The view may be a moment behind a namespace that was just created: ask the store before saying no.
+            found = await self._context.store.get(keys.namespace(name))
+            if found is None:
+                raise NamespaceNotFound(
+                    f"namespace {name} of topic {topic} does not exist; create it first (TopicNamespace, or PUT /admin/v2/namespaces/{name})"
+                )
+            self._views.namespaces.observe(str(name), found.value, found.mod_revision)
+            record = NamespaceRecord.decode(found.value)
+        else:
+            record = viewed.record
+        return bundle_of(name, record.boundaries, topic.hash)
+
+    async def resolve(self, bundle: BundleName) -> IncarnationRecord:
+        """The live owner, after assigning the bundle if it has none. Raises ServiceNotReady after `park_timeout_s`."""
+        name = str(bundle)
+        deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
+        while True:
+            changed = self._changed
+            viewed = self._views.bundles.get(name)
+            if viewed is not None and viewed.record.state is BundleState.OWNED:
+                owner = self._views.incarnations.get(viewed.record.incarnation)
+                if owner is not None:
+                    return owner.record
+            if self._is_orphan(viewed):
+                await self._assign_merged(name)
+            await self._wait(changed, deadline, name)
+
+    async def serving(self, bundle: BundleName) -> OwnedBundle:
+        """The bundle as served here; waits while it is being acquired or released here. Raises NotOwner, ServiceNotReady."""
+        name = str(bundle)
+        deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
+        while True:
+            changed = self._changed
+            owned = self._owned.get(name)
+            if owned is not None and owned.serving:
+                return owned
+            viewed = self._views.bundles.get(name)
+            if owned is None and (
+                viewed is None or self._is_orphan(viewed) or viewed.record.incarnation != self._context.incarnation
+            ):
+                raise NotOwner(f"bundle {name} is not served by this broker or is being unloaded; look the topic up again")
+            await self._wait(changed, deadline, name)
+
+    def _is_orphan(self, viewed: Viewed[BundleRecord] | None) -> bool:
+        if viewed is None or viewed.record.state is BundleState.FREE:
+            return True
+        return self._views.incarnations.get(viewed.record.incarnation) is None
+
+    async def _wait(self, changed: asyncio.Event, deadline: float, name: str) -> None:
+        remaining = deadline - self._context.clock.monotonic()
+        if remaining <= 0:
+            raise ServiceNotReady(f"Failed to acquire ownership: bundle {name} is being unloaded for too long; try again")
+        try:
+            async with asyncio.timeout(min(remaining, 1.0)):
+                await changed.wait()
+        except TimeoutError:
+            return  # the caller looks again and gives up at its own deadline
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # --- assigning -------------------------------------------------------------------------------------------------------------
+
+    async def _assign_merged(self, name: str) -> None:
+        """Assign an orphan; concurrent requests for the same bundle share one attempt."""
+        task = self._assigning.get(name)
+        if task is None:
+            task = asyncio.create_task(self._assign_quietly(name), name=f"assign {name}")
+            self._assigning[name] = task
+            task.add_done_callback(lambda _task: self._assigning.pop(name, None))
+        await asyncio.shield(task)
+
+    async def _assign_quietly(self, name: str) -> None:
+        try:
+            await self.assign(name)
+        except (StoreError, ServiceNotReady) as error:
+            log.warning("bundle.assign_failed", bundle=name, error=str(error))
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def assign(self, name: str, guard: Compare | None = None) -> None:
+        """Write Assigning for an orphaned bundle, decided on the store's own state rather than on the view."""
+        store = self._context.store
+        item = await store.get(keys.bundle(BundleName.parse(name)))
+        record = BundleRecord.decode(item.value) if item is not None else None
+        taken = record is not None and record.state is not BundleState.FREE
+        if record is not None and taken and await store.get(keys.incarnation(record.incarnation)) is not None:
+            assert item is not None
+            self._views.bundles.observe(name, item.value, item.mod_revision)
+            return
+        destination = self.place(rules.former_owners(record))
+        if record is None or record.state is BundleState.FREE:
+            assigned = rules.assign(record, destination, reason="lookup")
+        else:
+            assigned = rules.override(record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone")
+        value = assigned.encode()
+        compare = Compare(keys.bundle(BundleName.parse(name)), "mod", "=", item.mod_revision if item is not None else 0)
+        result = await store.transact([compare, *([guard] if guard is not None else [])], [Put(compare.key, value)])
+        if result.succeeded:
+            log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason, revision=result.revision)
+            self._views.bundles.observe(name, value, result.revision)
+
+    def place(self, exclude: Collection[str] = ()) -> str:
+        """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""
+        counts: dict[str, int] = {}
+        for viewed in self._views.bundles.items.values():
+            counts[viewed.record.incarnation] = counts.get(viewed.record.incarnation, 0) + 1
+        candidates = {name: load for name, load in self.candidates().items() if name not in exclude}
+        if not candidates:
+            raise ServiceNotReady("Failed to acquire ownership: no broker takes bundles now (all are draining or cordoned)")
+        return least_loaded(candidates, counts, self._context.clock.random_bits(31))
+
+    def candidates(self) -> dict[str, LoadRecord | None]:
+        """Incarnations that may be given bundles, with their newest load report."""
+        found: dict[str, LoadRecord | None] = {}
+        for identifier, incarnation in self._views.incarnations.items.items():
+            cordoned = self._views.cordons.get(incarnation.record.broker) is not None
+            leaving = identifier == self._context.incarnation and self._stopping
+            if not incarnation.record.draining and not cordoned and not leaving:
+                load = self._views.load.get(identifier)
+                found[identifier] = load.record if load is not None else None
+        return found
+
+    async def request_move(self, name: str, destination: str, reason: str, guard: Compare) -> None:
+        """Write Releasing for somebody's bundle, for its owner to act on; a record that has changed meanwhile is left alone."""
+        viewed = self._views.bundles.get(name)
+        if viewed is None or viewed.record.state is not BundleState.OWNED:
+            return
+        value = rules.release(viewed.record, destination, reason=reason).encode()
+        key = keys.bundle(BundleName.parse(name))
+        result = await self._context.store.transact([Compare(key, "mod", "=", viewed.mod_revision), guard], [Put(key, value)])
+        if result.succeeded:
+            log.info("bundle.move_requested", bundle=name, destination=destination, reason=reason)
+            self._views.bundles.observe(name, value, result.revision)
+
+    # --- following our records -------------------------------------------------------------------------------------------------
+
+    def _bundles_changed(self, names: list[str]) -> None:
+        self._announce()
+        for name in names:
+            self._follow(name)
+
+    def _follow(self, name: str) -> None:
+        """Start what our record asks for, unless this bundle is being worked on already."""
+        if name in self._work:
+            return
+        viewed, owned = self._views.bundles.get(name), self._owned.get(name)
+        if viewed is not None and viewed.record.incarnation == self._context.incarnation:
+            state = viewed.record.state
+            if state is BundleState.ASSIGNING and owned is None:
+                self._begin(name, self._acquire(name, viewed))
+            elif state is BundleState.RELEASING and owned is not None:
+                self._begin(name, self._release(name, owned, viewed))
+            taken = state is BundleState.ASSIGNING  # taken from us and given back, both unseen
+        else:
+            taken = True
+        if taken and owned is not None:
+            # Somebody took a bundle that we never released: they have fenced us, or will; stop before we find out the hard way.
+            self._context.fail(f"bundle {name} was taken over while we served it")
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"bundle {name}")
+        self._work[name] = task
+        task.add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        self._work.pop(name, None)
+        self._announce()
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            log.error("bundle.work_failed", bundle=name, error=repr(error))
+            self._context.fail(f"bundle {name}: {error!r}")
+            return
+        self._follow(name)
+
+    # --- acquiring -------------------------------------------------------------------------------------------------------------
+
+    async def _acquire(self, name: str, assigned: Viewed[BundleRecord]) -> None:
+        """From our Assigning record to Owned: fence, recover, commit."""
+        started = self._context.clock.monotonic()
+        epoch = self._context.restore * RESTORE_STRIDE + assigned.mod_revision
+        try:
+            recovered = await recover_bundle(self._context, BundleName.parse(name), assigned.record, epoch)
+        except (StorageError, StoreError) as error:
+            # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes.
+            log.error("bundle.recovery_failed", bundle=name, epoch=epoch, error=str(error))
+            await asyncio.sleep(1.0)
+            return
+        start, end = self._context.log.position, recovered.sealed_end
+        record = rules.own(assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end)
+        if await self._commit(name, assigned.mod_revision, record) is None and not self._is_ours(name, epoch):
+            log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
+            return
+        self._owned[name] = OwnedBundle(self._context, BundleName.parse(name), epoch, recovered, self._tail_cache)
+        self._context.metrics.bundles_owned.set(len(self._owned))
+        self._context.metrics.acquisitions.labels("takeover" if recovered.fenced else "move").inc()
+        seconds = round(self._context.clock.monotonic() - started, 4)
+        self._context.metrics.acquire_seconds.observe(seconds)
+        log.info("bundle.owned", bundle=name, epoch=epoch, topics=len(recovered.topics), seconds=seconds, fenced=recovered.fenced)
+
+    def _is_ours(self, name: str, epoch: int) -> bool:
+        """Whether our term began though its answer was lost: a request to release it may have changed the record since."""
+        record = self._views.bundles.items[name].record
+        ours = (record.incarnation, record.epoch) == (self._context.incarnation, epoch)
+        return ours and record.state is not BundleState.ASSIGNING
+
+    async def _commit(self, name: str, expected: int, record: BundleRecord) -> int | None:
+        """Compare-and-swap our record; its revision, or None if somebody else changed it. Resolves unknown outcomes by reading."""
+        key, value = keys.bundle(BundleName.parse(name)), record.encode()
+        while True:
+            try:
+                result = await self._context.store.transact([Compare(key, "mod", "=", expected)], [Put(key, value)])
+                if result.succeeded:
+                    self._views.bundles.observe(name, value, result.revision)
+                    return result.revision
+                item = await self._context.store.get(key)
+                if item is not None:
+                    self._views.bundles.observe(name, item.value, item.mod_revision)
+                # The same value is our own write, whose answer was lost.
+                return item.mod_revision if item is not None and item.value == value else None
+            except StoreUnavailable as error:
+                log.warning("bundle.commit_unknown", bundle=name, error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+
+    # --- releasing -------------------------------------------------------------------------------------------------------------
+
+    async def move(self, name: str, destination: str, reason: str) -> None:
+        """Ask for a planned move of a bundle we own; `destination` "" lets the release choose. Returns when it is handed over.
+
+        Raises NotOwner if it is not ours. A move to nowhere (no other broker) frees the bundle cleanly.
+        """
+        async with self._moves:
+            owned = self._owned.get(name)
+            if owned is None:
+                raise NotOwner(f"bundle {name} is not served by this broker")
+            # Again if our own checkpoint changed the record first; never on the record of somebody who took the bundle from us.
+            while self._owned.get(name) is owned:
+                viewed = self._views.bundles.items[name]
+                if viewed.record.state is not BundleState.OWNED or viewed.record.incarnation != self._context.incarnation:
+                    break
+                await self._commit(name, viewed.mod_revision, rules.release(viewed.record, destination, reason=reason))
+            while self._owned.get(name) is owned:
+                changed = self._changed
+                if self._owned.get(name) is owned:
+                    await changed.wait()
+
+    async def _release(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> None:
+        """From our Releasing record to somebody else's Assigning (or Free): checkpoint, freeze, flush, RELEASE, commit, close clients."""
+        pointer = await self._shorten(owned, releasing.record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
+        started = self._context.clock.monotonic()
+        owned.freeze()
+        end = await owned.append_release()
+        self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
+        record, revision = releasing.record, releasing.mod_revision
+        destination = self._choose_destination(record)
+        released = rules.released(record, destination, end=end, checkpoint=pointer)
+        if await self._commit(name, revision, released) is None and not self._is_released(name, released.chain[-1]):
+            self._context.fail(f"bundle {name} was taken over during its release")
+            return
+        log.info("bundle.released", bundle=name, epoch=record.epoch, destination=destination or "nobody", reason=record.reason)
+        await self._wait_for_new_owner(name, destination)
+        successor = self._views.incarnations.get(destination) if destination else None
+        owned.close_clients(successor.record.service_url if successor is not None else None)
+        del self._owned[name]
+        self._context.metrics.bundles_owned.set(len(self._owned))
+        self._roller.roll_soon()
+
+    def _is_released(self, name: str, ours: LogRange) -> bool:
+        """Whether our release was taken though its answer was lost: the successor has gone on from exactly where we ended."""
+        record = self._views.bundles.items[name].record
+        return record.incarnation != self._context.incarnation and ours in record.chain
+
+    def _choose_destination(self, record: BundleRecord) -> str:
+        wanted = self._views.incarnations.get(record.destination)
+        if record.destination and wanted is not None:
+            return record.destination
+        try:
+            return self.place((self._context.incarnation,))
+        except ServiceNotReady:
+            return ""
+
+    async def _wait_for_new_owner(self, name: str, destination: str) -> None:
+        """Keep clients attached until the successor serves, so that they reconnect once and find it ready (PIP-307)."""
+        deadline = self._context.clock.monotonic() + HAND_OVER_WAIT_S
+        while destination and self._context.clock.monotonic() < deadline:
+            changed = self._changed
+            viewed = self._views.bundles.get(name)
+            if viewed is not None and viewed.record.state is not BundleState.ASSIGNING:
+                return
+            if self._views.incarnations.get(destination) is None:
+                return
+            try:
+                async with asyncio.timeout(1.0):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    # --- shortening chains -----------------------------------------------------------------------------------------------------
+
+    async def _shorten(self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int) -> CheckpointPointer | None:
+        """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is short, or it cannot be had now."""
+        if self._roller.chain_bytes(record) <= scan_bytes_max:
+            return None
+        try:
+            # The start of a small file is good enough, unless our term began inside it: a checkpoint may not lie before that.
+            always = self._context.log.position.file == record.chain[-1].start.file
+            position = await self._roller.roll("checkpoint", always=always)
+            start = record.chain[-1].start
+            if (position.file, position.offset) < (start.file, start.offset):
+                return None  # this roll was under way before our term began; the next sealed file tries again
+            await owned.catalog.cover(record, position)
+            return await owned.write_checkpoint(position)
+        except (StoreError, StorageError, ServiceNotReady) as error:
+            # It only saves work: a store that is away must neither end us nor hold up a move. The next sealed file tries again.
+            log.warning("bundle.checkpoint_delayed", bundle=str(owned.name), error=str(error))
+            return None
+
+    def file_sealed(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
+        """The log has sealed a file: make it known, and shorten chains that have grown too long."""
+        self._roller.file_sealed(number)
+        self._publish(self._publish_file(number, length, topics))
+        limit = self._context.settings.checkpoint_files_max * self._context.settings.log_file_bytes
+        for name, owned in self._owned.items():
+            viewed = self._views.bundles.get(name)
+            if viewed is None or name in self._work or viewed.record.state is not BundleState.OWNED:
+                continue
+            if self._roller.chain_bytes(viewed.record) > limit:
+                self._begin(name, self._checkpoint(name, owned, viewed))
+
+    def _publish(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="log key")
+        self._publishing[task] = None
+        task.add_done_callback(lambda done: self._publishing.pop(done, None))
+
+    async def _publish_file(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
+        """Write the file's key in the store: whose bundles it holds. A roll never waits for this."""
+        bundles: dict[str, set[int]] = {}
+        for topic, epochs in topics.items():
+            if (bundle := await self._bundle_if_any(TopicName.parse(topic))) is not None:
+                bundles.setdefault(str(bundle), set()).update(epochs)
+        record = LogFileRecord(length=length, bundles={name: tuple(sorted(epochs)) for name, epochs in sorted(bundles.items())})
+        while True:
+            try:
+                await self._context.store.put(keys.log_file(self._context.incarnation, number), record.encode())
+                return
+            except StoreError as error:
+                log.warning("log.key_delayed", file=number, error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def _bundle_if_any(self, topic: TopicName) -> BundleName | None:
+        """The bundle of a topic; None once its namespace is deleted: nobody needs its files then."""
+        while True:
+            try:
+                return await self.bundle_of(topic)
+            except NamespaceNotFound:
+                return None
+            except StoreError as error:
+                log.warning("log.key_delayed", topic=str(topic), error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
+        pointer = await self._shorten(owned, viewed.record, scan_bytes_max=0)
+        if pointer is None or self._owned.get(name) is not owned:
+            return
+        advanced = rules.advance_checkpoint(viewed.record, pointer)
+        if await self._commit(name, viewed.mod_revision, advanced) is not None:
+            log.info("bundle.checkpoint", bundle=name, object=pointer.object)
+
+    async def cover(self, name: str) -> None:
+        """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed files. Raises NotOwner, StorageError."""
+        owned, viewed = self._owned.get(name), self._views.bundles.get(name)
+        if owned is None or viewed is None or not owned.serving:
+            raise NotOwner(f"bundle {name} is not served by this broker; ask its owner")
+        position = await self._roller.roll("requested", always=True)
+        await owned.catalog.cover(viewed.record, position)
+
+    # --- stopping --------------------------------------------------------------------------------------------------------------
+
+    async def empty(self, reason: str) -> None:
+        """Hand over every bundle we have now; raises ServiceNotReady if no other broker may take them: then they stay."""
+        self.place((self._context.incarnation,))
+        await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self._owned)))
+
+    async def release_all(self, reason: str) -> None:
+        """Hand every bundle over, or free it where nobody can take it; raises TimeoutError after `drain_timeout_s`."""
+        self._stopping = True
+        async with asyncio.timeout(self._context.settings.drain_timeout_s):
+            while self._owned or self._work:
+                if self._owned:
+                    await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self._owned)))
+                else:
+                    await asyncio.gather(*list(self._work.values()), return_exceptions=True)
+
+    async def _move_quietly(self, name: str, reason: str) -> None:
+        try:
+            await self.move(name, "", reason)
+        except NotOwner:
+            await asyncio.sleep(STORE_RETRY_S)  # it is leaving by itself, or has left
+        except StoreError as error:
+            log.warning("bundle.move_failed", bundle=name, error=str(error))
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def stop(self) -> None:
+        """Cancel what is under way; the records stay for whoever recovers them."""
+        self._roller.stop()
+        tasks = [*self._work.values(), *self._assigning.values(), *self._publishing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for owned in self._owned.values():
+            owned.stop()
+        self._owned.clear()
+        self._announce()

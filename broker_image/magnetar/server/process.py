@@ -1,0 +1,177 @@
+"""A broker process.
+
+Owns: signals, the succession of incarnations, the HTTP listener, the choice of store and volume. Imports: every server module.
+Invariants: SIGTERM and SIGINT mean drain; a fenced or failed incarnation is followed by a new one after a back-off, in the same process;
+the process exits non-zero only when it cannot start at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from magnetar.admin.application import create_application
+from magnetar.admin.store_routes import store_router
+from magnetar.clock import Clock, SystemClock
+from magnetar.errors import InvalidRequest, MagnetarError, StoreUnavailable
+from magnetar.metadata.embedded import EmbeddedStore
+from magnetar.metadata.leases import LeaseKeeper
+from magnetar.metadata.store import MetadataStore
+from magnetar.network import AsyncioNetwork
+from magnetar.server.admin_port import BrokerAdminPort
+from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
+from magnetar.server.http import HttpListener
+from magnetar.server.load import ProcessUsage
+from magnetar.server.settings import BrokerSettings
+from magnetar.storage.posix import PosixVolume
+
+log = structlog.get_logger(__name__)
+
+RESTART_BASE_S = 0.2
+RESTART_MAX_S = 5.0
+EMBEDDED = "embedded"
+ETCD_SCHEME = "etcd://"
+EMBEDDED_LEASE_S = 86_400.0
+"""Nobody else could take over, and opening the store ends all leases: a suspended laptop must not lose this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What the command line says. `store` is "embedded" (below the data directory) or etcd://host:port[,host:port...]."""
+
+    name: str
+    data_directory: Path
+    store: str
+    bind_host: str
+    advertised_host: str
+    broker_port: int
+    http_port: int
+    settings: BrokerSettings
+
+
+class BrokerProcess:
+    """Runs until a signal, or until `stop` is called."""
+
+    def __init__(self, options: ProcessOptions, on_ready: Callable[[Broker], None] | None = None) -> None:
+        self._options = options
+        self._on_ready = on_ready
+        self._stopping = asyncio.Event()
+        self._clock: Clock = SystemClock()
+        self.broker: Broker | None = None
+
+    @property
+    def volume_directory(self) -> Path:
+        """Root of the shared volume."""
+        directory = self._options.data_directory
+        return directory / "storage" if self._options.store == EMBEDDED else directory
+
+    def stop(self) -> None:
+        """Begin the planned end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        options = self._options
+        volume = PosixVolume(self.volume_directory)
+        async with self._open_store() as (store, lease):
+            volume.probe_coherence()
+            application = create_application(BrokerAdminPort(self))
+            if options.store == EMBEDDED:
+                # The store is ours alone: jobs beside this process commit through it.
+                application.include_router(store_router(store))
+            http = HttpListener(application, options.bind_host, options.http_port)
+            http_port = await http.open()
+            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage())
+            identity = BrokerIdentity(
+                name=options.name,
+                bind_host=options.bind_host,
+                advertised_host=options.advertised_host,
+                port=options.broker_port,
+                http_url=f"http://{options.advertised_host}:{http_port}",
+            )
+            try:
+                await self._serve(ports, identity)
+            finally:
+                await http.close()
+                await volume.close()
+
+    async def _serve(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
+        """One incarnation after another."""
+        failures = 0
+        started_once = False
+        while not self._stopping.is_set():
+            broker = Broker(ports, identity, self._options.settings)
+            self.broker = broker
+            try:
+                await broker.start()
+                started_once = True
+                failures = 0
+                if self._on_ready is not None:
+                    self._on_ready(broker)
+                await self._until_over(broker)
+            except StoreUnavailable as error:
+                # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.
+                log.warning("broker.waits_for_store", error=str(error))
+            except (MagnetarError, OSError) as error:
+                if not started_once:
+                    await broker.close()
+                    raise
+                log.error("broker.start_failed", error=str(error))
+            if self._stopping.is_set():
+                await broker.stop()
+                return
+            await broker.close()
+            failures += 1
+            await asyncio.sleep(min(RESTART_MAX_S, RESTART_BASE_S * 2**failures) * self._clock.uniform(0.5, 1.0))
+
+    async def _until_over(self, broker: Broker) -> None:
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        ended = asyncio.ensure_future(broker.ended())
+        await asyncio.wait([stopping, ended], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        ended.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _open_store(self) -> AsyncIterator[tuple[MetadataStore, LeaseFactory]]:
+        """The store named by the options, and how to keep a lease in it."""
+        options = self._options
+        ttl_s, clock = options.settings.lease_ttl_s, self._clock
+        store: MetadataStore
+        if options.store == EMBEDDED:
+            store = await EmbeddedStore.open(options.data_directory / "metadata", clock)
+            embedded = store
+
+            def lease(on_lost: Callable[[str], None]) -> Any:
+                return LeaseKeeper(embedded, clock, EMBEDDED_LEASE_S, on_lost)
+        elif options.store.startswith(ETCD_SCHEME):
+            # Imported here: a standalone broker must not pay for gRPC.
+            from magnetar.metadata.etcd import EtcdStore
+            from magnetar.server.lease_thread import ThreadedLeaseKeeper
+
+            endpoints = options.store.removeprefix(ETCD_SCHEME).split(",")
+            store = EtcdStore(endpoints, clock=clock)
+
+            def lease(on_lost: Callable[[str], None]) -> Any:
+                return ThreadedLeaseKeeper(lambda: EtcdStore(endpoints, clock=clock), clock, ttl_s, on_lost)
+        else:
+            raise InvalidRequest(f"store: {options.store!r} is not known; use {EMBEDDED} or {ETCD_SCHEME}host:port")
+        try:
+            yield store, lease
+        finally:
+            await store.close()
+
+
+def default_name() -> str:
+    """The broker's name when none is given: the host's, which is the pod's on Kubernetes."""
+    return os.environ.get("HOSTNAME") or os.uname().nodename

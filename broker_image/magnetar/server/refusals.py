@@ -1,0 +1,72 @@
+"""Typed refusals.
+
+Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE never looks at ERROR). Imports: wire, errors.
+Invariant: every request of the protocol that expects an answer has an entry here; what expects none gets none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from magnetar.errors import MagnetarError, WireCode
+from magnetar.server.connection import Connection
+from magnetar.wire import commands, transactions
+from magnetar.wire import pulsar_api_pb2 as api
+
+Type = api.BaseCommand.Type
+Refuse = Callable[[Any, WireCode, str], bytes]
+
+
+def _txn(request: Any) -> transactions.TxnId:
+    return transactions.TxnId(request.txnid_most_bits, request.txnid_least_bits)
+
+
+_BY_KIND: dict[int, Refuse] = {
+    Type.LOOKUP: lambda r, code, text: commands.lookup_failed(r.request_id, code, text),
+    Type.PARTITIONED_METADATA: lambda r, code, text: commands.partitioned_metadata_failed(r.request_id, code, text),
+    Type.GET_SCHEMA: lambda r, code, text: commands.schema_failed(r.request_id, code, text),
+    Type.GET_OR_CREATE_SCHEMA: lambda r, code, text: commands.schema_refused(r.request_id, code, text),
+    Type.CONSUMER_STATS: lambda r, code, text: commands.consumer_stats_failed(r.request_id, code, text),
+    Type.NEW_TXN: lambda r, code, text: transactions.new_txn_response(r.request_id, transactions.Refusal(code, text)),
+    Type.ADD_PARTITION_TO_TXN: lambda r, code, text: transactions.add_partition_response(
+        r.request_id, _txn(r), transactions.Refusal(code, text)
+    ),
+    Type.ADD_SUBSCRIPTION_TO_TXN: lambda r, code, text: transactions.add_subscription_response(
+        r.request_id, _txn(r), transactions.Refusal(code, text)
+    ),
+    Type.END_TXN: lambda r, code, text: transactions.end_txn_response(r.request_id, _txn(r), transactions.Refusal(code, text)),
+    Type.TC_CLIENT_CONNECT_REQUEST: lambda r, code, text: transactions.coordinator_connected(
+        r.request_id, transactions.Refusal(code, text)
+    ),
+}
+_ANSWERED_BY_ERROR = frozenset(
+    {
+        Type.SUBSCRIBE,
+        Type.PRODUCER,
+        Type.UNSUBSCRIBE,
+        Type.CLOSE_PRODUCER,
+        Type.CLOSE_CONSUMER,
+        Type.SEEK,
+        Type.GET_LAST_MESSAGE_ID,
+        Type.GET_TOPICS_OF_NAMESPACE,
+        Type.WATCH_TOPIC_LIST,
+        Type.END_TXN_ON_PARTITION,
+        Type.END_TXN_ON_SUBSCRIPTION,
+    }
+)
+"""Whoever sends anything else, an answer out of turn for example, waits for nothing."""
+
+
+def refuse(connection: Connection, kind: int, request: Any, error: MagnetarError) -> None:
+    """Answer a request of type `kind` with an error, in the response that its sender waits for.
+
+    `request` is the sub-message, or the whole command for kinds that no handler took.
+    """
+    if isinstance(request, api.BaseCommand):
+        request = getattr(request, commands.FIELD_OF_TYPE[kind])
+    build = _BY_KIND.get(kind)
+    if build is not None:
+        connection.queue(build(request, error.wire_code, str(error)))
+    elif kind in _ANSWERED_BY_ERROR:
+        connection.queue(commands.error_of(request.request_id, error))

@@ -1,0 +1,98 @@
+"""Rolling the log on purpose.
+
+Owns: when this broker's log is rolled before it is full, and how long a recovery chain is. Imports: storage, metadata records.
+Invariants: concurrent wishes share one roll; a roll that would leave an almost empty file is not done; positions returned are starts of files, so
+everything before them is in sealed, indexed files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.metadata.records import BundleRecord, LogPosition
+from magnetar.server.context import BrokerContext
+from magnetar.storage.log_format import FILE_HEADER_BYTES
+
+SMALL_FILE_BYTES_MAX = 256 << 10
+AFTER_RELEASE_S = 0.5
+SEAL_LOOK_S = 1.0
+
+
+class LogRoller:
+    """Rolls one incarnation's log."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._rolling: asyncio.Task[LogPosition] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sealed = -1
+        self._progress = asyncio.Event()
+
+    def file_sealed(self, number: int) -> None:
+        """The log has sealed and indexed its file `number` (they come in order)."""
+        self._sealed = max(self._sealed, number)
+        progress, self._progress = self._progress, asyncio.Event()
+        progress.set()
+
+    async def roll(self, reason: str, *, always: bool = False) -> LogPosition:
+        """The start of a file with everything written so far before it, sealed and indexed. Raises StorageError.
+
+        Without `always` a small current file is left as it is: its start is returned.
+        """
+        log = self._context.log
+        small = FILE_HEADER_BYTES if always else SMALL_FILE_BYTES_MAX
+        if log.position.offset <= small:
+            await log.barrier()
+            number = log.position.file
+            if log.position.offset <= small:
+                await self._until_sealed(number - 1)
+                return LogPosition(number, FILE_HEADER_BYTES)
+        if self._rolling is None:
+            self._rolling = asyncio.create_task(self._roll(reason), name="roll")
+            self._rolling.add_done_callback(lambda _task: setattr(self, "_rolling", None))
+        return await asyncio.shield(self._rolling)
+
+    async def _roll(self, reason: str) -> LogPosition:
+        number = self._context.log.position.file
+        await self._context.log.roll(reason)
+        await self._until_sealed(number)
+        self._context.metrics.log_rolls.inc()
+        return LogPosition(number + 1, FILE_HEADER_BYTES)
+
+    async def _until_sealed(self, number: int) -> None:
+        """Wait for the seal of a file that has been left; a log that fails meanwhile ends the wait with its error."""
+        while self._sealed < number:
+            progress = self._progress
+            await self._context.log.barrier()
+            try:
+                async with asyncio.timeout(SEAL_LOOK_S):
+                    await progress.wait()
+            except TimeoutError:
+                continue
+
+    def roll_soon(self) -> None:
+        """A bundle left: what it leaves behind in the current file must become a sealed segment before long."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(AFTER_RELEASE_S, self._roll_after_release)
+
+    def _roll_after_release(self) -> None:
+        self._timer = None
+        task = asyncio.ensure_future(self.roll("bundles left", always=True))
+        task.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # a failed roll fences the log, which tells the broker
+
+    def chain_bytes(self, record: BundleRecord) -> int:
+        """About how much of logs a successor of this bundle would scan."""
+        total, file_bytes = 0, self._context.settings.log_file_bytes
+        for span in record.chain:
+            end = span.end if span.end is not None else self._context.log.position
+            total += max(0, (end.file - span.start.file) * file_bytes + end.offset - span.start.offset)
+        return total
+
+    def stop(self) -> None:
+        """No roll begins any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._rolling is not None:
+            self._rolling.cancel()

@@ -1,0 +1,93 @@
+"""Settings and limits of a broker.
+
+Owns: every named limit and interval of the server, with its unit, default and bounds. Imports: errors, os (environment).
+Invariant: a setting that is out of bounds stops the start with a sentence that names it; nothing is clamped silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from magnetar.errors import InvalidRequest
+
+ENVIRONMENT_PREFIX = "MAGNETAR_"
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+def _bounded(default: Any, low: float, high: float, what: str) -> Any:
+    """A dataclass field with bounds and a description (both are shown in errors and in the docs)."""
+    return field(default=default, metadata={"low": low, "high": high, "what": what})
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Everything a broker may be told; each can be set by environment as MAGNETAR_<NAME>."""
+
+    max_message_bytes: int = _bounded(5 * _MIB, 1 * _KIB, 32 * _MIB, "largest message a client may send; announced in CONNECTED")
+    keep_alive_s: float = _bounded(30.0, 1, 3600, "interval of PING; a peer silent for longer than this after a PING is closed")
+    lease_ttl_s: float = _bounded(4.0, 1, 60, "time after which an unreachable broker counts as gone")
+    claim_check_s: float = _bounded(1.0, 0.05, 60, "interval at which an idle owner looks for its claim")
+    park_timeout_s: float = _bounded(20.0, 0.1, 120, "how long LOOKUP, PRODUCER and SUBSCRIBE wait for a bundle that changes hands")
+    drain_timeout_s: float = _bounded(120.0, 1, 3600, "how long a stopping broker tries to hand its bundles over")
+    log_file_bytes: int = _bounded(64 * _MIB, 1 * _MIB, 4096 * _MIB, "size at which a log file is rolled")
+    log_pending_bytes_max: int = _bounded(
+        64 * _MIB, 64 * _KIB, 4096 * _MIB, "bytes waiting for a flush above which connections are not read"
+    )
+    checkpoint_files_max: int = _bounded(4, 1, 1000, "log files that a takeover may have to scan for one bundle")
+    tail_cache_bytes_max: int = _bounded(128 * _MIB, 64 * _KIB, 1 << 40, "recent entries kept in memory for dispatch")
+    read_batch_bytes_max: int = _bounded(4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes fetched at once for a reader that is behind")
+    read_batch_entries_max: int = _bounded(1000, 1, 100_000, "entries dispatched to one subscription before others get their turn")
+    ack_write_delay_s: float = _bounded(1.0, 0.0, 60, "an acknowledgement without request id is in the log at most this much later")
+    connections_max: int = _bounded(20_000, 1, 1_000_000, "open client connections")
+    producers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "producers of one connection")
+    consumers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "consumers of one connection")
+    requests_per_connection_max: int = _bounded(5_000, 1, 1_000_000, "requests of one connection that wait for an answer")
+    write_buffer_bytes_max: int = _bounded(
+        4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes queued to one connection above which it gets no messages"
+    )
+    topics_per_namespace_max: int = _bounded(100_000, 1, 10_000_000, "topics that clients may create in one namespace")
+    partitions_max: int = _bounded(4096, 1, 100_000, "partitions of one topic")
+    moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")
+    load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str]) -> BrokerSettings:
+        """Read MAGNETAR_<NAME> for every setting. Raises InvalidRequest naming variable, value and bounds."""
+        values: dict[str, Any] = {}
+        for setting in dataclasses.fields(BrokerSettings):
+            name = ENVIRONMENT_PREFIX + setting.name.upper()
+            if name not in environment:
+                continue
+            convert = int if isinstance(setting.default, int) else float
+            try:
+                values[setting.name] = convert(environment[name])
+            except ValueError as error:
+                raise InvalidRequest(f"{name}={environment[name]!r} is not a number ({setting.metadata['what']})") from error
+        return BrokerSettings(**values)
+
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            value, low, high = getattr(self, setting.name), setting.metadata["low"], setting.metadata["high"]
+            if not low <= value <= high:
+                raise InvalidRequest(
+                    f"{ENVIRONMENT_PREFIX}{setting.name.upper()}={value} is out of range: use {low}..{high} ({setting.metadata['what']})"
+                )
+
+        if self.log_file_bytes < 4 * self.max_message_bytes:
+            raise InvalidRequest(
+                f"{ENVIRONMENT_PREFIX}LOG_FILE_BYTES={self.log_file_bytes} is too small for messages of {self.max_message_bytes} bytes: "
+                f"use at least {4 * self.max_message_bytes}"
+            )
+
+    @property
+    def publish_bytes_max(self) -> int:
+        """Bytes of one producer that go into one record of the log."""
+        return max(self.max_message_bytes, 512 * _KIB)
+
+    @property
+    def block_bytes_max(self) -> int:
+        """Bytes of one group commit."""
+        return min(max(8 * _MIB, 2 * self.publish_bytes_max), self.log_file_bytes - 8 * _KIB)

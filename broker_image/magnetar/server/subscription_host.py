@@ -1,0 +1,183 @@
+"""A subscription in service.
+
+Owns: driving one `topics.Subscription`: fetch what it asks for, send what it hands out, write what it acknowledges. Imports: topics, sessions.
+Invariants: at most one fetch is under way per subscription; nothing is sent while the bundle is frozen; after `read_batch_entries_max` entries
+other subscriptions get their turn; acknowledgements are confirmed only after their cursor record is durable under our claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from magnetar.errors import StorageError
+from magnetar.server.sessions import ConsumerSession
+from magnetar.topics.dispatch import Delivery, ReadRequest
+from magnetar.topics.subscription import Subscription
+
+if TYPE_CHECKING:
+    from magnetar.server.topic_host import TopicHost
+
+log = structlog.get_logger(__name__)
+
+READ_ENTRIES_MAX = 500
+READ_RETRY_S = 0.5
+
+
+class SubscriptionHost:
+    """Cursor and delivery of one subscription of a topic that is served here."""
+
+    def __init__(self, topic: TopicHost, core: Subscription) -> None:
+        self.topic, self.core = topic, core
+        self._scheduled = False
+        self._reading: asyncio.Task[None] | None = None
+        self.read_compacted = False
+
+    # --- consumers -------------------------------------------------------------------------------------------------------------
+
+    def sessions(self) -> list[ConsumerSession]:
+        """Consumers connected now, in order of arrival."""
+        return [handle for handle in self.core.consumers if isinstance(handle, ConsumerSession)]
+
+    def detach(self, session: ConsumerSession) -> None:
+        """A consumer has left; what it held goes to the others. A reader's subscription goes with its last consumer."""
+        self.core.remove_consumer(session)
+        if not self.core.connected:
+            self.read_compacted = False
+            if not self.core.durable:
+                self.topic.drop_subscription(self)
+                return
+        self.schedule()
+
+    # --- acknowledgements ------------------------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self,
+        session: ConsumerSession,
+        ranges: Sequence[tuple[int, int]],
+        partial: Sequence[tuple[int, int]],
+        confirmed: Callable[[], None] | None,
+    ) -> None:
+        """Individual acknowledgements; `confirmed` is called when they are durable."""
+        unblocked = self.core.acknowledge(session, ranges, partial)
+        self._acknowledged(unblocked, confirmed)
+
+    def acknowledge_cumulative(
+        self, session: ConsumerSession, ordinal: int, mask: int | None, confirmed: Callable[[], None] | None
+    ) -> None:
+        """Everything up to `ordinal`; `confirmed` is called when that is durable."""
+        unblocked = self.core.acknowledge_cumulative(session, ordinal, mask)
+        self._acknowledged(unblocked, confirmed)
+
+    def _acknowledged(self, unblocked: bool, confirmed: Callable[[], None] | None) -> None:
+        if confirmed is not None:
+            self.topic.bundle.write_cursor(self, confirmed)
+        elif self.core.durable and self.core.cursor.dirty:
+            self.topic.bundle.cursor_dirty(self)
+        if unblocked:
+            self.schedule()
+
+    # --- delivery --------------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Look for something to deliver, once, in this turn of the loop."""
+        if not self._scheduled and self.core.connected:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._scheduled = False
+        if self._reading is not None or self.topic.frozen:
+            return
+        budget = self.topic.context.settings.read_batch_entries_max
+        while budget > 0:
+            if not all(session.connection.writable for session in self.sessions()):
+                return  # its resume_writing schedules us again
+            request = self.core.next_read(min(budget, READ_ENTRIES_MAX))
+            if request is None:
+                return
+            if self.read_compacted and self.topic.compacted_before(request.first):
+                self._fetch(request)
+                return
+            found = self.topic.tail(request)
+            if found is None:
+                self._fetch(request)
+                return
+            entries, message_counts = found
+            if not self._hand_out(request.first, entries, message_counts):
+                return
+            budget -= len(entries)
+        self.schedule()
+
+    def _fetch(self, request: ReadRequest) -> None:
+        self._reading = asyncio.create_task(self._fetch_and_hand_out(request), name=f"read {self.topic.name}")
+
+    async def _fetch_and_hand_out(self, request: ReadRequest) -> None:
+        """Read what is not in memory, then deliver it."""
+        progress = True
+        try:
+            if self.read_compacted and self.topic.compacted_before(request.first):
+                progress = await self._fetch_compacted(request)
+            else:
+                entries, message_counts = await self.topic.read(request)
+                progress = self._hand_out(request.first, entries, message_counts)
+        except (StorageError, FileNotFoundError) as error:
+            # Loud, and tried again: an unreadable acknowledged entry is never skipped.
+            log.error("subscription.read_failed", topic=self.topic.name, subscription=self.core.name, error=str(error))
+            await asyncio.sleep(READ_RETRY_S)
+        finally:
+            self._reading = None
+        if progress:
+            self.schedule()
+
+    async def _fetch_compacted(self, request: ReadRequest) -> bool:
+        """Deliver the next surviving entry at or after the request; what compaction removed is passed over as acknowledged."""
+        found = await self.topic.read_compacted(request)
+        removed = ((request.first, found.first),) if found.first > request.first else ()
+        # What compaction took out of a batch travels as an ack set: the one mark that every client obeys.
+        self.core.acknowledge(None, removed, found.partial)
+        if not found.entries:
+            return True
+        if self.core.next_read(len(found.entries)) is None:
+            return False  # moves delivery on to `first`; nobody takes it any more
+        return self._hand_out(found.first, found.entries, found.message_counts)
+
+    def _hand_out(self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int]) -> bool:
+        """Send what dispatch decides; False if it could deliver nothing."""
+        if self.topic.frozen:
+            return False
+        deliveries = self.core.dispatch(first, message_counts)
+        for delivery in deliveries:
+            self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
+        return bool(deliveries)
+
+    def _send(self, delivery: Delivery, entries: Sequence[memoryview]) -> None:
+        session = delivery.consumer
+        assert isinstance(session, ConsumerSession)
+        done = 0
+        for ledger, low, high in self.topic.core.ledgers.runs(delivery.first, delivery.first + delivery.entries):
+            count = high - low + 1
+            session.connection.queue_messages(
+                session,
+                ledger,
+                low,
+                entries[done : done + count],
+                delivery.redelivery_counts[done : done + count] if delivery.redelivery_counts is not None else None,
+                delivery.ack_sets[done : done + count] if delivery.ack_sets is not None else None,
+                delivery.epoch,
+            )
+            done += count
+        metrics, counters = self.topic.context.metrics, self.topic.core.counters
+        size = sum(map(len, entries))
+        metrics.messages_out += delivery.messages
+        metrics.bytes_out += size
+        counters.messages_out += delivery.messages
+        counters.bytes_out += size
+
+    def stop(self) -> None:
+        """End deliveries for good."""
+        if self._reading is not None:
+            self._reading.cancel()

@@ -1,0 +1,251 @@
+"""A topic in service.
+
+Owns: driving one `topics.Topic`: publishing into the log, reading from memory or storage, its subscriptions. Imports: topics, storage formats,
+server siblings.
+Invariants: an entry gets its id, its place in the log and its receipt in one order; what is dispatched was confirmed durable under our claim
+first; entries read from storage are verified against the checksum the client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
+from magnetar.names import TopicName
+from magnetar.server.catalog import CompactedRead
+from magnetar.server.context import BrokerContext
+from magnetar.server.entry_index import EntryIndex, Run
+from magnetar.server.sessions import ProducerSession
+from magnetar.server.subscription_host import SubscriptionHost
+from magnetar.storage.log_format import encode_entries
+from magnetar.storage.names import log_file
+from magnetar.storage.places import RecordPlace
+from magnetar.topics.dispatch import ReadRequest
+from magnetar.topics.ledgers import Position
+from magnetar.topics.subscription import Subscription
+from magnetar.topics.topic import Topic
+from magnetar.wire.checksum import verify_entry
+
+if TYPE_CHECKING:
+    from magnetar.server.bundle import OwnedBundle
+
+
+class _PublishedRun:
+    """A run on its way to stable storage: called by the log, in order, once it is there."""
+
+    __slots__ = ("bytes", "entries", "entries_offset", "highest", "message_counts", "position", "sequences", "session", "topic")
+
+    def __init__(
+        self,
+        topic: TopicHost,
+        session: ProducerSession,
+        position: Position,
+        entries: list[memoryview],
+        message_counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+        entries_offset: int,
+    ) -> None:
+        self.topic, self.session, self.position, self.entries = topic, session, position, entries
+        self.message_counts, self.sequences, self.highest, self.entries_offset = message_counts, sequences, highest, entries_offset
+
+    def __call__(self, place: RecordPlace) -> None:
+        self.topic.durable(self, place)
+
+
+class TopicHost:
+    """One topic of a bundle that is served here."""
+
+    def __init__(self, bundle: OwnedBundle, name: TopicName, core: Topic, index: EntryIndex) -> None:
+        self.bundle, self.name, self.core, self.index = bundle, name, core, index
+        self.context: BrokerContext = bundle.context
+        self.partition = name.partition
+        self._encoded_name = str(name).encode()
+        self._epoch = bundle.epoch
+        self.subscriptions: dict[str, SubscriptionHost] = {
+            subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
+        }
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a planned move has stopped publishing and delivery."""
+        return self.core.frozen
+
+    # --- publishing ------------------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        session: ProducerSession,
+        entries: list[memoryview],
+        message_counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+    ) -> None:
+        """Take a run of entries of one producer; receipts follow when it is durable.
+
+        `entries` are the bytes after each SEND command and must stay unchanged. While frozen they are dropped: the client sends them again
+        to the new owner, which CLOSE_PRODUCER will name.
+        """
+        if self.core.frozen:
+            return
+        position = self.core.publish(len(entries))
+        encoded = encode_entries(
+            epoch=self._epoch,
+            ledger=position.ledger,
+            first_entry=position.entry,
+            append_ms=self.context.clock.wall_ms(),
+            topic=self._encoded_name,
+            producer=session.encoded_name,
+            message_counts=message_counts,
+            sequences=highest if highest is not None else sequences,
+            entries=entries,
+        )
+        session.pending += len(entries)
+        run = _PublishedRun(self, session, position, entries, message_counts, sequences, highest, encoded.entries_offset)
+        self.context.log.append(encoded.buffers, encoded.size, 1, run)
+
+    def durable(self, run: _PublishedRun, place: RecordPlace) -> None:
+        """The log has a run on stable storage: confirm, answer, deliver."""
+        count = len(run.entries)
+        ordinal = self.core.confirm(run.position, count)
+        stored = Run(
+            ordinal,
+            self.context.incarnation,
+            place.file,
+            place.offset + run.entries_offset,
+            [len(e) for e in run.entries],
+            run.message_counts,
+        )
+        self.index.add(stored)
+        self.bundle.tail_cache.keep(stored, run.entries)
+        run.session.durable(run.position.ledger, run.position.entry, run.sequences, run.highest)
+        messages = sum(run.message_counts)
+        metrics, counters = self.context.metrics, self.core.counters
+        metrics.messages_in += messages
+        metrics.bytes_in += stored.bytes
+        counters.messages_in += messages
+        counters.bytes_in += stored.bytes
+        for subscription in self.subscriptions.values():
+            subscription.schedule()
+
+    # --- reading ---------------------------------------------------------------------------------------------------------------
+
+    def tail(self, request: ReadRequest) -> tuple[list[memoryview], Sequence[int]] | None:
+        """Entries of the request that are in memory and in one run, with their message counts; None if the first one is not."""
+        at = self.index.run_of(request.first)
+        if at is None:
+            self.context.metrics.tail_misses += 1
+            return None
+        run = self.index.runs[at]
+        if run.entries is None:
+            self.context.metrics.tail_misses += 1
+            return None
+        self.context.metrics.tail_hits += 1
+        low = request.first - run.first
+        high = min(low + request.entries, run.count)
+        if low == 0 and high == run.count:
+            return run.entries, run.message_counts
+        return run.entries[low:high], run.message_counts[low:high]
+
+    async def read(self, request: ReadRequest) -> tuple[list[memoryview], list[int]]:
+        """Entries of the request from storage, as many as one read may hold (at least one), with their message counts.
+
+        Raises StorageError; CorruptData if what is there is not what the client sent.
+        """
+        at = self.index.run_of(request.first)
+        if at is None:
+            return await self.bundle.catalog.read(self.name, self.core.ledgers, request, self.context.settings.read_batch_bytes_max)
+        entries: list[memoryview] = []
+        message_counts: list[int] = []
+        left, budget = request.entries, self.context.settings.read_batch_bytes_max
+        for run in self.index.runs[at:]:
+            if left <= 0 or budget <= 0:
+                break
+            low = max(0, request.first - run.first)
+            found = run.entries[low : low + left] if run.entries is not None else await self._read_run(run, low, left, budget)
+            entries += found
+            message_counts += run.message_counts[low : low + len(found)]
+            left -= len(found)
+            budget -= sum(map(len, found))
+            if low + len(found) < run.count:
+                break
+        return entries, message_counts
+
+    async def _read_run(self, run: Run, low: int, count: int, budget: int) -> list[memoryview]:
+        """Entries low.. of one run, at most `count` and about `budget` bytes, at least one."""
+        offsets = run.offsets()
+        high = low + 1
+        while high < min(run.count, low + count) and offsets[high + 1] - offsets[low] <= budget:
+            high += 1
+        base = offsets[low]
+        data = await self.context.volume.read(log_file(run.incarnation, run.file), run.offset + base, offsets[high] - base)
+        if len(data) != offsets[high] - base:
+            raise CorruptData(
+                f"{log_file(run.incarnation, run.file)} ends at {run.offset + base + len(data)} inside an acknowledged entry"
+            )
+        view = memoryview(data)
+        entries = [view[offsets[i] - base : offsets[i + 1] - base] for i in range(low, high)]
+        self.verify(entries, run.first + low)
+        return entries
+
+    def verify(self, entries: Sequence[memoryview], ordinal: int) -> None:
+        """Compare entries read from storage with the checksums their clients computed. Raises CorruptData naming the position."""
+        for offset, entry in enumerate(entries):
+            try:
+                verify_entry(entry)
+            except ChecksumMismatch as error:
+                position = self.core.ledgers.position(ordinal + offset)
+                raise CorruptData(f"entry {tuple(position)} of {self.name} is damaged on storage: {error}") from error
+
+    def compacted_before(self, ordinal: int) -> bool:
+        """Whether a read-compacted consumer gets `ordinal` from the compacted segments."""
+        view = self.bundle.catalog.compacted(str(self.name))
+        return view is not None and ordinal < self.core.ledgers.ordinal_after(view.horizon)
+
+    async def read_compacted(self, request: ReadRequest) -> CompactedRead:
+        """The next surviving entries of the compacted view from the request on. Raises StorageError."""
+        return await self.bundle.catalog.read_compacted(str(self.name), self.core.ledgers, request)
+
+    async def last_message(self, read_compacted: bool) -> tuple[Position, memoryview | None]:
+        """Position and bytes of the last entry that can be delivered; (EARLIEST, None) for an empty topic."""
+        end = self.core.ledgers.end
+        if end == self.core.ledgers.first:
+            return self.core.last_message_position(), None
+        if read_compacted and self.compacted_before(end - 1):
+            return await self.bundle.catalog.last_compacted(str(self.name))
+        request = ReadRequest(end - 1, 1)
+        found = self.tail(request)
+        entries = found[0] if found is not None else (await self.read(request))[0]
+        return self.core.ledgers.position(end - 1), entries[0]
+
+    # --- subscriptions ---------------------------------------------------------------------------------------------------------
+
+    def open_subscription(
+        self, name: str, start: tuple[int, int], *, durable: bool, properties: dict[str, str]
+    ) -> SubscriptionHost:
+        """The subscription, created if need be. Raises NotAllowed, ServiceNotReady."""
+        if self.core.frozen:
+            raise ServiceNotReady(f"topic {self.name} is being unloaded; subscribe again after a lookup")
+        core: Subscription = self.core.subscribe(name, start, durable=durable, properties=properties)
+        host = self.subscriptions.get(name)
+        if host is None:
+            host = self.subscriptions[name] = SubscriptionHost(self, core)
+        return host
+
+    def drop_subscription(self, subscription: SubscriptionHost) -> None:
+        """Forget a subscription that has no consumers any more (unsubscribed, or a reader's)."""
+        subscription.stop()
+        self.core.remove_subscription(subscription.core.name)
+        self.subscriptions.pop(subscription.core.name, None)
+
+    def close_clients(self, service_url: str | None) -> None:
+        """Tell everybody to reconnect, at `service_url` if known."""
+        for producer in list(self.core.producers.by_name.values()):
+            session = producer.handle
+            assert isinstance(session, ProducerSession)
+            session.close_by_broker(service_url)
+        for subscription in list(self.subscriptions.values()):
+            for consumer in subscription.sessions():
+                consumer.close_by_broker(service_url)
+            subscription.stop()

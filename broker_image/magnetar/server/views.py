@@ -1,0 +1,187 @@
+"""Live mirrors of prefixes of the metadata store.
+
+Owns: list-then-watch, resumption after an outage or a compaction, and the mirrors every broker keeps. Imports: metadata, clock, errors, asyncio.
+Invariants: a view shows one revision's changes together; it never goes back to an older revision; while the store cannot be reached it
+keeps its last state (safe: everything that acts on it compares revisions or checks a claim).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from magnetar.clock import Clock
+from magnetar.errors import Compacted, StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.records import (
+    BundleRecord,
+    CordonRecord,
+    IncarnationRecord,
+    LoadRecord,
+    NamespaceRecord,
+    Record,
+)
+from magnetar.metadata.store import MetadataStore
+from magnetar.server.context import BrokerContext
+
+log = structlog.get_logger(__name__)
+R = TypeVar("R", bound=Record)
+
+RETRY_BASE_S = 0.1
+RETRY_MAX_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed(Generic[R]):
+    """A record with the revision that wrote it."""
+
+    record: R
+    mod_revision: int
+
+
+class StoreView(Generic[R]):
+    """Mirror of all records below one prefix, keyed by what follows the prefix."""
+
+    def __init__(self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R]) -> None:
+        self._store, self._clock, self._prefix, self._kind = store, clock, prefix, kind
+        self._items: dict[str, Viewed[R]] = {}
+        self._revision = 0
+        self._task: asyncio.Task[None] | None = None
+        self._listeners: list[Callable[[list[str]], None]] = []
+        self._progress = asyncio.Event()
+
+    @property
+    def items(self) -> dict[str, Viewed[R]]:
+        """The current records by name; read only."""
+        return self._items
+
+    @property
+    def revision(self) -> int:
+        """The newest store revision this view is known to reflect."""
+        return self._revision
+
+    def get(self, name: str) -> Viewed[R] | None:
+        return self._items.get(name)
+
+    def listen(self, listener: Callable[[list[str]], None]) -> None:
+        """Call `listener` with the changed names after every change."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Load the current state, then follow it. Raises StoreError if the first load fails."""
+        await self._load()
+        self._task = asyncio.create_task(self._follow(), name=f"view {self._prefix}")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def changed(self) -> None:
+        """Wait for the next change of anything in this view."""
+        await self._progress.wait()
+
+    def observe(self, name: str, value: bytes | None, revision: int) -> None:
+        """Take a change this process has made or read itself, ahead of the watch that will report it too."""
+        current = self._items.get(name)
+        if current is not None and current.mod_revision >= revision:
+            return
+        if current is None and revision <= self._revision:
+            return  # older than a deletion that the watch has shown already
+        self._apply([(name, value, revision)])
+
+    async def _load(self) -> None:
+        result = await self._store.range(self._prefix)
+        found = {item.key[len(self._prefix) :]: item for item in result.items}
+        changes: list[tuple[str, bytes | None, int]] = [(name, None, result.revision) for name in self._items if name not in found]
+        changes += [
+            (name, item.value, item.mod_revision)
+            for name, item in found.items()
+            if name not in self._items or self._items[name].mod_revision < item.mod_revision
+        ]
+        self._revision = max(self._revision, result.revision)
+        self._apply(changes)
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with aclosing(self._store.watch(self._prefix, self._revision + 1)) as watch:
+                    async for batch in watch:
+                        failures = 0
+                        self._revision = max(self._revision, batch.revision)
+                        skip = len(self._prefix)
+                        self._apply([(event.key[skip:], event.value, event.mod_revision) for event in batch.events])
+            except Compacted:
+                await self._reload()
+            except StoreError as error:
+                failures += 1
+                log.warning("view.interrupted", prefix=self._prefix, revision=self._revision, error=str(error))
+                await asyncio.sleep(self._clock.uniform(0.5, 1.0) * min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(failures, 10)))
+
+    async def _reload(self) -> None:
+        try:
+            await self._load()
+        except StoreError as error:
+            log.warning("view.reload_failed", prefix=self._prefix, error=str(error))
+            await asyncio.sleep(RETRY_BASE_S)
+
+    def _apply(self, changes: list[tuple[str, bytes | None, int]]) -> None:
+        names: list[str] = []
+        for name, value, revision in changes:
+            current = self._items.get(name)
+            if current is not None and current.mod_revision >= revision:
+                continue
+            if value is None:
+                if self._items.pop(name, None) is None:
+                    continue
+            else:
+                try:
+                    self._items[name] = Viewed(self._kind.decode(value), revision)
+                except StoreError as error:
+                    # A record of another version must not take the whole view down; its key stays unknown here and says so.
+                    log.error("view.undecodable", key=self._prefix + name, error=str(error))
+                    self._items.pop(name, None)
+            names.append(name)
+        if not names:
+            return
+        progress, self._progress = self._progress, asyncio.Event()
+        progress.set()
+        for listener in self._listeners:
+            listener(names)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterViews:
+    """The mirrors every broker keeps."""
+
+    bundles: StoreView[BundleRecord]
+    incarnations: StoreView[IncarnationRecord]
+    namespaces: StoreView[NamespaceRecord]
+    cordons: StoreView[CordonRecord]
+    load: StoreView[LoadRecord]
+
+    @staticmethod
+    def create(context: BrokerContext) -> ClusterViews:
+        store, clock = context.store, context.clock
+        return ClusterViews(
+            StoreView(store, clock, keys.BUNDLES, BundleRecord),
+            StoreView(store, clock, keys.INCARNATIONS, IncarnationRecord),
+            StoreView(store, clock, keys.NAMESPACES, NamespaceRecord),
+            StoreView(store, clock, keys.CORDONS, CordonRecord),
+            StoreView(store, clock, keys.LOAD, LoadRecord),
+        )
+
+    async def start(self) -> None:
+        for view in (self.bundles, self.incarnations, self.namespaces, self.cordons, self.load):
+            await view.start()
+
+    async def stop(self) -> None:
+        for view in (self.bundles, self.incarnations, self.namespaces, self.cordons, self.load):
+            await view.stop()

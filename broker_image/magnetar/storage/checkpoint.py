@@ -1,0 +1,155 @@
+"""Checkpoints of a bundle (version 1).
+
+Owns: the object that holds a bundle's topics, ledgers and cursors as of a log position. Imports: errors, names, metadata records, volume.
+Invariants: an object is written once under a name of its own; it holds everything of its bundle up to its position, perhaps more, and applying
+the log from there again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from magnetar.errors import CorruptData, StorageError
+from magnetar.metadata.records import LogPosition
+from magnetar.names import BundleName
+from magnetar.storage import names
+from magnetar.storage.document import decode_document, encode_document
+from magnetar.storage.volume import Volume
+
+KIND, VERSION = "checkpoint", 1
+
+
+class CursorValues(Protocol):
+    """What a checkpoint keeps of a cursor: positions and ranges as in a CURSOR record."""
+
+    @property
+    def mark_delete(self) -> tuple[int, int]: ...
+    @property
+    def ranges(self) -> Sequence[tuple[int, int, int]]: ...
+    @property
+    def partial(self) -> Sequence[tuple[int, int, tuple[int, ...]]]: ...
+    @property
+    def properties(self) -> Mapping[str, str]: ...
+
+
+class TopicValues(Protocol):
+    """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order."""
+
+    @property
+    def created_ms(self) -> int: ...
+    @property
+    def ledgers(self) -> Sequence[tuple[int, int]]: ...
+    @property
+    def cursors(self) -> Mapping[str, CursorValues]: ...
+    @property
+    def properties(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CursorCheckpoint:
+    """`CursorValues` as read."""
+
+    mark_delete: tuple[int, int]
+    ranges: tuple[tuple[int, int, int], ...] = ()
+    partial: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCheckpoint:
+    """`TopicValues` as read."""
+
+    created_ms: int
+    ledgers: tuple[tuple[int, int], ...] = ()
+    cursors: Mapping[str, CursorCheckpoint] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """State of `bundle` (its full name) in `epoch`, at `position` of the log of `incarnation`."""
+
+    bundle: str
+    epoch: int
+    incarnation: str
+    position: LogPosition
+    topics: Mapping[str, TopicValues]
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The object's bytes. Cursors and topics are lists, not objects with keys, since there may be very many."""
+    return encode_document(
+        KIND,
+        VERSION,
+        {
+            "bundle": checkpoint.bundle,
+            "epoch": checkpoint.epoch,
+            "incarnation": checkpoint.incarnation,
+            "position": [checkpoint.position.file, checkpoint.position.offset],
+            "topics": {
+                name: [
+                    topic.created_ms,
+                    [list(ledger) for ledger in topic.ledgers],
+                    {
+                        subscription: [
+                            list(cursor.mark_delete),
+                            [list(span) for span in cursor.ranges],
+                            [[ledger, entry, list(words)] for ledger, entry, words in cursor.partial],
+                            dict(cursor.properties),
+                        ]
+                        for subscription, cursor in topic.cursors.items()
+                    },
+                    dict(topic.properties),
+                ]
+                for name, topic in checkpoint.topics.items()
+            },
+        },
+    )
+
+
+def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
+    """Parse the object `name`; its topics are `TopicCheckpoint`. Raises CorruptData."""
+    body = decode_document(KIND, VERSION, data, name)
+    try:
+        return Checkpoint(
+            body["bundle"],
+            body["epoch"],
+            body["incarnation"],
+            LogPosition(*body["position"]),
+            {topic: _topic(*fields) for topic, fields in body["topics"].items()},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(f"{name}: does not hold a checkpoint: {error!r}") from error
+
+
+def _topic(created_ms: int, ledgers: list[Any], cursors: dict[str, list[Any]], properties: dict[str, str]) -> TopicCheckpoint:
+    return TopicCheckpoint(
+        created_ms,
+        tuple((ledger, count) for ledger, count in ledgers),
+        {subscription: _cursor(*fields) for subscription, fields in cursors.items()},
+        properties,
+    )
+
+
+def _cursor(mark_delete: list[int], ranges: list[Any], partial: list[Any], properties: dict[str, str]) -> CursorCheckpoint:
+    return CursorCheckpoint(
+        (mark_delete[0], mark_delete[1]),
+        tuple((ledger, first, last) for ledger, first, last in ranges),
+        tuple((ledger, entry, tuple(words)) for ledger, entry, words in partial),
+        properties,
+    )
+
+
+async def write_checkpoint(volume: Volume, checkpoint: Checkpoint, sequence: int) -> str:
+    """Write the `sequence`-th checkpoint of this bundle and epoch; its object's name. Raises StorageError, also if that one exists."""
+    name = names.checkpoint(BundleName.parse(checkpoint.bundle), checkpoint.epoch, sequence)
+    if not await volume.put_if_absent(name, encode_checkpoint(checkpoint)):
+        raise StorageError(f"{name} exists already: epoch {checkpoint.epoch} of {checkpoint.bundle} was served twice")
+    return name
+
+
+async def read_checkpoint(volume: Volume, name: str) -> Checkpoint:
+    """Read the object `name`. Raises CorruptData, StorageError, FileNotFoundError."""
+    return decode_checkpoint(await volume.read(name), name)

@@ -1,0 +1,213 @@
+"""Level-0 index of a sealed log file (version 1).
+
+Owns: the separate object that turns a log file into a multi-topic segment: which runs of which topic lie where. Imports: errors, crc32c, arrays,
+log format. Pure.
+Layout, little-endian: header, incarnation, directory of topics (sorted by name), runs (grouped by topic, in position order), entry lengths,
+message counts, CRC-32C of all before.
+Invariants: an entry is found by (topic, ledger, entry) without touching the log; runs of a topic do not overlap; equal contents, equal bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from magnetar.errors import CorruptData
+from magnetar.storage.arrays import U32, packed, unpacked
+from magnetar.storage.log_format import RECORD_HEADER_BYTES, EntriesRecord, decode_entries_head
+from magnetar.storage.volume import Buffer
+
+VERSION = 1
+
+_MAGIC = b"MAGNIDX\0"
+_HEADER = struct.Struct("<8sHHIQIIQ")  # magic, version, incarnation length, file number, length, topics, runs, entries
+_TOPIC = struct.Struct("<HHIQQ")  # name length, reserved, runs, entries, bytes
+_RUN = struct.Struct("<QQQQQI")  # epoch, ledger, first entry, append ms, offset, entries
+_CRC = struct.Struct("<I")
+
+
+class Run(NamedTuple):
+    """Consecutive entries that lie back to back in the log file; `offset` is that of the first one's first byte."""
+
+    epoch: int
+    ledger: int
+    first_entry: int
+    append_ms: int
+    offset: int
+    lengths: array[int]
+    message_counts: array[int]
+
+    @property
+    def last_entry(self) -> int:
+        return self.first_entry + len(self.lengths) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicExtent:
+    """What a log file holds of one topic: (ledger, entry) of its first and last entry, sums, and the broker's append times."""
+
+    topic: str
+    epochs: tuple[int, ...]
+    first: tuple[int, int]
+    last: tuple[int, int]
+    entries: int
+    messages: int
+    bytes: int
+    first_append_ms: int
+    last_append_ms: int
+
+
+class IndexBuilder:
+    """Collects the runs of one log file, in any order."""
+
+    def __init__(self, incarnation: str, number: int) -> None:
+        self._incarnation, self._number = incarnation, number
+        self._topics: dict[str, list[Run]] = {}
+
+    def add(self, record: EntriesRecord, payload_offset: int) -> None:
+        """A record found by a scan; its payload begins at `payload_offset` of the file."""
+        run = Run(
+            record.epoch,
+            record.ledger,
+            record.first_entry,
+            record.append_ms,
+            payload_offset + record.entries_offset,
+            record.lengths,
+            record.message_counts,
+        )
+        self._topics.setdefault(record.topic, []).append(run)
+
+    def add_head(self, head: Buffer, payload_offset: int) -> None:
+        """A record as its writer remembers it: the first buffer of `encode_entries`."""
+        epoch, ledger, first_entry, append_ms, topic, _, lengths, counts, _, entries_at = decode_entries_head(
+            head[RECORD_HEADER_BYTES:]
+        )
+        run = Run(epoch, ledger, first_entry, append_ms, payload_offset + entries_at, lengths, counts)
+        self._topics.setdefault(topic, []).append(run)
+
+    def epochs(self) -> dict[str, list[int]]:
+        """The epochs in which each topic was written, rising."""
+        return {topic: sorted({run.epoch for run in runs}) for topic, runs in self._topics.items()}
+
+    def encode(self, length: int) -> bytes:
+        """The index object for the file sealed at `length`."""
+        incarnation = self._incarnation.encode()
+        topics = sorted(self._topics.items())
+        runs = [sorted(found, key=_start) for _, found in topics]
+        flat = [run for found in runs for run in found]
+        entries = sum(len(run.lengths) for run in flat)
+        header = _HEADER.pack(_MAGIC, VERSION, len(incarnation), self._number, length, len(topics), len(flat), entries)
+        directory = []
+        for (topic, _), found in zip(topics, runs, strict=True):
+            name = topic.encode()
+            counted = sum(len(run.lengths) for run in found)
+            directory.append(_TOPIC.pack(len(name), 0, len(found), counted, sum(sum(run.lengths) for run in found)) + name)
+        lengths: array[int] = array(U32)
+        counts: array[int] = array(U32)
+        for run in flat:
+            lengths.extend(run.lengths)
+            counts.extend(run.message_counts)
+        body = b"".join(
+            [
+                header,
+                incarnation,
+                *directory,
+                *[_RUN.pack(*run[:5], len(run.lengths)) for run in flat],
+                packed(U32, lengths),
+                packed(U32, counts),
+            ]
+        )
+        return body + _CRC.pack(crc32c(body))
+
+
+def _start(run: Run) -> tuple[int, int]:
+    return run.ledger, run.first_entry
+
+
+class LevelZeroIndex:
+    """A decoded index. `length` is the file's sealed length."""
+
+    def __init__(self, incarnation: str, number: int, length: int, topics: dict[str, list[Run]]) -> None:
+        self.incarnation, self.number, self.length = incarnation, number, length
+        self._topics = topics
+        self._starts: dict[str, list[tuple[int, int]]] = {}
+        self._ends: dict[int, list[int]] = {}
+
+    @staticmethod
+    def decode(data: bytes, name: str) -> LevelZeroIndex:
+        """Parse the index object `name`. Raises CorruptData."""
+        body = memoryview(data)[: -_CRC.size]
+        if len(data) < _HEADER.size + _CRC.size or _CRC.unpack_from(data, len(body))[0] != crc32c(body):
+            raise CorruptData(f"{name}: the index fails its checksum; delete it, it will be built again")
+        magic, version, incarnation_length, number, length, topic_count, run_count, entries = _HEADER.unpack_from(body)
+        if magic != _MAGIC or version != VERSION:
+            raise CorruptData(f"{name}: index format {magic!r} version {version} is not known; upgrade this component")
+        at = _HEADER.size + incarnation_length
+        incarnation = str(body[_HEADER.size : at], "utf-8")
+        directory = []
+        for _ in range(topic_count):
+            name_length, _, runs, _, _ = _TOPIC.unpack_from(body, at)
+            at += _TOPIC.size
+            directory.append((str(body[at : at + name_length], "utf-8"), runs))
+            at += name_length
+        lengths_at = at + run_count * _RUN.size
+        counts_at = lengths_at + 4 * entries
+        lengths, counts = unpacked(U32, body[lengths_at:counts_at]), unpacked(U32, body[counts_at : counts_at + 4 * entries])
+        topics: dict[str, list[Run]] = {}
+        first = 0
+        for topic, runs in directory:
+            found = topics[topic] = []
+            for epoch, ledger, first_entry, append_ms, offset, count in _RUN.iter_unpack(body[at : at + runs * _RUN.size]):
+                span = slice(first, first + count)
+                found.append(Run(epoch, ledger, first_entry, append_ms, offset, lengths[span], counts[span]))
+                first += count
+            at += runs * _RUN.size
+        return LevelZeroIndex(incarnation, number, length, topics)
+
+    def topics(self) -> list[str]:
+        """Names of the topics in this file, sorted."""
+        return list(self._topics)
+
+    def runs(self, topic: str) -> Sequence[Run]:
+        """Runs of a topic in position order."""
+        return self._topics.get(topic, ())
+
+    def extent(self, topic: str) -> TopicExtent:
+        """Sums over one topic of this file. Raises KeyError for a topic that is not in it."""
+        runs = self._topics[topic]
+        return TopicExtent(
+            topic,
+            tuple(sorted({run.epoch for run in runs})),
+            _start(runs[0]),
+            (runs[-1].ledger, runs[-1].last_entry),
+            sum(len(run.lengths) for run in runs),
+            sum(sum(run.message_counts) for run in runs),
+            sum(sum(run.lengths) for run in runs),
+            min(run.append_ms for run in runs),
+            max(run.append_ms for run in runs),
+        )
+
+    def find(self, topic: str, ledger: int, entry: int) -> tuple[int, int] | None:
+        """(offset, length) of an entry's bytes in the log file, or None if it is not in this file."""
+        starts = self._starts.get(topic)
+        if starts is None:
+            starts = self._starts[topic] = [_start(run) for run in self._topics.get(topic, ())]
+        at = bisect_right(starts, (ledger, entry)) - 1
+        if at < 0:
+            return None
+        run = self._topics[topic][at]
+        within = entry - run.first_entry
+        if run.ledger != ledger or within >= len(run.lengths):
+            return None
+        ends = self._ends.get(run.offset)
+        if ends is None:
+            ends = self._ends[run.offset] = list(accumulate(run.lengths))
+        length = run.lengths[within]
+        return run.offset + ends[within] - length, length

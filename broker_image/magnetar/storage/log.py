@@ -1,0 +1,371 @@
+"""Writing an incarnation's log.
+
+Owns: `LogWriter`: group commit, receipts, rolling and sealing. Imports: asyncio, errors, clock, volume, storage formats. Works on any event loop.
+Invariants: a callback runs only after its record was flushed and the claim was found after that flush, in the order of the appends; one append
+is under way at a time; after any failure nothing is acknowledged any more, and a failed flush is never tried again; a file is sealed only
+when all of it was acknowledged, so every length that a taker can find covers every receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import structlog
+
+from magnetar.clock import Clock
+from magnetar.errors import CorruptData, Fenced, LimitExceeded, StorageError
+from magnetar.metadata.records import LogPosition
+from magnetar.storage import names
+from magnetar.storage.document import encode_document
+from magnetar.storage.index import IndexBuilder
+from magnetar.storage.log_format import (
+    BLOCK_BODY_BYTES_MAX,
+    BLOCK_HEADER_BYTES,
+    FILE_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    FileHeader,
+    RecordType,
+    block_seed,
+    encode_block_header,
+    encode_file_header,
+)
+from magnetar.storage.places import RecordPlace
+from magnetar.storage.seals import publish_seal
+from magnetar.storage.volume import Buffer, LogHandle, Volume
+
+__all__ = ["Durable", "LogWriter", "RecordPlace", "Sealed"]
+
+log = structlog.get_logger(__name__)
+
+FILE_BYTES = 64 * 1024 * 1024
+BLOCK_BYTES_MAX = 8 * 1024 * 1024
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+HEADS_PER_TURN_MAX = 512
+SPARE_FRACTION = 8  # of a file is written when the next one is prepared
+
+Durable = Callable[[RecordPlace], object]
+Sealed = Callable[[int, int, dict[str, list[int]]], object]
+
+
+class _Block:
+    """Records that will be flushed together; callbacks and heads with the offset of their record in the body."""
+
+    __slots__ = ("buffers", "callbacks", "heads", "records", "size")
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self.callbacks: list[tuple[int, Durable]] = []
+        self.heads: list[tuple[int, bytes]] = []
+        self.records = self.size = 0
+
+
+class _File:
+    """A log file that is or was written: `end` is where the next block goes, `heads` holds what precedes the entries of
+    each run, back to back, and `head_places` (payload offset, head bytes) of each: a few bytes per entry for the index."""
+
+    __slots__ = ("end", "handle", "head_places", "heads", "number", "seed")
+
+    def __init__(self, handle: LogHandle, incarnation: str, number: int) -> None:
+        self.handle, self.number = handle, number
+        self.end = FILE_HEADER_BYTES
+        self.seed = block_seed(incarnation, number)
+        self.heads = bytearray()
+        self.head_places: list[int] = []
+
+    def remember(self, payload_offset: int, head: bytes) -> None:
+        self.heads += head
+        self.head_places += (payload_offset, len(head))
+
+
+class LogWriter:
+    """The log of one incarnation.
+
+    `on_fenced` is called once, with the reason, when this incarnation must not acknowledge anything any more. `on_sealed`, which may be set
+    later, is called with (file number, length, {topic: epochs}) after each finished file got its seal and index.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        clock: Clock,
+        incarnation: str,
+        *,
+        file_bytes: int = FILE_BYTES,
+        block_bytes_max: int = BLOCK_BYTES_MAX,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+        on_fenced: Callable[[StorageError], object],
+        on_sealed: Sealed | None = None,
+    ) -> None:
+        self._block_bytes_max = min(block_bytes_max, file_bytes - FILE_HEADER_BYTES - BLOCK_HEADER_BYTES)
+        assert 0 < self._block_bytes_max <= BLOCK_BODY_BYTES_MAX, (block_bytes_max, file_bytes)
+        self._volume, self._clock, self.incarnation = volume, clock, incarnation
+        self._file_bytes, self.pending_bytes_max = file_bytes, pending_bytes_max
+        self._on_fenced, self.on_sealed = on_fenced, on_sealed
+        self._claim = names.claim(incarnation)
+        self._blocks: deque[_Block] = deque()
+        self._file: _File | None = None
+        self._sequence = 0
+        self._spare: asyncio.Task[_File] | None = None
+        self._sealing: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        self._work: asyncio.Future[None] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._roll_requested = self._closing = False
+        self._failure: StorageError | None = None
+        self.pending_bytes = 0
+        self.flushes = 0
+
+    # --- life ------------------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Create the claim and the first file. Raises StorageError; an incarnation opens its log once."""
+        assert self._file is None, "the log is open"
+        claim = encode_document("claim", 1, {"incarnation": self.incarnation, "created_ms": self._clock.wall_ms()})
+        if not await self._volume.put_if_absent(self._claim, claim):
+            raise StorageError(f"incarnation {self.incarnation} has a claim already; start with a new incarnation")
+        self._file = await self._create(0)
+        self._flushing = self._task(self._flush_blocks(), "log")
+
+    async def close(self) -> None:
+        """Flush, seal every file and give up the claim; after a failure only release the files. Failures go to `on_fenced`."""
+        if self._file is None:
+            return
+        self._closing = True
+        self._wake()
+        assert self._flushing is not None
+        await asyncio.wait([self._flushing])
+        files = [self._file]
+        if self._spare is not None:
+            with contextlib.suppress(StorageError):  # it has failed the log already
+                files.append(await self._take_spare())
+        for file in files:
+            self._seal_later(file)
+        if self._sealing is not None:
+            await asyncio.wait([self._sealing])
+        if self._failure is None:
+            await self._volume.remove(self._claim)
+
+    # --- appending -------------------------------------------------------------------------------------------------------------
+
+    def append(self, buffers: Sequence[Buffer], size: int, record_count: int, on_durable: Durable | None) -> None:
+        """Add `record_count` encoded records of `size` bytes in all to the next group commit; `on_durable` gets the place of the first.
+
+        ENTRIES records come one at a time, as `encode_entries` made them. The buffers must not change until then. Without any records
+        `on_durable` runs behind everything appended before. After a failure appends are dropped: their callbacks never run.
+        Raises LimitExceeded when `pending_bytes_max` would be exceeded or one append does not fit into a block: look at `congested` first.
+        """
+        if self._failure is not None:
+            return
+        assert not self._closing, "append to a closed log"
+        if size > self._block_bytes_max or self.pending_bytes + size > self.pending_bytes_max:
+            raise LimitExceeded(
+                f"append of {size} bytes with {self.pending_bytes} pending; the limits are block_bytes_max {self._block_bytes_max} and "
+                f"pending_bytes_max {self.pending_bytes_max}"
+            )
+        block = self._blocks[-1] if self._blocks else None
+        if block is None or block.size + size > self._block_bytes_max:
+            block = _Block()
+            self._blocks.append(block)
+        at = block.size
+        if record_count:
+            head = buffers[0]
+            if head[0] == RecordType.ENTRIES:
+                assert record_count == 1, "ENTRIES records are appended one at a time"
+                block.heads.append((at, bytes(head)))
+            block.buffers += buffers
+            block.size = at + size
+            block.records += record_count
+            self.pending_bytes += size
+        if on_durable is not None:
+            block.callbacks.append((at, on_durable))
+        self._wake()
+
+    async def barrier(self) -> None:
+        """Wait until everything appended before is durable and the claim was found after that. Raises Fenced or StorageError."""
+        if self._failure is not None:
+            raise self._failure
+        reached = asyncio.get_running_loop().create_future()
+        self._waiting.add(reached)
+        try:
+            self.append((), 0, 0, lambda _place: _reach(reached))
+            await reached
+        finally:
+            self._waiting.discard(reached)
+
+    async def roll(self, reason: str) -> None:
+        """Go on in the next file as soon as what is pending is written; the current one is sealed in the background."""
+        await self.barrier()
+        if self._file is not None and self._file.end > FILE_HEADER_BYTES:
+            log.info("log.roll", incarnation=self.incarnation, file=self._file.number, reason=reason)
+            self._roll_requested = True
+            await self.barrier()
+
+    async def check_claim(self) -> None:
+        """For an owner that has nothing to write. Raises Fenced, having failed the log, if the claim is absent or cannot be looked up."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            found = await self._volume.exists(self._claim)
+        except StorageError as error:
+            self._fail(Fenced(f"claim {self._claim} cannot be looked up: {error}"))
+        else:
+            if not found:
+                self._fail(Fenced(f"claim {self._claim} is gone: another incarnation has taken over"))
+        # Read again: an append may have failed while we waited.
+        failure: StorageError | None = self._failure
+        if failure is not None:
+            raise failure
+
+    @property
+    def position(self) -> LogPosition:
+        """Just behind the last durable byte."""
+        assert self._file is not None, "the log is not open"
+        return LogPosition(self._file.number, self._file.end)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether this writer acknowledges nothing any more."""
+        return self._failure is not None
+
+    @property
+    def congested(self) -> bool:
+        """Whether peers should be slowed down: more than half of `pending_bytes_max` waits."""
+        return self.pending_bytes > self.pending_bytes_max // 2
+
+    # --- flushing --------------------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Start a flush in the next iteration of the loop; until then everything joins it."""
+        if self._work is not None and not self._work.done():
+            self._work.set_result(None)
+
+    async def _flush_blocks(self) -> None:
+        while self._failure is None:
+            if self._blocks:
+                await self._flush(self._blocks.popleft())
+            elif self._closing:
+                return
+            else:
+                self._work = asyncio.get_running_loop().create_future()
+                await self._work
+
+    async def _flush(self, block: _Block) -> None:
+        """One group commit: write, flush, find the claim, then call back."""
+        assert self._file is not None
+        try:
+            file = await self._file_for(block)
+            start = file.end
+            if block.records:
+                body = b"".join(block.buffers)
+                header = encode_block_header(file.seed, start, self._sequence, self._clock.wall_ms(), block.records, body)
+                await file.handle.append(start, (header, body), self._claim)
+                self._sequence += 1
+                self.flushes += 1
+                file.end = start + BLOCK_HEADER_BYTES + block.size
+                self.pending_bytes -= block.size
+                if file.end > self._file_bytes // SPARE_FRACTION and self._spare is None and not self._closing:
+                    self._spare = self._task(self._create(file.number + 1), "log spare")
+        except StorageError as error:
+            self._fail(error)
+            return
+        if self._failure is not None:
+            return  # check_claim or a seal found out while we wrote
+        base = start + BLOCK_HEADER_BYTES + RECORD_HEADER_BYTES
+        for at, head in block.heads:
+            file.remember(base + at, head)
+        number = file.number
+        for at, callback in block.callbacks:
+            callback(RecordPlace(number, base + at))
+
+    async def _file_for(self, block: _Block) -> _File:
+        """The file this block goes to: the next one if it does not fit or a roll was requested."""
+        file = self._file
+        assert file is not None
+        fits = file.end + BLOCK_HEADER_BYTES + block.size <= self._file_bytes
+        if (fits or not block.records) and not self._roll_requested:
+            return file
+        self._roll_requested = False
+        if self._spare is None:
+            self._spare = self._task(self._create(file.number + 1), "log spare")
+        self._file = await self._take_spare()
+        self._seal_later(file)
+        return self._file
+
+    async def _create(self, number: int) -> _File:
+        header = encode_file_header(FileHeader(self.incarnation, number, self._clock.wall_ms()))
+        handle = await self._volume.create_log(names.log_file(self.incarnation, number), self._file_bytes, header)
+        return _File(handle, self.incarnation, number)
+
+    async def _take_spare(self) -> _File:
+        assert self._spare is not None
+        spare, self._spare = self._spare, None
+        return await spare
+
+    def _task(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=f"{name} {self.incarnation}")
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """A task that failed, by the disk or by a programmer's error in a callback, must not leave a log that silently stands still."""
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        if isinstance(error, StorageError):
+            self._fail(error)
+            return
+        self._fail(StorageError(f"{task.get_name()} ended: {error!r}"))
+        if error is not None:
+            task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error, "task": task})
+
+    # --- sealing ---------------------------------------------------------------------------------------------------------------
+
+    def _seal_later(self, file: _File) -> None:
+        """Seal a finished file in the background, after those before it; appends go on meanwhile."""
+        self._sealing = self._task(self._seal(file, self._sealing), "log seal")
+
+    async def _seal(self, file: _File, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        await file.handle.close()
+        if self._failure is not None:
+            return  # the taker seals; what it finds covers all that we acknowledged
+        adopted = await publish_seal(self._volume, self.incarnation, file.number, file.end)
+        if adopted != file.end:
+            # No write was under way when we left the file, so every honest sealer finds the same end.
+            raise CorruptData(
+                f"{names.log_file(self.incarnation, file.number)} was sealed at {adopted}, its writer ended it at {file.end}"
+            )
+        builder = IndexBuilder(self.incarnation, file.number)
+        at = 0
+        for number, (payload_offset, size) in enumerate(zip(file.head_places[0::2], file.head_places[1::2], strict=True), 1):
+            builder.add_head(file.heads[at : at + size], payload_offset)
+            at += size
+            if number % HEADS_PER_TURN_MAX == 0:
+                await asyncio.sleep(0)
+        await self._volume.put_if_absent(names.index(self.incarnation, file.number), builder.encode(file.end))
+        if self.on_sealed is not None and self._failure is None:
+            self.on_sealed(file.number, file.end, builder.epochs())
+
+    def _fail(self, error: StorageError) -> None:
+        """Acknowledge nothing from now on; once."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        log.warning("log.fenced", incarnation=self.incarnation, error=str(error))
+        self._blocks.clear()
+        self.pending_bytes = 0
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._wake()
+        self._on_fenced(error)
+
+
+def _reach(reached: asyncio.Future[None]) -> None:
+    if not reached.done():
+        reached.set_result(None)

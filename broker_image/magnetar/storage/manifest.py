@@ -1,0 +1,255 @@
+"""Manifests of a bundle (version 1).
+
+Owns: the immutable object that says which files hold a bundle's entries, and its commit through the metadata store. Imports: errors, clock, names,
+metadata, volume.
+Invariants: an object is never changed and its name never used twice; the store's pointer moves only by compare-and-swap, generation by
+generation; a rewrite is committed only while its inputs are still listed, its topic's compaction generation is what it started from, and its
+intent stands, which the same transaction removes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from magnetar.clock import Clock
+from magnetar.errors import CorruptData, StoreError, StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.metadata.records import ManifestPointer, Record
+from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
+from magnetar.names import BundleName
+from magnetar.storage import names
+from magnetar.storage.document import decode_document, encode_document
+from magnetar.storage.volume import Volume
+
+KIND, VERSION = "manifest", 1
+COMMIT_ATTEMPTS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LevelZero:
+    """A sealed log file that holds entries of this bundle, written in these epochs. Which topics: its index says."""
+
+    incarnation: str
+    file: int
+    length: int
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReference:
+    """A level-1 segment: object name and length in bytes, what it holds, (ledger, entry) of its first and last row."""
+
+    object: str
+    length: int
+    entries: int
+    bytes: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The compacted view: the newest entry per key up to and including `horizon`. `generation` grows by one per compaction."""
+
+    generation: int
+    horizon: tuple[int, int]
+    segments: tuple[SegmentReference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSegments:
+    """One topic: segments in position order; `trimmed` is the last position that retention or a deletion took away."""
+
+    level1: tuple[SegmentReference, ...] = ()
+    compacted: Compacted | None = None
+    trimmed: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Record):
+    """All files of `bundle` (its full name).
+
+    `parent` is the manifest object of the bundle this one was split from: what is listed there counts for topics that hash into this bundle.
+    """
+
+    SCHEMA: ClassVar[int] = VERSION
+
+    bundle: str
+    generation: int
+    parent: str | None = None
+    level0: tuple[LevelZero, ...] = ()
+    topics: dict[str, TopicSegments] = field(default_factory=dict)
+
+    def topic(self, name: str) -> TopicSegments:
+        """The segments of a topic, empty ones if it has none."""
+        return self.topics.get(name, TopicSegments())
+
+    def with_topic(self, name: str, segments: TopicSegments) -> Manifest:
+        """This manifest with one topic replaced."""
+        return dataclasses.replace(self, topics={**self.topics, name: segments})
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The object's bytes."""
+    return encode_document(KIND, VERSION, dataclasses.asdict(manifest))
+
+
+def decode_manifest(data: bytes, name: str) -> Manifest:
+    """Parse the object `name`. Raises CorruptData."""
+    body = decode_document(KIND, VERSION, data, name)
+    try:
+        return Manifest.decode(json.dumps({**body, "schema": VERSION}).encode())  # checks the type of every field
+    except StoreError as error:
+        raise CorruptData(f"{name}: {error}") from error
+
+
+async def write_manifest(volume: Volume, clock: Clock, manifest: Manifest) -> str:
+    """Write the manifest as a new object; its name. Raises StorageError."""
+    bundle = BundleName.parse(manifest.bundle)
+    data = encode_manifest(manifest)
+    while True:
+        name = names.manifest(bundle, manifest.generation, clock.random_bits(64))
+        if await volume.put_if_absent(name, data):
+            return name
+
+
+async def read_manifest(volume: Volume, name: str) -> Manifest:
+    """Read the object `name`. Raises CorruptData, StorageError, FileNotFoundError."""
+    return decode_manifest(await volume.read(name), name)
+
+
+# --- commits ------------------------------------------------------------------------------------------------------------------
+
+
+class Outcome(StrEnum):
+    """COMMITTED; DECLINED: the edit returned None; REFUSED: an extra comparison failed."""
+
+    COMMITTED = "committed"
+    DECLINED = "declined"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """Outcome of a commit, with the manifest that holds after it and its object's name ("" if the bundle has none yet)."""
+
+    outcome: Outcome
+    manifest: Manifest
+    object: str
+
+
+async def load_manifest(store: MetadataStore, volume: Volume, bundle: BundleName) -> tuple[Manifest, str, int]:
+    """The bundle's manifest, its object's name and the pointer's mod_revision; an empty one of generation 0, "" and 0 if there is none.
+
+    A pointer that moves on while its object is collected is read again. Raises StoreError, StorageError, CorruptData.
+    """
+    seen = -1
+    while True:
+        item = await store.get(keys.manifest(bundle))
+        if item is None:
+            return Manifest(str(bundle), 0), "", 0
+        pointer = ManifestPointer.decode(item.value)
+        try:
+            return await read_manifest(volume, pointer.object), pointer.object, item.mod_revision
+        except FileNotFoundError as error:
+            if item.mod_revision == seen:
+                raise CorruptData(f"{pointer.object} is missing; run `magnetar metadata rebuild` for bundle {bundle}") from error
+            seen = item.mod_revision
+
+
+async def commit_manifest(
+    store: MetadataStore,
+    volume: Volume,
+    clock: Clock,
+    bundle: BundleName,
+    edit: Callable[[Manifest], Manifest | None],
+    extra_compares: Sequence[Compare] = (),
+    extra_operations: Sequence[Operation] = (),
+) -> CommitResult:
+    """Replace the bundle's manifest by `edit` of it, again and again until nobody came in between.
+
+    `edit` returns None to decline; it is called afresh for every attempt and must decline what it finds already done. `generation` is set
+    here. `extra_operations` are part of the transaction. Raises StoreUnavailable when the outcome is unknown, StoreError after
+    COMMIT_ATTEMPTS_MAX conflicts, StorageError.
+    """
+    key = keys.manifest(bundle)
+    written: set[str] = set()
+    for _ in range(COMMIT_ATTEMPTS_MAX):
+        manifest, name, revision = await load_manifest(store, volume, bundle)
+        if name in written:
+            return CommitResult(Outcome.COMMITTED, manifest, name)  # the answer to an earlier attempt was lost
+        edited = edit(manifest)
+        if edited is None:
+            return CommitResult(Outcome.DECLINED, manifest, name)
+        edited = dataclasses.replace(edited, generation=manifest.generation + 1)
+        new_name = await write_manifest(volume, clock, edited)
+        written.add(new_name)
+        pointer = ManifestPointer(edited.generation, new_name)
+        try:
+            result = await store.transact(
+                [Compare(key, "mod", "=", revision), *extra_compares], [Put(key, pointer.encode()), *extra_operations]
+            )
+        except StoreUnavailable:
+            if (await load_manifest(store, volume, bundle))[1] == new_name:
+                return CommitResult(Outcome.COMMITTED, edited, new_name)
+            raise
+        if result.succeeded:
+            return CommitResult(Outcome.COMMITTED, edited, new_name)
+        current = next((item.mod_revision for item in result.current if item.key == key), 0)
+        if current == revision:
+            return CommitResult(Outcome.REFUSED, manifest, name)
+    raise StoreError(f"manifest of {bundle}: {COMMIT_ATTEMPTS_MAX} commits in a row met a conflict; try again later")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A rewriting of one topic: what it read, what it wrote, and the intent under which it wrote.
+
+    `level0` and `segments` are the inputs; they must still be listed. `replaced` are level-1 segments (by object name) that `level1`
+    replaces; `compacted`, if given, becomes the compacted view, with the generation after `compaction_generation` (0 = none yet).
+    """
+
+    topic: str
+    intent: str
+    compaction_generation: int
+    level0: tuple[tuple[str, int], ...] = ()
+    segments: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    level1: tuple[SegmentReference, ...] = ()
+    compacted: Compacted | None = None
+
+    def apply(self, manifest: Manifest) -> Manifest | None:
+        """The manifest with this rewrite in it, or None if its inputs are gone or another compaction came first."""
+        found = manifest.topic(self.topic)
+        listed = {segment.object for segment in found.level1}
+        if found.compacted is not None:
+            listed |= {segment.object for segment in found.compacted.segments}
+        files = {(entry.incarnation, entry.file) for entry in manifest.level0}
+        generation = found.compacted.generation if found.compacted is not None else 0
+        if not (listed.issuperset(self.segments) and listed.issuperset(self.replaced) and files.issuperset(self.level0)):
+            return None
+        if generation != self.compaction_generation:
+            return None
+        kept = [segment for segment in found.level1 if segment.object not in self.replaced]
+        level1 = tuple(sorted([*kept, *self.level1], key=lambda segment: segment.first))
+        compacted = found.compacted
+        if self.compacted is not None:
+            assert self.compacted.generation == generation + 1, (self.compacted.generation, generation)
+            compacted = self.compacted
+        return manifest.with_topic(self.topic, TopicSegments(level1, compacted, found.trimmed))
+
+
+async def commit_rewrite(store: MetadataStore, volume: Volume, clock: Clock, bundle: BundleName, rewrite: Rewrite) -> CommitResult:
+    """Commit a rewrite; compares and deletes its intent in the same transaction, so that a collected intent means no commit.
+
+    DECLINED: start again from the manifest in the result. REFUSED: the intent is gone, the outputs may be deleted any time.
+    """
+    intent = keys.intent(rewrite.intent)
+    return await commit_manifest(
+        store, volume, clock, bundle, rewrite.apply, [Compare(intent, "create", "!=", 0)], [Delete(intent)]
+    )

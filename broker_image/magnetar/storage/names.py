@@ -1,0 +1,73 @@
+"""Names of files in the volume.
+
+Owns: every file's spelling; nobody else writes one as a literal. Imports: names. Pure.
+Invariants: a name is created once and never means two things; numbers in names are padded, so that sorted names are in order.
+"""
+
+from __future__ import annotations
+
+from magnetar.names import BundleName
+
+CLAIMS = "claims"
+LOGS = "logs"
+STORAGE_ID = "cluster/storage-id"
+RESTORE = "cluster/restore"
+
+LOG_SUFFIX = ".log"
+SEALED_SUFFIX = ".sealed"
+INDEX_SUFFIX = ".index"
+
+
+def claim(incarnation: str) -> str:
+    """The file whose presence lets an incarnation acknowledge."""
+    return f"{CLAIMS}/{incarnation}"
+
+
+def logs_of(incarnation: str) -> str:
+    """The directory of an incarnation's log files, their seals and indexes."""
+    return f"{LOGS}/{incarnation}"
+
+
+def log_file(incarnation: str, number: int) -> str:
+    return f"{LOGS}/{incarnation}/{number:08d}{LOG_SUFFIX}"
+
+
+def sealed(incarnation: str, number: int) -> str:
+    """Holds the sealed length of the log file beside it."""
+    return f"{LOGS}/{incarnation}/{number:08d}{SEALED_SUFFIX}"
+
+
+def index(incarnation: str, number: int) -> str:
+    """The level-0 index of the log file beside it."""
+    return f"{LOGS}/{incarnation}/{number:08d}{INDEX_SUFFIX}"
+
+
+def log_number(name: str) -> int | None:
+    """The number of a log file, or None if `name` is not one."""
+    stem = name.rpartition("/")[2]
+    digits = stem.removesuffix(LOG_SUFFIX)
+    return int(digits) if digits != stem and digits.isdecimal() else None
+
+
+def checkpoints_of(bundle: BundleName) -> str:
+    return f"checkpoints/{bundle}"
+
+
+def checkpoint(bundle: BundleName, epoch: int, sequence: int) -> str:
+    return f"checkpoints/{bundle}/{epoch:020d}-{sequence:08d}"
+
+
+def manifests_of(bundle: BundleName) -> str:
+    return f"manifests/{bundle}"
+
+
+def manifest(bundle: BundleName, generation: int, nonce: int) -> str:
+    return f"manifests/{bundle}/{generation:012d}-{nonce:016x}"
+
+
+def segments_of(bundle: BundleName) -> str:
+    return f"segments/{bundle}"
+
+
+def segment(bundle: BundleName, stem: str) -> str:
+    return f"segments/{bundle}/{stem}.seg"

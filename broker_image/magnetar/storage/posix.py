@@ -1,0 +1,264 @@
+"""A volume on a POSIX file system.
+
+Owns: `PosixVolume`: durable creation, removal and reading of files below one directory. Imports: asyncio, os, errors, siblings.
+Invariants: a name appears complete or not at all (temporary file, flush, link), and a change of a directory is flushed before it is reported;
+no name leads out of the root; no call blocks the event loop on the disk; every OSError but a missing file becomes a StorageError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from magnetar.errors import StorageError
+from magnetar.storage.coherence import probe_coherence
+from magnetar.storage.posix_log import ZERO_START_BYTES, PosixLogHandle, ZeroFiller, write_fully
+from magnetar.storage.volume import Buffer
+
+T = TypeVar("T")
+
+TEMPORARY = ".temporary"
+READ_THREADS = 4
+READ_DIRECT_BYTES_MAX = 256 * 1024
+SYNCED_DIRECTORIES_MAX = 65536
+
+
+class PosixVolume:
+    """The `Volume` below the directory `root`, which must be on a coherent file system (see `probe_coherence`)."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._base = f"{root}/"
+        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="volume")
+        self._filler = ZeroFiller()
+        self._temporary_numbers = itertools.count()
+        self._synced_directories: set[str] = set()
+        self._directories_lock = threading.Lock()
+        self._written_directories: set[str] = set()  # one per incarnation of this process
+
+    def probe_coherence(self) -> None:
+        """Refuse a file system on which the fence would not hold. Creates the root. Raises StorageError saying what to do."""
+        probe_coherence(self._root, self._root / TEMPORARY)
+
+    async def close(self) -> None:
+        """Stop the threads; open log handles must be closed first."""
+        self._filler.close()
+        self._pool.shutdown(wait=False)
+
+    # --- the interface ---------------------------------------------------------------------------------------------------------
+
+    async def create_log(self, name: str, capacity: int, header: bytes) -> PosixLogHandle:
+        """As `Volume.create_log`; zeros are written in the background, ahead of the appends."""
+        assert len(header) <= capacity, (name, len(header), capacity)
+        descriptor = await self._in_pool(self._create_log, name, capacity, header)
+        # Who writes a second log beside the first has need of it: zero all of it before the appends come, in an inode they do not flush yet.
+        directory = os.path.dirname(name)
+        zero_bytes = capacity if directory in self._written_directories else ZERO_START_BYTES
+        self._written_directories.add(directory)
+        return PosixLogHandle(name, descriptor, capacity, len(header), self._base, self._filler, zero_bytes)
+
+    async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """As `Volume.read`; what is in the page cache comes without a hop to a thread."""
+        if length is not None and length <= READ_DIRECT_BYTES_MAX:
+            found = self._read_cached(name, offset, length)
+            if found is not None:
+                return found
+        return await self._in_pool(self._read, name, offset, length)
+
+    async def put_if_absent(self, name: str, data: bytes) -> bool:
+        return await self._in_pool(self._put_if_absent, name, data)
+
+    async def make_durable(self, name: str, offset: int, data: Buffer) -> None:
+        await self._in_pool(self._make_durable, name, offset, data)
+
+    async def exists(self, name: str) -> bool:
+        path = self._path(name)
+        with _translated(f"look-up of {name}"):
+            try:
+                os.stat(path)
+            except FileNotFoundError:
+                return False
+        return True
+
+    async def remove(self, name: str) -> bool:
+        return await self._in_pool(self._remove, name)
+
+    async def list(self, prefix: str) -> list[str]:
+        return await self._in_pool(self._list, prefix)
+
+    # --- in threads ------------------------------------------------------------------------------------------------------------
+
+    async def _in_pool(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+
+    def _path(self, name: str) -> str:
+        parts = name.split("/")
+        if not name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts) or parts[0] == TEMPORARY:
+            raise StorageError(f"name {name!r} is not valid in a volume; use relative names without empty, . and .. parts")
+        return self._base + name
+
+    def _create_log(self, name: str, capacity: int, header: bytes) -> int:
+        path = self._path(name)
+        with _translated(f"creation of log {name}"):
+            self._make_directory(os.path.dirname(path))
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+            try:
+                os.posix_fallocate(descriptor, 0, capacity)
+                write_fully(descriptor, 0, [header])
+                os.fdatasync(descriptor)
+                _sync_directory(os.path.dirname(path))
+            except OSError:
+                os.close(descriptor)
+                raise
+        return descriptor
+
+    def _read_cached(self, name: str, offset: int, length: int) -> bytes | None:
+        """The bytes if all of them are in the page cache, else None."""
+        path = self._path(name)
+        buffer = bytearray(length)
+        with _translated(f"read of {name}"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
+                # Short means the end of the file or the end of what is cached; only the latter needs a thread.
+                if found < length and os.fstat(descriptor).st_size > offset + found:
+                    return None
+            except OSError:  # not cached, or a file system without non-blocking reads
+                return None
+            finally:
+                os.close(descriptor)
+        return bytes(memoryview(buffer)[:found])
+
+    def _read(self, name: str, offset: int, length: int | None) -> bytes:
+        path = self._path(name)
+        with _translated(f"read of {name}"), open(path, "rb", buffering=0) as file:
+            left = max(0, os.fstat(file.fileno()).st_size - offset)
+            left = left if length is None else min(left, length)
+            parts = []
+            while left > 0:
+                part = os.pread(file.fileno(), left, offset)
+                if not part:
+                    break
+                parts.append(part)
+                offset += len(part)
+                left -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _put_if_absent(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
+        directory = os.path.dirname(path)
+        with _translated(f"creation of {name}"):
+            self._make_directory(directory)
+            temporary, descriptor = self._open_temporary()
+            try:
+                try:
+                    write_fully(descriptor, 0, [data])
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
+                try:
+                    os.link(temporary, path)
+                    created = True
+                except FileExistsError:
+                    created = False
+            finally:
+                os.unlink(temporary)
+            # Also when the name was there: its creator may not have flushed the directory yet, and the caller is about to rely on it.
+            _sync_directory(directory)
+        return created
+
+    def _open_temporary(self) -> tuple[str, int]:
+        """A new file that no list shows. Exclusive creation makes it ours, whatever other processes number theirs."""
+        directory = f"{self._base}{TEMPORARY}"
+        self._make_directory(directory)
+        while True:
+            path = f"{directory}/{os.getpid()}.{next(self._temporary_numbers)}"
+            with contextlib.suppress(FileExistsError):
+                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+
+    def _make_durable(self, name: str, offset: int, data: Buffer) -> None:
+        with _translated(f"flush of {name}"):
+            descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                write_fully(descriptor, offset, [data])
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _remove(self, name: str) -> bool:
+        path = self._path(name)
+        with _translated(f"removal of {name}"):
+            try:
+                os.unlink(path)
+                removed = True
+            except FileNotFoundError:
+                removed = False
+            with contextlib.suppress(FileNotFoundError):
+                _sync_directory(os.path.dirname(path))
+        return removed
+
+    def _list(self, prefix: str) -> builtins.list[str]:
+        directory = self._path(prefix.rstrip("/")) if prefix else str(self._root)
+        with _translated(f"list of {prefix or 'the volume'}"):
+            return sorted(path.removeprefix(self._base) for path in _files_below(directory, f"{self._base}{TEMPORARY}"))
+
+    def _make_directory(self, path: str) -> None:
+        """Create a directory and its missing parents, each durable in its own parent."""
+        with self._directories_lock:
+            known = path in self._synced_directories
+        if known:
+            return
+        parent = os.path.dirname(path)
+        if path != str(self._root):
+            self._make_directory(parent)
+        else:
+            os.makedirs(parent, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o750)
+        # Also when it was there: another process may have made it and not flushed it yet.
+        _sync_directory(parent)
+        with self._directories_lock:
+            if len(self._synced_directories) >= SYNCED_DIRECTORIES_MAX:
+                self._synced_directories.clear()
+            self._synced_directories.add(path)
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files_below(directory: str, left_out: str) -> Iterator[str]:
+    """Paths of all files below a directory; what vanishes meanwhile is left out."""
+    try:
+        entries = list(os.scandir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            if entry.path != left_out:
+                yield from _files_below(entry.path, left_out)
+        else:
+            yield entry.path
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """OSError becomes StorageError, except for a missing file, which the interface names."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{what} failed: {error.strerror} ({error.filename or error.errno}); see to the disk") from error

@@ -1,0 +1,75 @@
+"""What durable storage promises to the log.
+
+Owns: the `Volume` protocol: a directory tree shared by every broker, coordinator and job of one cluster. Imports: nothing.
+Implementations: `posix` (production), the simulation's seeded disk, later S3. Names are relative paths with "/" (no leading "/", no "..").
+Invariants: what a method promises durable survives process and machine failure once it returned; a name that is created by
+`put_if_absent` never changes its bytes afterwards; every failure raises StorageError (Fenced where named), never returns quietly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class LogHandle(Protocol):
+    """An open log file that one incarnation appends to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capacity(self) -> int:
+        """Bytes preallocated; appends must stay below."""
+        ...
+
+    async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
+        """Write `buffers` back to back at `offset`, make them durable, *then* look for the file named `claim`.
+
+        Returns only if all three succeeded in this order. Raises Fenced if the claim is absent or cannot be looked up, StorageError if
+        the write or flush failed: after either the handle must not be used again (a failed flush is never retried).
+        One call at a time per handle.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release the descriptor; the file stays."""
+        ...
+
+
+class Volume(Protocol):
+    """Durable storage with POSIX-like names."""
+
+    async def create_log(self, name: str, capacity: int, header: bytes) -> LogHandle:
+        """Create `name` exclusively, preallocated with zeros, its first bytes `header`; name and header durable on return."""
+        ...
+
+    async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Up to `length` bytes (all if None) from `offset`; shorter at the end of the file. Raises FileNotFoundError if absent."""
+        ...
+
+    async def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create `name` with exactly `data`, atomically and durably; False if the name exists (then nothing changed)."""
+        ...
+
+    async def make_durable(self, name: str, offset: int, data: Buffer) -> None:
+        """Write `data`, which the caller has just read there, over itself at `offset` and flush the file: all of it is durable on return.
+
+        For the taker of a log, who may see what its writer never flushed. Writing it again matters: after a flush that failed in another
+        process the cache holds pages that are marked clean and yet are not on the disk. Raises StorageError.
+        """
+        ...
+
+    async def exists(self, name: str) -> bool:
+        """Whether the name exists now (no cached attributes)."""
+        ...
+
+    async def remove(self, name: str) -> bool:
+        """Unlink `name` durably (directory synced) before returning; False if it was not there (synced all the same)."""
+        ...
+
+    async def list(self, prefix: str) -> list[str]:
+        """Names of all files below the directory `prefix`, recursively, sorted; [] if the directory is not there."""
+        ...

@@ -1,0 +1,210 @@
+"""What all dispatchers share.
+
+Owns: consumers, the values that go in and out of dispatch, and the `Dispatcher` interface: one class per subscription type
+implements it.
+Imports: cursor, intervals. Pure.
+Invariants: an entry is never split between consumers; permits are messages and may go negative; an acknowledged entry costs
+nothing; what cannot be delivered stays where the next read begins.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from magnetar.topics.acksets import words_of_mask
+from magnetar.topics.cursor import ACKNOWLEDGED_RANGES_MAX, Cursor
+from magnetar.topics.intervals import IntervalSet
+
+# A read spans acknowledged entries or foreign ones between two runs if they are no more than this: one longer read beats two.
+READ_GAP_ENTRIES_MAX = 16
+
+
+class SubscriptionType(enum.IntEnum):
+    """Numbers of the protocol (`CommandSubscribe.subType`)."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """Limits of one subscription; 0 switches an unacknowledged-messages limit off."""
+
+    unacknowledged_per_consumer_messages_max: int = 50_000
+    unacknowledged_per_subscription_messages_max: int = 200_000
+    turn_entries_max: int = 20
+    acknowledged_ranges_max: int = ACKNOWLEDGED_RANGES_MAX
+
+
+class ReadRequest(NamedTuple):
+    """Entries to fetch: ordinals first .. first+entries-1, all of which exist."""
+
+    first: int
+    entries: int
+
+
+class Delivery(NamedTuple):
+    """Entries first .. first+entries-1 for one consumer, to be sent as so many MESSAGE commands in order.
+
+    `messages` is what they cost in permits. `redelivery_counts` has one number per entry, or is None when all are 0. `ack_sets` has
+    one tuple of signed 64-bit words per entry (empty = nothing of it is acknowledged), or is None when all are empty. `epoch` is
+    the consumer's.
+    """
+
+    consumer: Hashable
+    first: int
+    entries: int
+    messages: int
+    redelivery_counts: Sequence[int] | None
+    ack_sets: Sequence[tuple[int, ...]] | None
+    epoch: int
+
+
+class Consumer:
+    """One consumer of a subscription, as dispatch sees it.
+
+    `unacknowledged` (messages) and `pending` (ordinals) are kept by Shared types only. `queued` belongs to `rotation`.
+    """
+
+    __slots__ = ("blocked", "epoch", "handle", "messages_out", "name", "pending", "permits", "priority", "queued", "unacknowledged")
+
+    def __init__(self, handle: Hashable, name: str = "", priority: int = 0, epoch: int = 0) -> None:
+        self.handle = handle
+        self.name = name
+        self.priority = priority
+        self.epoch = epoch
+        self.permits = 0
+        self.unacknowledged = 0
+        self.blocked = False
+        self.queued = False
+        self.pending = IntervalSet()
+        self.messages_out = 0
+
+    @property
+    def ready(self) -> bool:
+        """May be given entries."""
+        return self.permits > 0 and not self.blocked
+
+
+class Dispatcher(Protocol):
+    """How one subscription type hands entries to its consumers.
+
+    Lives from the first consumer's arrival to the last one's departure.
+    """
+
+    kind: ClassVar[SubscriptionType]
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        """Those connected, in order of arrival."""
+        ...
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages delivered and neither acknowledged nor given back."""
+        ...
+
+    def add(self, consumer: Consumer) -> None:
+        """Raises ConsumerBusy if the type admits no further consumer."""
+        ...
+
+    def remove(self, consumer: Consumer) -> None:
+        """What it held is delivered again to the others."""
+        ...
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        """More permits; banked while the consumer is blocked."""
+        ...
+
+    def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
+        """The entries [start, end) are acknowledged, by `consumer` if it is still here; True if that unblocked delivery."""
+        ...
+
+    def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
+        """Of the entry only `remaining` messages are still unacknowledged; True if that unblocked delivery."""
+        ...
+
+    def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
+        """Give back these entries, or all that the consumer holds (None)."""
+        ...
+
+    def rewind(self) -> None:
+        """After a seek: forget what was delivered and all permits; read from the mark-delete."""
+        ...
+
+    def next_read(self, limit_entries: int) -> ReadRequest | None:
+        """What to fetch next, or None while nothing can be delivered."""
+        ...
+
+    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+        """Hand out what was fetched.
+
+        `message_counts[i]` (>= 1) belongs to entry first+i. Anything not due any more is passed over.
+        """
+        ...
+
+
+def entries_within(permits: int, costs: Sequence[int], low: int, high: int) -> tuple[int, int]:
+    """How many of the entries costs[low:high] may go out while permits (> 0) last, and their cost together: at least one goes."""
+    window = costs[low:high]
+    total = sum(window)
+    if total <= permits:
+        return high - low, total
+    used = 0
+    for index, cost in enumerate(window):
+        used += cost
+        if used >= permits:
+            return index + 1, used
+    return high - low, used
+
+
+def remaining_costs(cursor: Cursor, first: int, message_counts: Sequence[int]) -> Sequence[int]:
+    """`message_counts` less the messages that are acknowledged already inside partly acknowledged entries."""
+    touched = partly_acknowledged(cursor, first, len(message_counts))
+    if not touched:
+        return message_counts
+    costs = list(message_counts)
+    for ordinal in touched:
+        count = costs[ordinal - first]
+        costs[ordinal - first] = max(1, (cursor.partial[ordinal] & ((1 << count) - 1)).bit_count())
+    return costs
+
+
+def partly_acknowledged(cursor: Cursor, first: int, count: int) -> list[int]:
+    """Those of the entries first .. first+count-1 that have an ack set."""
+    partial = cursor.partial
+    if not partial:
+        return []
+    if len(partial) < count:
+        return [ordinal for ordinal in partial if first <= ordinal < first + count]
+    return [ordinal for ordinal in range(first, first + count) if ordinal in partial]
+
+
+def ack_sets_of(cursor: Cursor, first: int, count: int) -> list[tuple[int, ...]] | None:
+    """Ack sets to send with the entries first .. first+count-1; None if there are none."""
+    touched = partly_acknowledged(cursor, first, count)
+    if not touched:
+        return None
+    sets: list[tuple[int, ...]] = [()] * count
+    for ordinal in touched:
+        sets[ordinal - first] = words_of_mask(cursor.partial[ordinal])
+    return sets
+
+
+def read_span(runs: Iterable[tuple[int, int]], limit_entries: int) -> ReadRequest | None:
+    """One read over the first of the ordered `runs`, and over those after it that are near, of at most `limit_entries`."""
+    first = last = -1
+    for start, end in runs:
+        if first < 0:
+            first = start
+        elif start - last > READ_GAP_ENTRIES_MAX or start - first >= limit_entries:
+            break
+        last = end
+        if last - first >= limit_entries:
+            break
+    return None if first < 0 else ReadRequest(first, min(last - first, limit_entries))

@@ -1,0 +1,109 @@
+"""Exclusive: one consumer, strict order.
+
+Owns: the read position of an Exclusive subscription. Imports: dispatch, cursor. Pure.
+Invariants: entries leave in order, acknowledged ones excepted; redelivery means reading again from the mark-delete, with redelivery
+counts 0 and the consumer's new epoch, by which a client tells old copies from new ones. Cost is per run: nothing is tracked per
+entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from magnetar.errors import ConsumerBusy
+from magnetar.topics.cursor import Cursor
+from magnetar.topics.dispatch import (
+    Consumer,
+    Delivery,
+    DispatchLimits,
+    ReadRequest,
+    SubscriptionType,
+    ack_sets_of,
+    entries_within,
+    read_span,
+    remaining_costs,
+)
+
+
+class ExclusiveDispatcher:
+    """Delivers to the only consumer."""
+
+    kind: ClassVar[SubscriptionType] = SubscriptionType.EXCLUSIVE
+
+    def __init__(self, cursor: Cursor, _limits: DispatchLimits) -> None:
+        self._cursor = cursor
+        self._consumer: Consumer | None = None
+        self._read = cursor.mark_delete
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        return () if self._consumer is None else (self._consumer,)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Not tracked for this type."""
+        return 0
+
+    def add(self, consumer: Consumer) -> None:
+        if self._consumer is not None:
+            raise ConsumerBusy("Exclusive consumer is already connected; close it first or subscribe as Shared or Failover")
+        self._consumer = consumer
+        self._read = self._cursor.mark_delete
+
+    def remove(self, consumer: Consumer) -> None:
+        assert consumer is self._consumer
+        self._consumer = None
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        consumer.permits += permits
+
+    def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
+        """Nothing is held per entry; reads skip what is acknowledged by themselves."""
+        del consumer, start, end
+        return False
+
+    def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
+        del consumer, ordinal, remaining
+        return False
+
+    def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
+        """Rewind, whatever the ranges are: single entries cannot come back without breaking the order."""
+        del ranges
+        consumer.epoch = max(consumer.epoch, epoch)
+        self._read = self._cursor.mark_delete
+
+    def rewind(self) -> None:
+        self._read = self._cursor.mark_delete
+        if self._consumer is not None:
+            self._consumer.permits = 0
+
+    def next_read(self, limit_entries: int) -> ReadRequest | None:
+        consumer, cursor = self._consumer, self._cursor
+        if consumer is None or consumer.permits <= 0:
+            return None
+        self._read = read = cursor.first_unacknowledged(self._read)
+        if read >= cursor.end or (cursor.saturated and read >= cursor.acknowledged_end):
+            return None
+        limit = min(limit_entries, consumer.permits)
+        if read >= cursor.acknowledged_end:
+            return ReadRequest(read, min(limit, cursor.end - read))
+        return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
+
+    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+        consumer, cursor = self._consumer, self._cursor
+        end = first + len(message_counts)
+        deliveries: list[Delivery] = []
+        if consumer is None or not first <= self._read < end:
+            return deliveries
+        costs = remaining_costs(cursor, first, message_counts)
+        for start, stop in cursor.unacknowledged(self._read, end):
+            if consumer.permits <= 0:
+                return deliveries
+            count, messages = entries_within(consumer.permits, costs, start - first, stop - first)
+            ack_sets = ack_sets_of(cursor, start, count)
+            deliveries.append(Delivery(consumer.handle, start, count, messages, None, ack_sets, consumer.epoch))
+            consumer.permits -= messages
+            consumer.messages_out += messages
+            self._read = start + count
+        return deliveries

@@ -1,0 +1,183 @@
+"""The ledgers of one topic, and the numbering of its entries.
+
+Owns: `Position`, `LedgerTable` and the map between positions and ordinals. Imports: errors. Pure.
+Invariants: ledger ids strictly increase; entries of a ledger are numbered 0, 1, 2, ... without gaps; an entry's ordinal (its place
+in the topic, an int) never changes while the table lives; ordinals live in memory only: the wire and the log carry positions.
+Why: cursors and dispatch work on runs of ordinals, so that crossing a ledger costs them nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from magnetar.errors import CorruptData
+
+
+class Position(NamedTuple):
+    """Where an entry is: ledger id and entry id, both signed (the wire's unsigned 2^64-1 is -1 here)."""
+
+    ledger: int
+    entry: int
+
+
+EARLIEST = Position(-1, -1)
+LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
+
+
+class LedgerTable:
+    """All entries that can be read, in order: ledgers with their entry counts. Grows at the end, is dropped from the front."""
+
+    __slots__ = ("_bases", "_end", "_ids")
+
+    def __init__(self, ledgers: Iterable[tuple[int, int]] = ()) -> None:
+        """`ledgers` are (ledger id, entry count) in order."""
+        self._ids: list[int] = []
+        self._bases: list[int] = []
+        self._end = 0
+        for ledger, count in ledgers:
+            if count:
+                self.append(ledger, 0, count)
+
+    @property
+    def first(self) -> int:
+        """Ordinal of the first entry that still exists (equals `end` if there is none)."""
+        return self._bases[0] if self._bases else self._end
+
+    @property
+    def end(self) -> int:
+        """One more than the ordinal of the last entry."""
+        return self._end
+
+    @property
+    def last_ledger(self) -> int:
+        """Id of the ledger of the last entry, or -1."""
+        return self._ids[-1] if self._ids else -1
+
+    @property
+    def last_position(self) -> Position:
+        """Position of the last entry, or EARLIEST."""
+        return Position(self._ids[-1], self._end - self._bases[-1] - 1) if self._ids else EARLIEST
+
+    def ledgers(self) -> list[tuple[int, int]]:
+        """(ledger id, entry count) in order."""
+        bounds = [*self._bases[1:], self._end] if self._bases else []
+        return [(ledger, bound - base) for ledger, base, bound in zip(self._ids, self._bases, bounds, strict=True)]
+
+    def append(self, ledger: int, first: int, count: int) -> int:
+        """Add entries first .. first+count-1 of `ledger`; returns the ordinal of the first one.
+
+        A new ledger must have the greatest id and begin with entry 0. Raises CorruptData for anything that leaves a hole.
+        """
+        assert count > 0, count
+        if not self._ids or ledger != self._ids[-1]:
+            if ledger <= self.last_ledger or first != 0:
+                raise self._hole(ledger, first)
+            self._ids.append(ledger)
+            self._bases.append(self._end)
+        elif first != self._end - self._bases[-1]:
+            raise self._hole(ledger, first)
+        ordinal = self._end
+        self._end += count
+        return ordinal
+
+    def _hole(self, ledger: int, first: int) -> CorruptData:
+        last = self.last_position
+        return CorruptData(
+            f"entry ({ledger}, {first}) does not follow ({last.ledger}, {last.entry}): records before it are missing"
+        )
+
+    def extend(self, ledger: int, first: int, count: int) -> int:
+        """Like `append`, for replay: entries that are there (or trimmed) already are passed over. Returns how many were new."""
+        if ledger == self.last_ledger:
+            known = self._end - self._bases[-1]
+            if first + count <= known:
+                return 0
+            count, first = first + count - max(first, known), max(first, known)
+        elif ledger < self.last_ledger:
+            start, end = self.span(ledger, first, first + count - 1)
+            if ledger >= self._ids[0] and end - start != count:
+                raise self._hole(ledger, first)
+            return 0
+        self.append(ledger, first, count)
+        return count
+
+    def drop_before(self, ordinal: int) -> int:
+        """Drop the ledgers that lie wholly below `ordinal`, the last ledger excepted; returns how many were dropped.
+
+        The last one stays so that the topic remembers its last position and replay knows what it has seen.
+        """
+        dropped = max(0, min(bisect_right(self._bases, ordinal) - 1, len(self._ids) - 1))
+        del self._ids[:dropped]
+        del self._bases[:dropped]
+        return dropped
+
+    def position(self, ordinal: int) -> Position:
+        """Position of the entry with this ordinal, which must exist."""
+        bases = self._bases
+        assert self.first <= ordinal < self._end, (ordinal, self.first, self._end)
+        index = -1 if ordinal >= bases[-1] else bisect_right(bases, ordinal) - 1
+        return Position(self._ids[index], ordinal - bases[index])
+
+    def position_before(self, ordinal: int) -> Position:
+        """Position of the entry before `ordinal`: how a mark-delete is written. Without one, (first ledger, -1) or EARLIEST."""
+        if ordinal > self.first:
+            return self.position(ordinal - 1)
+        return Position(self._ids[0], -1) if self._ids else EARLIEST
+
+    def ordinal_after(self, position: tuple[int, int]) -> int:
+        """Ordinal of the first entry after `position`: how a mark-delete is read; `position` need not exist."""
+        return self.clamp((position[0], position[1] + 1))
+
+    def find(self, position: tuple[int, int]) -> int | None:
+        """Ordinal of `position`, or None if there is no such entry."""
+        ledger, entry = position
+        index = bisect_right(self._ids, ledger) - 1
+        if index < 0 or self._ids[index] != ledger or entry < 0:
+            return None
+        ordinal = self._bases[index] + entry
+        bound = self._bases[index + 1] if index + 1 < len(self._bases) else self._end
+        return ordinal if ordinal < bound else None
+
+    def clamp(self, position: tuple[int, int]) -> int:
+        """Ordinal of `position`, or of the next entry that exists; `end` if there is none after it."""
+        ledger, entry = position
+        index = bisect_right(self._ids, ledger) - 1
+        if index < 0:
+            return self.first
+        bound = self._bases[index + 1] if index + 1 < len(self._bases) else self._end
+        if self._ids[index] != ledger:
+            return bound
+        return min(self._bases[index] + max(entry, 0), bound)
+
+    def span(self, ledger: int, first: int, last: int) -> tuple[int, int]:
+        """The ordinals [start, end) of those of the entries first..last (inclusive) of `ledger` that exist."""
+        index = bisect_right(self._ids, ledger) - 1
+        if index < 0 or self._ids[index] != ledger:
+            return 0, 0
+        base = self._bases[index]
+        bound = self._bases[index + 1] if index + 1 < len(self._bases) else self._end
+        start, end = base + max(first, 0), min(base + last + 1, bound)
+        return (start, end) if start < end else (0, 0)
+
+    def next(self, position: tuple[int, int]) -> Position | None:
+        """The entry after `position`, across ledgers, or None."""
+        ordinal = self.ordinal_after(position)
+        return self.position(ordinal) if ordinal < self._end else None
+
+    def previous(self, position: tuple[int, int]) -> Position | None:
+        """The entry before `position`, across ledgers, or None."""
+        ordinal = self.clamp(position) - 1
+        return self.position(ordinal) if ordinal >= self.first else None
+
+    def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The ordinals [start, end) as (ledger, first entry, last entry inclusive), one per ledger touched."""
+        assert start >= end or (self.first <= start and end <= self._end), (start, end, self.first, self._end)
+        index = bisect_right(self._bases, start) - 1
+        while start < end:
+            base = self._bases[index]
+            bound = min(end, self._bases[index + 1] if index + 1 < len(self._bases) else self._end)
+            yield self._ids[index], start - base, bound - 1 - base
+            start = bound
+            index += 1

@@ -1,0 +1,251 @@
+"""Shared: any number of consumers, each entry held by one of them.
+
+Owns: who holds which entry, the replay set, redelivery counts, limits on unacknowledged messages. Imports: dispatch, rotation,
+intervals.
+Source: Pulsar's Shared dispatcher (permits, turns, redelivery, unacknowledged limits).
+Invariants: an unacknowledged entry below the read position is either pending at exactly one consumer or in the replay set; an
+acknowledged one is in neither; replays go before new entries, lowest first; a redelivery count grows only by an explicit
+redelivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from magnetar.topics.cursor import Cursor
+from magnetar.topics.dispatch import (
+    Consumer,
+    Delivery,
+    DispatchLimits,
+    ReadRequest,
+    SubscriptionType,
+    ack_sets_of,
+    entries_within,
+    read_span,
+    remaining_costs,
+)
+from magnetar.topics.intervals import IntervalSet
+from magnetar.topics.rotation import Rotation
+
+
+class SharedDispatcher:
+    """Delivers in turns of up to `turn_entries_max` entries."""
+
+    kind: ClassVar[SubscriptionType] = SubscriptionType.SHARED
+
+    def __init__(self, cursor: Cursor, limits: DispatchLimits) -> None:
+        self._cursor = cursor
+        self._limits = limits
+        self._consumers: list[Consumer] = []
+        self._rotation = Rotation()
+        self._replay = IntervalSet()
+        self._read = cursor.mark_delete
+        self._unacknowledged = 0
+        self._blocked = False
+        # Messages held per pending entry, where that is not 1: the unacknowledged limits count messages, and batches are the
+        # exception.
+        self._held: dict[int, int] = {}
+        self._redeliveries: dict[int, int] = {}
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        return self._consumers
+
+    @property
+    def unacknowledged(self) -> int:
+        return self._unacknowledged
+
+    def add(self, consumer: Consumer) -> None:
+        self._consumers.append(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Its pending entries go to the replay set; that is no redelivery in the sense of the count."""
+        for start, end in list(consumer.pending):
+            self._give_back(consumer, start, end)
+        assert consumer.unacknowledged == 0, consumer.unacknowledged
+        # Last, because giving back may lift its block and queue it again.
+        self._rotation.withdraw(consumer)
+        self._consumers.remove(consumer)
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        consumer.permits += permits
+        self._rotation.offer(consumer)
+
+    # --- what comes back --------------------------------------------------------------------------------------------------------
+
+    def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
+        if self._replay:
+            self._replay.remove(start, end)
+        if self._redeliveries:
+            self._forget_redeliveries(start, end)
+        left = end - start
+        unblocked = False
+        # Usually the one that acknowledges holds the entry; otherwise whoever does (acknowledging for others is allowed).
+        if consumer is not None:
+            removed, unblocked = self._settle(consumer, start, end)
+            left -= removed
+        if left > 0:
+            for other in self._consumers:
+                if other is not consumer:
+                    removed, freed = self._settle(other, start, end)
+                    unblocked |= freed
+                    left -= removed
+                    if left == 0:
+                        break
+        return unblocked
+
+    def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
+        holder = consumer if consumer is not None and ordinal in consumer.pending else self._holder(ordinal)
+        if holder is None:
+            return False
+        held = self._held.get(ordinal, 1)
+        if remaining >= held:
+            return False
+        self._held[ordinal] = remaining
+        return self._release(holder, held - remaining)
+
+    def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
+        """Only entries that this consumer holds come back; each is counted."""
+        del epoch
+        wanted = list(consumer.pending) if ranges is None else ranges
+        redeliveries = self._redeliveries
+        for start, end in wanted:
+            for first, last in list(consumer.pending.overlap(start, end)):
+                self._give_back(consumer, first, last)
+                for ordinal in range(first, last):
+                    redeliveries[ordinal] = redeliveries.get(ordinal, 0) + 1
+
+    def rewind(self) -> None:
+        self._read = self._cursor.mark_delete
+        self._replay.clear()
+        self._held.clear()
+        self._redeliveries.clear()
+        self._unacknowledged, self._blocked = 0, False
+        for consumer in self._consumers:
+            self._rotation.withdraw(consumer)
+            consumer.pending.clear()
+            consumer.permits, consumer.unacknowledged, consumer.blocked = 0, 0, False
+
+    def _holder(self, ordinal: int) -> Consumer | None:
+        return next((consumer for consumer in self._consumers if ordinal in consumer.pending), None)
+
+    def _settle(self, consumer: Consumer, start: int, end: int) -> tuple[int, bool]:
+        """Take what the consumer holds of [start, end) away from it: (entries, whether that unblocked delivery)."""
+        if not self._held:
+            removed = consumer.pending.remove(start, end)
+            return removed, self._release(consumer, removed) if removed else False
+        messages = sum(self._take_held(first, last) for first, last in consumer.pending.overlap(start, end))
+        removed = consumer.pending.remove(start, end)
+        return removed, self._release(consumer, messages) if removed else False
+
+    def _give_back(self, consumer: Consumer, start: int, end: int) -> None:
+        self._settle(consumer, start, end)
+        self._replay.add(start, end)
+
+    def _take_held(self, start: int, end: int) -> int:
+        """Messages held in the entries [start, end), all pending; they are not held any more."""
+        held = self._held
+        if not held:
+            return end - start
+        return sum([held.pop(ordinal, 1) for ordinal in range(start, end)])
+
+    def _release(self, consumer: Consumer, messages: int) -> bool:
+        """Lower the counts and lift blocks at half their limits; True if a block was lifted."""
+        limits = self._limits
+        consumer.unacknowledged -= messages
+        self._unacknowledged -= messages
+        unblocked = False
+        if consumer.blocked and consumer.unacknowledged <= limits.unacknowledged_per_consumer_messages_max // 2:
+            consumer.blocked, unblocked = False, True
+            self._rotation.offer(consumer)
+        if self._blocked and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2:
+            self._blocked, unblocked = False, True
+        return unblocked
+
+    def _forget_redeliveries(self, start: int, end: int) -> None:
+        redeliveries = self._redeliveries
+        if end - start <= len(redeliveries):
+            for ordinal in range(start, end):
+                redeliveries.pop(ordinal, None)
+        else:
+            for ordinal in [ordinal for ordinal in redeliveries if start <= ordinal < end]:
+                del redeliveries[ordinal]
+
+    # --- what goes out ----------------------------------------------------------------------------------------------------------
+
+    def next_read(self, limit_entries: int) -> ReadRequest | None:
+        limit = 0 if self._blocked else min(limit_entries, self._rotation.permits(limit_entries))
+        if limit <= 0:
+            return None
+        if self._replay:
+            return read_span(self._replay, limit)
+        cursor = self._cursor
+        self._read = read = cursor.first_unacknowledged(self._read)
+        if read >= cursor.end or (cursor.saturated and read >= cursor.acknowledged_end):
+            return None
+        if read >= cursor.acknowledged_end:
+            return ReadRequest(read, min(limit, cursor.end - read))
+        return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
+
+    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        costs = remaining_costs(self._cursor, first, message_counts)
+        turn = self._limits.turn_entries_max
+        for start, end in self._due(first, first + len(costs)):
+            while start < end:
+                consumer = None if self._blocked else self._rotation.next()
+                if consumer is None:
+                    return deliveries
+                count, messages = entries_within(consumer.permits, costs, start - first, min(start + turn, end) - first)
+                self._hold(consumer, start, costs[start - first : start - first + count], messages)
+                deliveries.append(
+                    Delivery(
+                        consumer.handle,
+                        start,
+                        count,
+                        messages,
+                        self._redelivery_counts(start, count),
+                        ack_sets_of(self._cursor, start, count),
+                        consumer.epoch,
+                    )
+                )
+                start += count
+        return deliveries
+
+    def _due(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """What of [first, end) is to be delivered now: replays, then entries not read yet.
+
+        Decided before anything of it is handed out.
+        """
+        read = self._read
+        runs = list(self._replay.overlap(first, min(end, read))) if self._replay else []
+        if first <= read < end:
+            runs += self._cursor.unacknowledged(read, end)
+        return iter(runs)
+
+    def _hold(self, consumer: Consumer, start: int, costs: Sequence[int], messages: int) -> None:
+        """Record that the consumer holds the entries from `start` on."""
+        limits, end = self._limits, start + len(costs)
+        if start >= self._read:
+            self._read = end
+        else:
+            self._replay.remove(start, end)
+        consumer.pending.add(start, end)
+        if messages != len(costs):
+            self._held.update((start + index, cost) for index, cost in enumerate(costs) if cost != 1)
+        consumer.permits -= messages
+        consumer.messages_out += messages
+        consumer.unacknowledged += messages
+        self._unacknowledged += messages
+        if 0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged:
+            consumer.blocked = True
+        if 0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged:
+            self._blocked = True
+
+    def _redelivery_counts(self, start: int, count: int) -> list[int] | None:
+        redeliveries = self._redeliveries
+        if not redeliveries:
+            return None
+        counts = [redeliveries.get(ordinal, 0) for ordinal in range(start, start + count)]
+        return counts if any(counts) else None

@@ -1,0 +1,233 @@
+"""One subscription of a topic.
+
+Owns: its cursor, its consumers and the dispatcher of its current type. Imports: cursor, dispatch and the dispatchers, errors. Pure.
+Source: Pulsar's SUBSCRIBE, FLOW, ACK, REDELIVER and SEEK.
+Invariants: all connected consumers have one type; with nobody connected there is no dispatcher, so that the next consumer may bring
+another type and delivery begins at the mark-delete again. Consumers are known by an opaque handle.
+
+The host's loop: after every event that may make delivery possible, `next_read` -> fetch -> `dispatch` -> send, until `next_read` is
+None. Anything may happen between `next_read` and `dispatch`: what is not due any more is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
+from magnetar.topics.cursor import Cursor
+from magnetar.topics.dispatch import Consumer, Delivery, Dispatcher, DispatchLimits, ReadRequest, SubscriptionType
+from magnetar.topics.exclusive import ExclusiveDispatcher
+from magnetar.topics.shared import SharedDispatcher
+from magnetar.topics.state import CursorDelta, CursorState
+
+_DISPATCHERS: Mapping[SubscriptionType, type[ExclusiveDispatcher] | type[SharedDispatcher]] = MappingProxyType(
+    {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, SharedDispatcher)}
+)
+
+
+class Subscription:
+    """Cursor and delivery of one subscription. A non-durable one (a reader's) lives in memory, until its last consumer leaves."""
+
+    def __init__(
+        self,
+        name: str,
+        durable: bool,
+        cursor: Cursor,
+        *,
+        limits: DispatchLimits | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.durable = durable
+        self.cursor = cursor
+        self._properties = dict(properties or {})
+        self._limits = limits or DispatchLimits()
+        self._consumers: dict[Hashable, Consumer] = {}
+        self._dispatcher: Dispatcher | None = None
+        self._properties_changed = True
+        self.messages_out = 0
+
+    # --- consumers --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Whether any consumer is connected."""
+        return bool(self._consumers)
+
+    @property
+    def consumers(self) -> Mapping[Hashable, Consumer]:
+        """Connected consumers by handle; read only."""
+        return MappingProxyType(self._consumers)
+
+    @property
+    def kind(self) -> SubscriptionType | None:
+        """Type of the connected consumers, or None."""
+        return self._dispatcher.kind if self._dispatcher is not None else None
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages delivered and not acknowledged (Shared; 0 for Exclusive)."""
+        return self._dispatcher.unacknowledged if self._dispatcher is not None else 0
+
+    @property
+    def backlog(self) -> int:
+        """Entries not acknowledged."""
+        return self.cursor.backlog
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """User's properties of the subscription; read only."""
+        return MappingProxyType(self._properties)
+
+    def replace_properties(self, properties: Mapping[str, str]) -> None:
+        """Set the properties; the next delta carries them."""
+        self._properties = dict(properties)
+        self._properties_changed = True
+
+    def add_consumer(
+        self, handle: Hashable, kind: SubscriptionType, *, name: str = "", priority: int = 0, epoch: int = 0
+    ) -> Consumer:
+        """Connect a consumer, with 0 permits.
+
+        Raises ConsumerBusy if the subscription is taken or has consumers of another type, NotAllowed for a type that is not
+        offered.
+        """
+        assert handle not in self._consumers, handle
+        if self._dispatcher is not None and self._dispatcher.kind is not kind:
+            raise ConsumerBusy(
+                f"subscription {self.name!r} has {self._dispatcher.kind.name} consumers; subscribe with that type, not {kind.name}"
+            )
+        if kind not in _DISPATCHERS:
+            offered = " or ".join(known.name for known in _DISPATCHERS)
+            raise NotAllowed(f"subscription type {kind.name} is not offered; use {offered}")
+        dispatcher = self._dispatcher if self._dispatcher is not None else _DISPATCHERS[kind](self.cursor, self._limits)
+        consumer = Consumer(handle, name, priority, epoch)
+        dispatcher.add(consumer)
+        self._dispatcher = dispatcher
+        self._consumers[handle] = consumer
+        return consumer
+
+    def remove_consumer(self, handle: Hashable) -> None:
+        """Disconnect a consumer.
+
+        What it held is delivered again. An unknown handle is ignored (its connection may be closing twice).
+        """
+        consumer = self._consumers.pop(handle, None)
+        if consumer is None:
+            return
+        assert self._dispatcher is not None
+        self._dispatcher.remove(consumer)
+        if not self._consumers:
+            self._dispatcher = None
+
+    def flow(self, handle: Hashable, permits: int) -> None:
+        """FLOW: so many messages more. Raises InvalidRequest for fewer than 1. An unknown handle is ignored."""
+        if permits < 1:
+            raise InvalidRequest(f"messagePermits: {permits} is out of range; send at least 1")
+        consumer = self._consumers.get(handle)
+        if consumer is not None and self._dispatcher is not None:
+            self._dispatcher.flow(consumer, permits)
+
+    # --- acknowledgements -------------------------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self, handle: Hashable | None, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]] = ()
+    ) -> bool:
+        """Acknowledge entries: `ranges` of ordinals [start, end), and `partial` (ordinal, mask of messages still unacknowledged).
+
+        `handle` None is the broker itself (markers, expiry, eviction). What does not exist is ignored. True if delivery became
+        possible by a lifted block: look at `next_read` again.
+        """
+        cursor, dispatcher = self.cursor, self._dispatcher
+        consumer = self._consumers.get(handle) if handle is not None else None
+        saturated = cursor.saturated
+        unblocked = False
+        for start, end in ranges:
+            start, end = max(start, cursor.mark_delete), min(end, cursor.end)
+            if start < end and cursor.acknowledge(start, end) and dispatcher is not None:
+                unblocked |= dispatcher.acknowledged(consumer, start, end)
+        for ordinal, mask in partial:
+            if cursor.is_acknowledged(ordinal) or ordinal >= cursor.end:
+                continue
+            remaining = cursor.acknowledge_partial(ordinal, mask)
+            if dispatcher is None:
+                continue
+            if remaining:
+                unblocked |= dispatcher.acknowledged_partly(consumer, ordinal, remaining.bit_count())
+            else:
+                unblocked |= dispatcher.acknowledged(consumer, ordinal, ordinal + 1)
+        return unblocked or (saturated and not cursor.saturated)
+
+    def acknowledge_cumulative(self, handle: Hashable, ordinal: int, mask: int | None = None) -> bool:
+        """Acknowledge everything up to and including `ordinal`; with `mask`, of that entry only the messages whose bit is 0.
+
+        Ignored on Shared, as the protocol has it (the request still succeeds), and from a consumer that has left. Returns as
+        `acknowledge`.
+        """
+        if self.kind is SubscriptionType.SHARED or handle not in self._consumers:
+            return False
+        if mask is None:
+            return self.acknowledge(handle, ((self.cursor.mark_delete, ordinal + 1),))
+        return self.acknowledge(handle, ((self.cursor.mark_delete, ordinal),), ((ordinal, mask),))
+
+    def redeliver(self, handle: Hashable, ranges: Sequence[tuple[int, int]] | None = None, epoch: int = 0) -> None:
+        """REDELIVER: the entries in `ranges`, or all that the consumer holds (None).
+
+        Exclusive rewinds and takes over a higher `epoch`.
+        """
+        consumer = self._consumers.get(handle)
+        if consumer is not None and self._dispatcher is not None:
+            self._dispatcher.redeliver(consumer, ranges, epoch)
+
+    def reset(self, ordinal: int, mask: int | None = None) -> None:
+        """SEEK: `ordinal` is the next entry to deliver (`mask`: which of its messages are).
+
+        Permits, pending entries and redelivery counts are dropped; the host disconnects the consumers, and they come back.
+        """
+        self.cursor.reset(ordinal, mask)
+        if self._dispatcher is not None:
+            self._dispatcher.rewind()
+
+    # --- delivery ---------------------------------------------------------------------------------------------------------------
+
+    def next_read(self, limit_entries: int) -> ReadRequest | None:
+        """Entries to fetch for delivery now, at most `limit_entries`; None if there are none or nobody may take them."""
+        return self._dispatcher.next_read(limit_entries) if self._dispatcher is not None else None
+
+    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+        """Hand out entries first, first+1, ....
+
+        `message_counts` has the messages of each (>= 1). What is left over is read again.
+        """
+        if self._dispatcher is None:
+            return []
+        deliveries = self._dispatcher.dispatch(first, message_counts)
+        for delivery in deliveries:
+            self.messages_out += delivery.messages
+        return deliveries
+
+    # --- the log ----------------------------------------------------------------------------------------------------------------
+
+    def take_delta(self) -> CursorDelta | None:
+        """What the log does not hold yet of a durable subscription; None if nothing, or if it is not durable."""
+        if not self.durable:
+            return None
+        delta = self.cursor.take_delta()
+        if self._properties_changed:
+            delta = replace(delta or CursorDelta(self.cursor.mark_delete_position), properties=dict(self._properties))
+            self._properties_changed = False
+        return delta
+
+    def apply_delta(self, delta: CursorDelta) -> None:
+        """Replay one record of the log."""
+        self.cursor.apply_delta(delta)
+        if delta.properties is not None:
+            self._properties = dict(delta.properties)
+        self._properties_changed = False
+
+    def to_state(self) -> CursorState:
+        """Everything, for a checkpoint."""
+        state = self.cursor.to_state()
+        return CursorState(state.mark_delete, state.ranges, state.partial, dict(self._properties))

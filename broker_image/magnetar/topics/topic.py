@@ -1,0 +1,214 @@
+"""One topic (or one partition of one).
+
+Owns: assignment of entry ids, the confirmed end, registries of producers and subscriptions, recovery. Imports: ledgers, cursor,
+subscription, producers, state, errors. Pure.
+Invariants: ids strictly increase and are never given twice; dispatch sees confirmed (durable) entries only; a term's ledger appears
+with its first confirmed entry; replaying log records that a checkpoint covers already changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from magnetar.errors import ConsumerBusy, CorruptData, NotAllowed, ServiceNotReady, SubscriptionNotFound
+from magnetar.topics.cursor import Cursor
+from magnetar.topics.dispatch import DispatchLimits
+from magnetar.topics.ledgers import LedgerTable, Position
+from magnetar.topics.producers import ProducerRegistry
+from magnetar.topics.state import CursorDelta, TopicState
+from magnetar.topics.subscription import Subscription
+
+RESERVED_SUBSCRIPTION = "pulsar.dedup"
+RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
+
+
+def ledger_of_epoch(epoch: int) -> int:
+    """Ledger id of a partition in a term (its transaction sidecar has 2*epoch)."""
+    return 2 * epoch + 1
+
+
+@dataclass(slots=True)
+class Counters:
+    """Traffic since this broker opened the topic. The host adds to them, per batch."""
+
+    messages_in: int = 0
+    bytes_in: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+
+
+class Topic:
+    """State of one topic in one term.
+
+    Recovery makes it with `from_state` (or empty) and calls the `apply_` methods before it is served.
+    """
+
+    def __init__(self, name: str, epoch: int, *, created_ms: int = 0, limits: DispatchLimits | None = None) -> None:
+        self.name = name
+        self.created_ms = created_ms
+        self.properties: dict[str, str] = {}
+        self.ledgers = LedgerTable()
+        self.producers = ProducerRegistry(name)
+        self.counters = Counters()
+        self._limits = limits or DispatchLimits()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._ledger = ledger_of_epoch(epoch)
+        self._next_entry = 0
+        self._unconfirmed = 0
+        self._frozen = False
+
+    # --- publishing -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
+
+    @property
+    def current_ledger(self) -> int:
+        """Ledger id that the next entry gets."""
+        return self._ledger
+
+    @property
+    def next_entry(self) -> int:
+        """Entry id that the next entry gets."""
+        return self._next_entry
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many published entries are still on their way to stable storage."""
+        return self._unconfirmed
+
+    @property
+    def last_confirmed(self) -> Position:
+        """The last durable entry, or EARLIEST."""
+        return self.ledgers.last_position
+
+    def last_message_position(self) -> Position:
+        """The last entry that can be delivered: answers GET_LAST_MESSAGE_ID; EARLIEST for an empty topic."""
+        return self.ledgers.last_position
+
+    def publish(self, count: int) -> Position:
+        """Assign ids to `count` entries.
+
+        Returns the first. Raises ServiceNotReady while frozen: park the sender until the move ends.
+        """
+        assert count > 0, count
+        if self._frozen:
+            raise ServiceNotReady(f"topic {self.name} is being unloaded; send again after a lookup")
+        first = self._next_entry
+        self._next_entry = first + count
+        self._unconfirmed += count
+        return Position(self._ledger, first)
+
+    def confirm(self, first: tuple[int, int], count: int) -> int:
+        """The entries from `first` on are durable; returns the ordinal of the first. Must be called in the order of `publish`."""
+        assert count <= self._unconfirmed, (first, count, self._unconfirmed)
+        self._unconfirmed -= count
+        return self.ledgers.append(first[0], first[1], count)
+
+    def roll(self, ledger: int) -> None:
+        """Go on in a new, greater ledger within this term (size or age)."""
+        assert ledger > self._ledger, (ledger, self._ledger)
+        self._ledger, self._next_entry = ledger, 0
+
+    def freeze(self) -> None:
+        """Refuse publishing: a planned move has begun."""
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Publish again: the move was called off before RELEASE was written."""
+        self._frozen = False
+
+    # --- subscriptions ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By name; read only."""
+        return MappingProxyType(self._subscriptions)
+
+    def subscription(self, name: str) -> Subscription:
+        """Raises SubscriptionNotFound."""
+        found = self._subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFound(f"subscription {name!r} does not exist on topic {self.name}; create it first")
+        return found
+
+    def subscribe(
+        self, name: str, start: tuple[int, int], *, durable: bool = True, properties: Mapping[str, str] | None = None
+    ) -> Subscription:
+        """The subscription `name`, created if need be, with `start` (a Position, EARLIEST or LATEST) as the first entry to deliver.
+
+        Raises NotAllowed for a reserved or blank name, and where durable and non-durable meet under one name.
+        """
+        found = self._subscriptions.get(name)
+        if found is not None:
+            if found.durable != durable:
+                raise NotAllowed(
+                    f"subscription {name!r} is {'' if found.durable else 'not '}durable; "
+                    "a durable consumer and a reader cannot share it: choose another name"
+                )
+            return found
+        if not name.strip() or name == RESERVED_SUBSCRIPTION or name.startswith(RESERVED_SUBSCRIPTION_PREFIX):
+            raise NotAllowed(f"subscription name {name!r} is blank or reserved; choose another name")
+        return self._create(name, self.ledgers.clamp(start), durable, properties)
+
+    def remove_subscription(self, name: str) -> Subscription:
+        """Unsubscribe. Raises SubscriptionNotFound, and ConsumerBusy while consumers are connected (disconnect them first)."""
+        found = self.subscription(name)
+        if found.connected:
+            raise ConsumerBusy(f"subscription {name!r} has {len(found.consumers)} connected consumers; disconnect them first")
+        return self._subscriptions.pop(name)
+
+    def _create(self, name: str, start: int, durable: bool, properties: Mapping[str, str] | None) -> Subscription:
+        cursor = Cursor(self.ledgers, start, acknowledged_ranges_max=self._limits.acknowledged_ranges_max)
+        created = Subscription(name, durable, cursor, limits=self._limits, properties=properties)
+        self._subscriptions[name] = created
+        return created
+
+    # --- checkpoint and recovery ------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> TopicState:
+        """Everything that recovery needs as of now: confirmed entries and durable cursors, untaken deltas included."""
+        return TopicState(
+            created_ms=self.created_ms,
+            ledgers=tuple(self.ledgers.ledgers()),
+            cursors={name: found.to_state() for name, found in self._subscriptions.items() if found.durable},
+            properties=dict(self.properties),
+        )
+
+    @staticmethod
+    def from_state(name: str, epoch: int, state: TopicState, *, limits: DispatchLimits | None = None) -> Topic:
+        """The topic of a checkpoint, to be served in the term `epoch` after replay of the log written since."""
+        topic = Topic(name, epoch, created_ms=state.created_ms, limits=limits)
+        topic.properties = dict(state.properties)
+        for ledger, count in state.ledgers:
+            topic.apply_entries(ledger, 0, count)
+        for subscription, cursor in state.cursors.items():
+            topic.apply_cursor(subscription, cursor.as_delta())
+        return topic
+
+    def apply_topic(self, created_ms: int, properties: Mapping[str, str]) -> None:
+        """Replay a record of the topic itself (created, or properties changed)."""
+        self.created_ms = created_ms
+        self.properties = dict(properties)
+
+    def apply_entries(self, ledger: int, first: int, count: int) -> int:
+        """Replay a run of entries; returns how many were new. Raises CorruptData if records before it are missing."""
+        if ledger >= self._ledger:
+            raise CorruptData(f"topic {self.name}: the log holds ledger {ledger}, not older than this term's {self._ledger}")
+        return self.ledgers.extend(ledger, first, count)
+
+    def apply_cursor(self, name: str, delta: CursorDelta) -> None:
+        """Replay a cursor record. One of an unknown subscription that does not create it is older than its removal, and ignored."""
+        found = self._subscriptions.get(name)
+        if found is None:
+            if not delta.reset:
+                return
+            found = self._create(name, self.ledgers.first, True, None)
+        found.apply_delta(delta)
+
+    def apply_subscription_removed(self, name: str) -> None:
+        """Replay the removal of a subscription."""
+        self._subscriptions.pop(name, None)

@@ -1,0 +1,125 @@
+"""Frames: where one command ends and the next begins.
+
+Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors, the generated protocol. Pure.
+Source: protocol 1.1: `totalSize u32 | commandSize u32 | BaseCommand | body`, big-endian; totalSize counts everything after itself.
+Invariants: the frames of a stream do not depend on how it was split into reads; no byte of a frame is copied while it is cut;
+a frame beyond the limit is refused from its first four bytes; memory follows bytes received, not sizes announced.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from magnetar.errors import FrameTooLarge, ProtocolError
+from magnetar.wire.checksum import Buffer
+from magnetar.wire.pulsar_api_pb2 import BaseCommand
+
+MESSAGE_BYTES_MAX = 5 * 1024 * 1024
+FRAME_OVERHEAD_BYTES_MAX = 10 * 1024
+READ_BUFFER_BYTES = 1024 * 1024
+SIZE_BYTES = 4
+HEADER_BYTES = 8
+
+Frame: TypeAlias = tuple[int, int, int]
+"""(command start, command end = body start, body end): offsets into `InboundBuffer.data`; an empty body has start == end."""
+
+_SIZES = struct.Struct(">II")
+_U32 = struct.Struct(">I")
+
+
+class InboundBuffer:
+    """One reused receive buffer behind asyncio's BufferedProtocol, shared by broker and client.
+
+    `get_buffer` and `advance` are what `get_buffer` and `buffer_updated` of the protocol call. Frames point into `data` and are
+    valid until the next `get_buffer`; whoever keeps bytes longer copies them first.
+    """
+
+    __slots__ = ("_capacity", "_consumed", "_frame_bytes_max", "_have", "data", "view")
+
+    def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX, capacity: int = READ_BUFFER_BYTES) -> None:
+        assert capacity >= HEADER_BYTES, "a buffer must hold a frame's header"
+        self._capacity = capacity
+        self._frame_bytes_max = message_bytes_max + FRAME_OVERHEAD_BYTES_MAX
+        self._consumed = 0
+        self._have = 0
+        self.data = bytearray(capacity)
+        self.view = memoryview(self.data)
+
+    @property
+    def pending(self) -> int:
+        """Bytes received that do not make a whole frame yet."""
+        return self._have - self._consumed
+
+    def get_buffer(self, _size_hint: int = -1) -> memoryview:
+        """Room for the next read, never empty. Invalidates the frames of earlier reads."""
+        rest = self._have - self._consumed
+        if self._consumed:
+            if len(self.data) > self._capacity and rest < self._capacity:
+                self._reallocate(self._capacity, rest)
+            else:
+                self.view[:rest] = self.view[self._consumed : self._have]
+            self._consumed, self._have = 0, rest
+        if self._have == len(self.data):
+            capacity = min(2 * len(self.data), self._frame_bytes_max + SIZE_BYTES)
+            assert capacity > len(self.data), "whole frames were left unread while reading went on"
+            self._reallocate(capacity, rest)
+        return self.view[self._have :]
+
+    def advance(self, count: int) -> Iterator[Frame]:
+        """Take note of `count` bytes read, then yield every whole frame.
+
+        Raises ProtocolError or FrameTooLarge on reaching a malformed frame, after the good ones before it. A caller that stops
+        early gets the remaining frames from its next call.
+        """
+        self._have += count
+        assert self._have <= len(self.data), "more bytes than the buffer had room for"
+        return self._frames()
+
+    def _frames(self) -> Iterator[Frame]:
+        sizes, data = _SIZES.unpack_from, self.data
+        start, have, limit = self._consumed, self._have, self._frame_bytes_max
+        while have - start >= HEADER_BYTES:
+            total, command = sizes(data, start)
+            if total > limit or command > total - SIZE_BYTES:
+                raise _malformed(total, command, limit)
+            end = start + SIZE_BYTES + total
+            if end > have:
+                return
+            self._consumed = end
+            yield start + HEADER_BYTES, start + HEADER_BYTES + command, end
+            start = end
+        if have - start >= SIZE_BYTES:
+            (total,) = _U32.unpack_from(data, start)
+            if not SIZE_BYTES <= total <= limit:
+                raise _malformed(total, 0, limit)
+
+    def _reallocate(self, capacity: int, rest: int) -> None:
+        """Move the unconsumed bytes to a buffer of another size; views of the old one stay readable."""
+        fresh = bytearray(capacity)
+        fresh[:rest] = self.view[self._consumed : self._consumed + rest]
+        self.data, self.view = fresh, memoryview(fresh)
+
+
+def _malformed(total: int, command: int, limit: int) -> ProtocolError:
+    if total > limit:
+        return FrameTooLarge(f"frame of {total} bytes exceeds the limit of {limit}; send smaller messages or use chunks")
+    return ProtocolError(f"frame of {total} bytes cannot hold a command of {command} bytes; the stream is not the Pulsar protocol")
+
+
+def encode_command(command: BaseCommand) -> bytes:
+    """The frame of a command without a body."""
+    encoded = command.SerializeToString()
+    return _SIZES.pack(len(encoded) + SIZE_BYTES, len(encoded)) + encoded
+
+
+def frame_header(command: BaseCommand, body_bytes: int) -> bytes:
+    """Everything of a frame before its body, for callers that write the body without copying it."""
+    encoded = command.SerializeToString()
+    return _SIZES.pack(len(encoded) + SIZE_BYTES + body_bytes, len(encoded)) + encoded
+
+
+def encode_with_body(command: BaseCommand, body: Buffer) -> bytes:
+    """The frame of a SEND or MESSAGE with its entry bytes."""
+    return b"".join((frame_header(command, len(body)), body))

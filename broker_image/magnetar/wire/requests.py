@@ -1,0 +1,144 @@
+"""What a client sends.
+
+Owns: one builder per client-to-broker command, each returning a whole frame. Imports: commands, frames, the generated protocol. Pure.
+Source: protocol 1.4. Invariant: optional fields are set only when given, because brokers tell unset from default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import Buffer
+from magnetar.wire.frames import encode_command, encode_with_body
+
+Type = api.BaseCommand.Type
+SubType = api.CommandSubscribe.SubType
+AckType = api.CommandAck.AckType
+
+
+def key_values(properties: Mapping[str, str] | None) -> list[api.KeyValue]:
+    """A mapping as the wire's list of pairs."""
+    return [api.KeyValue(key=key, value=value) for key, value in (properties or {}).items()]
+
+
+def connect(
+    client_version: str,
+    protocol_version: int,
+    *,
+    auth_method: str = "",
+    auth_data: bytes | None = None,
+    proxy_to: str | None = None,
+) -> bytes:
+    """CONNECT; `proxy_to` is host:port of the broker behind a proxy."""
+    body = api.CommandConnect(client_version=client_version, protocol_version=protocol_version)
+    body.feature_flags.supports_auth_refresh = True
+    if auth_method:
+        body.auth_method_name, body.auth_data = auth_method, auth_data or b""
+    if proxy_to is not None:
+        body.proxy_to_broker_url = proxy_to
+    return encode_command(api.BaseCommand(type=Type.CONNECT, connect=body))
+
+
+def auth_response(client_version: str, protocol_version: int, auth_method: str, auth_data: bytes) -> bytes:
+    """AUTH_RESPONSE to a challenge."""
+    response = api.AuthData(auth_method_name=auth_method, auth_data=auth_data)
+    body = api.CommandAuthResponse(client_version=client_version, response=response, protocol_version=protocol_version)
+    return encode_command(api.BaseCommand(type=Type.AUTH_RESPONSE, auth_response=body))
+
+
+def lookup(request_id: int, topic: str, *, authoritative: bool) -> bytes:
+    """LOOKUP; `authoritative` is what the redirect that led here said."""
+    body = api.CommandLookupTopic(topic=topic, request_id=request_id, authoritative=authoritative)
+    return encode_command(api.BaseCommand(type=Type.LOOKUP, lookup=body))
+
+
+def partitioned_metadata(request_id: int, topic: str) -> bytes:
+    """PARTITIONED_METADATA."""
+    body = api.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id)
+    return encode_command(api.BaseCommand(type=Type.PARTITIONED_METADATA, partitioned_metadata=body))
+
+
+def producer(body: api.CommandProducer) -> bytes:
+    """PRODUCER."""
+    return encode_command(api.BaseCommand(type=Type.PRODUCER, producer=body))
+
+
+def subscribe(body: api.CommandSubscribe) -> bytes:
+    """SUBSCRIBE."""
+    return encode_command(api.BaseCommand(type=Type.SUBSCRIBE, subscribe=body))
+
+
+def send(producer_id: int, sequence_id: int, entry: Buffer, *, messages: int = 1, highest_sequence_id: int | None = None) -> bytes:
+    """SEND of one entry; `highest_sequence_id` is the last of a batch, whose first is `sequence_id`."""
+    body = api.CommandSend(producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
+    if highest_sequence_id is not None:
+        body.highest_sequence_id = highest_sequence_id
+    return encode_with_body(api.BaseCommand(type=Type.SEND, send=body), entry)
+
+
+def ack(
+    consumer_id: int,
+    message_ids: Iterable[api.MessageIdData],
+    *,
+    cumulative: bool = False,
+    request_id: int | None = None,
+    validation_error: api.CommandAck.ValidationError.ValueType | None = None,
+) -> bytes:
+    """ACK; with a request id the broker answers ACK_RESPONSE once it is durable."""
+    kind = AckType.Cumulative if cumulative else AckType.Individual
+    body = api.CommandAck(consumer_id=consumer_id, ack_type=kind, message_id=message_ids)
+    if request_id is not None:
+        body.request_id = request_id
+    if validation_error is not None:
+        body.validation_error = validation_error
+    return encode_command(api.BaseCommand(type=Type.ACK, ack=body))
+
+
+def flow(consumer_id: int, permits: int) -> bytes:
+    """FLOW: room for `permits` more messages."""
+    return encode_command(api.BaseCommand(type=Type.FLOW, flow=api.CommandFlow(consumer_id=consumer_id, messagePermits=permits)))
+
+
+def redeliver(consumer_id: int, message_ids: Iterable[api.MessageIdData] = (), consumer_epoch: int | None = None) -> bytes:
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES; no ids = all of this consumer's."""
+    body = api.CommandRedeliverUnacknowledgedMessages(consumer_id=consumer_id, message_ids=message_ids)
+    if consumer_epoch is not None:
+        body.consumer_epoch = consumer_epoch
+    return encode_command(api.BaseCommand(type=Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, redeliver_unacknowledged_messages=body))
+
+
+def seek(
+    consumer_id: int, request_id: int, *, message_id: api.MessageIdData | None = None, publish_time_ms: int | None = None
+) -> bytes:
+    """SEEK to a message id or a publish time."""
+    body = api.CommandSeek(consumer_id=consumer_id, request_id=request_id)
+    if message_id is not None:
+        body.message_id.CopyFrom(message_id)
+    if publish_time_ms is not None:
+        body.message_publish_time = publish_time_ms
+    return encode_command(api.BaseCommand(type=Type.SEEK, seek=body))
+
+
+def unsubscribe(consumer_id: int, request_id: int) -> bytes:
+    """UNSUBSCRIBE."""
+    body = api.CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)
+    return encode_command(api.BaseCommand(type=Type.UNSUBSCRIBE, unsubscribe=body))
+
+
+def last_message_id(consumer_id: int, request_id: int) -> bytes:
+    """GET_LAST_MESSAGE_ID."""
+    body = api.CommandGetLastMessageId(consumer_id=consumer_id, request_id=request_id)
+    return encode_command(api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID, get_last_message_id=body))
+
+
+def close_producer(producer_id: int, request_id: int) -> bytes:
+    """CLOSE_PRODUCER."""
+    body = api.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
+    return encode_command(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=body))
+
+
+def close_consumer(consumer_id: int, request_id: int) -> bytes:
+    """CLOSE_CONSUMER."""
+    body = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id)
+    return encode_command(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=body))

@@ -1,0 +1,270 @@
+"""Runs of commands: the hot path.
+
+Owns: SEND parsed to plain values, and receipts and messages encoded by the hundred. Imports: commands, the generated
+protocol. Pure. Everything here could be written with `commands` alone; it exists because it costs per message (measured, CPython
+3.11: receipt 0.3 us against 0.6 with one reused protobuf message and 1.6 with a new one).
+How: within a run only two numbers change, sequence and entry id, and of those only the low 14 bits change often. So the bytes
+around them are built once per window of 2^14 ids, and the low bits come from a table.
+Invariant: the bytes are those `commands` would produce (a test compares them); short or unusual runs take that path.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import Buffer
+from magnetar.wire.commands import UNSIGNED_MASK, decode_command
+
+TEMPLATE_RUN_MIN = 4
+WINDOW_BITS = 14
+WINDOW = 1 << WINDOW_BITS
+_SIZES = struct.Struct(">II")
+_SIZE_BYTES = 4
+
+SendValues: TypeAlias = tuple[int, int, int, int, int | None, int | None, bool, bool]
+"""(producer_id, sequence_id, num_messages, highest_sequence_id, txn most bits, txn least bits, is_chunk, marker).
+highest_sequence_id is 0 unless it is a batch; the TxnID is None, None outside a transaction."""
+
+_VARINT_SHIFTS = (7, 14, 21, 28, 35, 42, 49, 56)
+_INT32_MAX = 0x7FFFFFFF
+
+
+def parse_send(data: Buffer, start: int, end: int) -> SendValues:
+    """Read the SEND in data[start:end], which `peek_type` says it is. Raises ProtocolError if malformed.
+
+    By hand, because that reads presence for nothing: 0.8 us against 1.2 with a reused protobuf message. Shapes that known clients
+    do not send (sub-message of 128 bytes or more, ids of 2^63 or more, other fields) are left to protobuf, malformed ones too.
+    """
+    at = start + 4
+    if end - at < 4 or data[start + 2] != 0x32 or data[start + 3] != end - at or end - at > 0x7F:
+        return _parse_send_plain(data, start, end)
+    producer_id = sequence_id = most = least = None
+    num_messages, highest_sequence_id, is_chunk, marker = 1, 0, 0, 0
+    try:
+        while at < end:
+            tag, value = data[at], data[at + 1]
+            at += 2
+            if value > 0x7F:
+                value &= 0x7F
+                for shift in _VARINT_SHIFTS:
+                    byte = data[at]
+                    at += 1
+                    if byte < 0x80:
+                        value |= byte << shift
+                        break
+                    value |= (byte & 0x7F) << shift
+                else:
+                    return _parse_send_plain(data, start, end)
+            if tag == 0x10:
+                sequence_id = value
+            elif tag == 0x08:
+                producer_id = value
+            elif tag == 0x18:
+                num_messages = value
+            elif tag == 0x30:
+                highest_sequence_id = value
+            elif tag == 0x20:
+                least = value
+            elif tag == 0x28:
+                most = value
+            elif tag == 0x38:
+                is_chunk = value
+            elif tag == 0x40:
+                marker = value
+            else:
+                return _parse_send_plain(data, start, end)
+    except IndexError:  # the last value runs past the buffer
+        return _parse_send_plain(data, start, end)
+    odd = at != end or num_messages > _INT32_MAX or (most is None) != (least is None)
+    if odd or producer_id is None or sequence_id is None:
+        return _parse_send_plain(data, start, end)
+    return producer_id, sequence_id, num_messages, highest_sequence_id, most, least, is_chunk != 0, marker != 0
+
+
+def _parse_send_plain(data: Buffer, start: int, end: int) -> SendValues:
+    send = decode_command(data, start, end).send
+    most = least = None
+    if send.HasField("txnid_least_bits") or send.HasField("txnid_most_bits"):
+        most, least = send.txnid_most_bits, send.txnid_least_bits
+    return (
+        send.producer_id,
+        send.sequence_id,
+        send.num_messages,
+        send.highest_sequence_id,
+        most,
+        least,
+        send.is_chunk,
+        send.marker,
+    )
+
+
+def varint(value: int) -> bytes:
+    """The protobuf encoding of an unsigned integer."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_WHOLE = [varint(value) for value in range(WINDOW)]
+_LOW = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(WINDOW)]
+
+
+class _Window(NamedTuple):
+    """Varints of one length: that of v in [first, end) is `low[v % WINDOW] + high`."""
+
+    first: int
+    end: int
+    low: list[bytes]
+    high: bytes
+
+
+def _window(value: int) -> _Window:
+    if value < 0x80:
+        return _Window(0, 0x80, _WHOLE, b"")
+    if value < WINDOW:
+        return _Window(0x80, WINDOW, _WHOLE, b"")
+    first = value >> WINDOW_BITS << WINDOW_BITS
+    # The number of high bytes is the same throughout: `first` and the last value of the window share all bits above the low 14.
+    return _Window(first, first + WINDOW, _LOW, varint(value >> WINDOW_BITS))
+
+
+_receipt = api.BaseCommand(type=api.BaseCommand.SEND_RECEIPT)
+
+
+def send_receipts(
+    producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int], highest_sequences: Sequence[int] | None = None
+) -> bytes:
+    """SEND_RECEIPT frames, joined, for entries first_entry, first_entry + 1, ... of one producer in the order of `sequences`.
+
+    `highest_sequences` (as long as `sequences`) for batches: the last sequence id of each; unset in the receipts when None.
+    """
+    if highest_sequences is not None or len(sequences) < TEMPLATE_RUN_MIN:
+        return _send_receipts_plain(producer_id, ledger, first_entry, sequences, highest_sequences)
+    producer = b"\x08" + varint(producer_id) + b"\x10"
+    log = b"\x08" + varint(ledger) + b"\x10"
+    frames: list[bytes] = []
+    append, mask = frames.append, WINDOW - 1
+    sequence_first = sequence_end = entry_end = 0
+    before = between = after = b""
+    sequence_low = entry_low = _WHOLE
+    for entry, sequence in enumerate(sequences, first_entry):
+        if entry >= entry_end or not sequence_first <= sequence < sequence_end:
+            _, entry_end, entry_low, after = _window(entry)
+            sequence_first, sequence_end, sequence_low, sequence_high = _window(sequence)
+            id_bytes = len(log) + len(varint(entry))
+            receipt_bytes = len(producer) + len(varint(sequence)) + 2 + id_bytes
+            command_bytes = 4 + receipt_bytes
+            assert id_bytes < 0x80 > receipt_bytes, "lengths take one byte: four varints have at most 40"
+            before = _SIZES.pack(command_bytes + _SIZE_BYTES, command_bytes) + bytes((0x08, 0x07, 0x3A, receipt_bytes)) + producer
+            between = sequence_high + bytes((0x1A, id_bytes)) + log
+        append(before + sequence_low[sequence & mask] + between + entry_low[entry & mask] + after)
+    return b"".join(frames)
+
+
+def _send_receipts_plain(
+    producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int], highest_sequences: Sequence[int] | None
+) -> bytes:
+    receipt = _receipt.send_receipt
+    receipt.Clear()
+    receipt.producer_id = producer_id
+    message_id = receipt.message_id
+    message_id.ledgerId = ledger
+    frames: list[bytes] = []
+    for index, sequence in enumerate(sequences):
+        receipt.sequence_id = sequence
+        message_id.entryId = first_entry + index
+        if highest_sequences is not None:
+            receipt.highest_sequence_id = highest_sequences[index]
+        encoded = _receipt.SerializeToString()
+        frames.append(_SIZES.pack(len(encoded) + _SIZE_BYTES, len(encoded)))
+        frames.append(encoded)
+    return b"".join(frames)
+
+
+_message = api.BaseCommand(type=api.BaseCommand.MESSAGE)
+
+
+def message_frames(
+    consumer_id: int,
+    ledger: int,
+    first_entry: int,
+    entries: Sequence[Buffer],
+    partition: int = -1,
+    *,
+    redelivery_counts: Sequence[int] | None = None,
+    ack_sets: Sequence[Sequence[int] | None] | None = None,
+    consumer_epoch: int | None = None,
+) -> list[Buffer]:
+    """MESSAGE frames of consecutive entries: header, entry, header, entry, ... for `writelines`; entries are not copied.
+
+    Per entry, as long as `entries` or None: how often it was redelivered, and its ack_set (signed 64-bit words, bit 1 = not yet
+    acknowledged; None or empty = nothing acknowledged). `consumer_epoch` is echoed when not None.
+    """
+    if len(entries) < TEMPLATE_RUN_MIN or redelivery_counts or ack_sets or consumer_epoch is not None:
+        return _message_frames_plain(
+            consumer_id, ledger, first_entry, entries, partition, redelivery_counts, ack_sets, consumer_epoch
+        )
+    consumer = b"\x08" + varint(consumer_id) + b"\x12"
+    log = b"\x08" + varint(ledger) + b"\x10"
+    place = b"\x18" + varint(partition) if partition >= 0 else b""
+    frames: list[Buffer] = []
+    append, mask = frames.append, WINDOW - 1
+    entry_end = overhead = 0
+    before = after = b""
+    low = _WHOLE
+    for entry_id, entry in enumerate(entries, first_entry):
+        if entry_id >= entry_end:
+            _, entry_end, low, high = _window(entry_id)
+            id_bytes = len(log) + len(varint(entry_id)) + len(place)
+            message_bytes = len(consumer) + 1 + id_bytes
+            command_bytes = 4 + message_bytes
+            assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
+            overhead = command_bytes + _SIZE_BYTES
+            before = (
+                command_bytes.to_bytes(4, "big") + bytes((0x08, 0x09, 0x4A, message_bytes)) + consumer + bytes((id_bytes,)) + log
+            )
+            after = high + place
+        append((overhead + len(entry)).to_bytes(4, "big") + before + low[entry_id & mask] + after)
+        append(entry)
+    return frames
+
+
+def _message_frames_plain(
+    consumer_id: int,
+    ledger: int,
+    first_entry: int,
+    entries: Sequence[Buffer],
+    partition: int,
+    redelivery_counts: Sequence[int] | None,
+    ack_sets: Sequence[Sequence[int] | None] | None,
+    consumer_epoch: int | None,
+) -> list[Buffer]:
+    message = _message.message
+    message.Clear()
+    message.consumer_id = consumer_id
+    message_id = message.message_id
+    message_id.ledgerId = ledger & UNSIGNED_MASK
+    if partition >= 0:
+        message_id.partition = partition
+    if consumer_epoch is not None:
+        message.consumer_epoch = consumer_epoch
+    frames: list[Buffer] = []
+    for index, entry in enumerate(entries):
+        message_id.entryId = first_entry + index
+        if redelivery_counts:
+            if redelivery_counts[index] > 0:
+                message.redelivery_count = redelivery_counts[index]
+            else:
+                message.ClearField("redelivery_count")
+        if ack_sets:
+            message.ack_set[:] = ack_sets[index] or ()
+        encoded = _message.SerializeToString()
+        frames.append(_SIZES.pack(len(encoded) + _SIZE_BYTES + len(entry), len(encoded)) + encoded)
+        frames.append(entry)
+    return frames

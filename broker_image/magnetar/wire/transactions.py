@@ -1,0 +1,80 @@
+"""What a transaction coordinator answers.
+
+Owns: one builder per coordinator response, each returning a whole frame. Imports: errors, frames, the generated protocol. Pure.
+Source: protocol 2.14. A TxnID is two u64: `most` is the coordinator's number (TCID), `least` its counter.
+Invariant: every response echoes the request id; an error response carries no TxnID unless the request did.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+from magnetar.errors import WireCode
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.frames import encode_command
+
+Type = api.BaseCommand.Type
+
+
+class TxnId(NamedTuple):
+    """A transaction: coordinator number and counter."""
+
+    most: int
+    least: int
+
+
+class Refusal(NamedTuple):
+    """Why a request failed."""
+
+    code: WireCode
+    message: str
+
+
+R = TypeVar(
+    "R",
+    api.CommandNewTxnResponse,
+    api.CommandAddPartitionToTxnResponse,
+    api.CommandAddSubscriptionToTxnResponse,
+    api.CommandEndTxnResponse,
+)
+
+
+def new_txn_response(request_id: int, outcome: TxnId | Refusal) -> bytes:
+    """NEW_TXN_RESPONSE with the new id, or why there is none."""
+    body = _answer(api.CommandNewTxnResponse(request_id=request_id), outcome)
+    return encode_command(api.BaseCommand(type=Type.NEW_TXN_RESPONSE, new_txn_response=body))
+
+
+def add_partition_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+    """ADD_PARTITION_TO_TXN_RESPONSE."""
+    body = _answer(api.CommandAddPartitionToTxnResponse(request_id=request_id), txn_id, refusal)
+    return encode_command(api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=body))
+
+
+def add_subscription_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+    """ADD_SUBSCRIPTION_TO_TXN_RESPONSE."""
+    body = _answer(api.CommandAddSubscriptionToTxnResponse(request_id=request_id), txn_id, refusal)
+    return encode_command(api.BaseCommand(type=Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, add_subscription_to_txn_response=body))
+
+
+def end_txn_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+    """END_TXN_RESPONSE."""
+    body = _answer(api.CommandEndTxnResponse(request_id=request_id), txn_id, refusal)
+    return encode_command(api.BaseCommand(type=Type.END_TXN_RESPONSE, end_txn_response=body))
+
+
+def coordinator_connected(request_id: int, refusal: Refusal | None = None) -> bytes:
+    """TC_CLIENT_CONNECT_RESPONSE; a coordinator served elsewhere refuses with TRANSACTION_COORDINATOR_NOT_FOUND."""
+    body = api.CommandTcClientConnectResponse(request_id=request_id)
+    if refusal is not None:
+        body.error, body.message = api.ServerError.ValueType(int(refusal.code)), refusal.message
+    return encode_command(api.BaseCommand(type=Type.TC_CLIENT_CONNECT_RESPONSE, tc_client_connect_response=body))
+
+
+def _answer(body: R, *parts: TxnId | Refusal | None) -> R:
+    for part in parts:
+        if isinstance(part, TxnId):
+            body.txnid_most_bits, body.txnid_least_bits = part
+        elif part is not None:
+            body.error, body.message = api.ServerError.ValueType(int(part.code)), part.message
+    return body

@@ -1,0 +1,48 @@
+{{/* The operator's rights on what it watches and makes: in each watched namespace, or in the whole cluster. */}}
+{{- define "magnetar.rules" -}}
+- apiGroups: [magnetar.io]
+  resources: [brokerclusters, topicnamespaces, datajobs]
+  verbs: [get, list, watch]
+- apiGroups: [magnetar.io]
+  resources: [brokerclusters/status, topicnamespaces/status, datajobs/status]
+  verbs: [patch]
+# A finalizer on TopicNamespaces whose deletion deletes something.
+- apiGroups: [magnetar.io]
+  resources: [topicnamespaces]
+  verbs: [patch]
+# Owner references that block deletion need this where that admission is on.
+- apiGroups: [magnetar.io]
+  resources: [brokerclusters/finalizers, datajobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [services, configmaps, serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+# No deletion: claims hold the messages.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch]
+# Drivers are created; brokers are deleted to restart them.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [get, create, patch]
+# The one role that it may give away.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [clusterroles]
+  resourceNames: [magnetar-spark]
+  verbs: [bind]
+{{- end }}

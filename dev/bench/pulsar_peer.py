@@ -1,0 +1,109 @@
+"""Apache Pulsar standalone with fsync, as the peer of a measurement.
+
+Owns: its configuration, start, readiness and stop. Imports: dev.server_process (free ports), the standard library.
+Invariants: it syncs its journal before receipts (its own standalone file does not); it listens on the loopback only, the bookie included; its
+data lies in the given directory and is wiped at start; only the process started here is stopped, by its own handle.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from dev.bench.pulsar_perf import BenchFailed
+from dev.server_process import free_port
+
+READY_TIMEOUT_S = 90.0
+POLL_S = 0.2
+STOP_TIMEOUT_S = 30.0
+LOG_TAIL_CHARACTERS = 4000
+
+
+def durable_configuration(shipped: str, broker_port: int, http_port: int) -> str:
+    """The shipped standalone.conf with fsync and everything on the loopback; every other line stays as it is."""
+    changed = {
+        "bindAddress": "127.0.0.1",
+        "advertisedAddress": "127.0.0.1",
+        "brokerServicePort": str(broker_port),
+        "webServicePort": str(http_port),
+        "journalSyncData": "true",
+        "listeningInterface": "lo",  # the bookie's; without it the bookie listens on all addresses
+    }
+    lines = [line for line in shipped.splitlines() if line.partition("=")[0].strip() not in changed]
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in changed.items())]) + "\n"
+
+
+class PulsarPeer:
+    """One Apache Pulsar standalone of the distribution at `home`, with its data below `directory`."""
+
+    name = "pulsar"
+
+    def __init__(self, home: Path, directory: Path) -> None:
+        self._home, self._directory = home, directory
+        self.broker_port, self.http_port = free_port(), free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_path = directory / "pulsar.log"
+
+    @property
+    def service_url(self) -> str:
+        return f"pulsar://127.0.0.1:{self.broker_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> float:
+        """Start and wait until its health check passes; seconds that took."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        configuration = self._directory / "standalone.conf"
+        shipped = (self._home / "conf" / "standalone.conf").read_text()
+        configuration.write_text(durable_configuration(shipped, self.broker_port, self.http_port))
+        command = [self._home / "bin" / "pulsar", "standalone", "-nfw", "-nss", "-a", "127.0.0.1", "--wipe-data"]
+        command += ["--metadata-dir", self._directory / "metadata", "--bookkeeper-dir", self._directory / "bookkeeper"]
+        environment = {**os.environ, "PULSAR_STANDALONE_CONF": str(configuration), "PULSAR_LOG_DIR": str(self._directory / "logs")}
+        started = time.monotonic()
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self._wait_ready()
+        return time.monotonic() - started
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise BenchFailed(f"Apache Pulsar exited with {self._process.returncode}:\n{self.log_tail()}")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/admin/v2/brokers/health", timeout=10) as answer:
+                    if answer.read().strip() == b"ok":
+                        return
+            except (urllib.error.URLError, OSError):
+                time.sleep(POLL_S)
+        raise BenchFailed(f"Apache Pulsar is not healthy after {READY_TIMEOUT_S:.0f} s:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The end of the server's log."""
+        return self.log_path.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
+
+    def stop(self) -> None:
+        """SIGTERM; SIGKILL if it lingers: its data is wiped anyway."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

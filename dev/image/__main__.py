@@ -1,0 +1,129 @@
+"""Command line of the image build: `python3 -m dev.image <verb>`.
+
+Owns: verbs, arguments, exit codes (0 done, 1 failed, 2 usage). May import: everything else in this package, dev.kube.
+Invariant: standard output carries the image's name and nothing else, so `IMAGE=$(python3 -m dev.image build)` works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from dev.image import archive, build, content, deliver
+from dev.image.workshop import Workshop
+from dev.kube import cluster, containers, packages
+from dev.kube.paths import CHECKOUT, Paths
+from dev.kube.report import CommandFailed, say
+
+
+def build_image(arguments: argparse.Namespace, paths: Paths) -> int:
+    name = arguments.tag or content.default_name(arguments.source)
+    _require_fixed_tag(name)
+    _require_root()
+    packages.install()
+    workshop = Workshop.below(paths)
+    with workshop.exclusive():
+        is_current = name == content.default_name(arguments.source) and _is_exported(workshop, name)
+        if is_current and not arguments.force:
+            say(f"{name} is built already")
+        else:
+            build.build(workshop, arguments.source, name)
+        if arguments.load and (arguments.force or not (is_current and deliver.is_loaded(paths, name))):
+            deliver.load(workshop, paths, name)
+        if arguments.archive:
+            deliver.save(workshop, name, arguments.archive)
+    print(name)
+    return 0
+
+
+def print_tag(arguments: argparse.Namespace, _: Paths) -> int:
+    print(content.default_name(arguments.source))
+    return 0
+
+
+def etcd_image(arguments: argparse.Namespace, paths: Paths) -> int:
+    workshop = Workshop.below(paths)
+    with workshop.exclusive():
+        destination: Path = arguments.archive or workshop.root / "etcd.tar"
+        deliver.write_etcd_image(paths, destination)
+        if arguments.load and not deliver.is_loaded(paths, deliver.ETCD_IMAGE):
+            containers.load(paths, destination)
+    print(deliver.ETCD_IMAGE)
+    return 0
+
+
+def prune_images(arguments: argparse.Namespace, paths: Paths) -> int:
+    workshop = Workshop.below(paths)
+    with workshop.exclusive():
+        current = content.default_name(arguments.source)
+        # Files may have changed since the last build; without one, the newest is worth keeping.
+        newest = [name for name in archive.names(workshop.layout) if name.startswith(f"{content.REPOSITORY}:")][-1:]
+        built = [current] if _is_exported(workshop, current) else newest
+        deliver.prune(workshop, paths, {*built, content.dependencies_name(arguments.source)})
+    return 0
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise CommandFailed("building without Docker needs root; otherwise: docker build -t REPO/magnetar:TAG .")
+
+
+def _require_fixed_tag(name: str) -> None:
+    """A node pulls `latest` again each time, and without a registry it cannot."""
+    _, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag or tag == "latest":
+        raise SystemExit(f"{name}: give it a tag other than latest")
+
+
+def _is_exported(workshop: Workshop, name: str) -> bool:
+    try:
+        archive.manifest_of(workshop.layout, name)
+    except archive.NotInLayout:
+        return False
+    return True
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python3 -m dev.image", description=(__doc__ or "").splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+    make = verbs.add_parser("build", help="build the image of this checkout, print its name")
+    make.add_argument("--tag", help="full name; by default localhost/magnetar:<content hash>")
+    make.add_argument("--force", action="store_true", help="build although this content has been built")
+    make.set_defaults(run=build_image)
+    tag = verbs.add_parser("tag", help="print the name this checkout's content gets")
+    tag.set_defaults(run=print_tag)
+    prune = verbs.add_parser("prune", help="remove builds of earlier content that no pod uses")
+    prune.set_defaults(run=prune_images)
+    for verb in (make, tag, prune):
+        verb.add_argument("--source", type=Path, default=CHECKOUT, help="the checkout to build")
+    etcd = verbs.add_parser("etcd", help="make an image of etcd and etcdctl, print its name")
+    etcd.set_defaults(run=etcd_image)
+    for verb in (make, etcd):
+        verb.add_argument("--load", action="store_true", help="import it into the local cluster")
+        verb.add_argument("--archive", type=Path, help="also write an OCI archive to this file")
+    return parser
+
+
+def main() -> int:
+    os.umask(0o077)
+    arguments = _parser().parse_args()
+    try:
+        return int(arguments.run(arguments, Paths.from_environment()))
+    except (CommandFailed, archive.NotInLayout, cluster.NotReady) as error:
+        say(f"error: {error}")
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, `head` say, has seen enough
+        return 0
+    except PermissionError as error:
+        say(f"error: {error}; the local cluster and its images belong to root (sudo -E)")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; run the same command again to continue")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+module magnetar.local/pause
+
+go 1.21

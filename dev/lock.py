@@ -1,0 +1,38 @@
+"""Resolve the dependencies into the lock files.
+
+Owns: requirements*.lock: hashes, no index address (a lock file with addresses would tie every user to one mirror).
+Imports: the standard library; runs `uv`.
+Invariant: the extras are constrained by one another, so that one image can hold them all.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+COMPILE = [
+    "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes",
+    "--no-emit-index-url", "--no-emit-find-links", "--no-header", "pyproject.toml",
+]  # fmt: skip
+LOCKS: dict[str, list[str]] = {
+    "requirements.lock": [],
+    "requirements-operator.lock": ["--extra", "operator", "-c", "requirements.lock"],
+    "requirements-spark.lock": ["--extra", "spark", "-c", "requirements-operator.lock"],
+    "requirements-dev.lock": ["--all-extras", "-c", "requirements-operator.lock", "-c", "requirements-spark.lock"],
+}
+
+
+def main() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+        subprocess.run([f"{directory}/bin/pip", "install", "--quiet", "uv"], check=True)
+        for lock, options in LOCKS.items():
+            print(f"- {lock}", flush=True)
+            subprocess.run([f"{directory}/bin/uv", *COMPILE, *options, "-o", lock], check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()

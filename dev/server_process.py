@@ -1,0 +1,133 @@
+"""A Magnetar server as a child process.
+
+Owns: starting, awaiting, killing and stopping one; used by the demo, the benchmarks and the tests with real clients. Imports: the standard library.
+Invariants: only processes started here are signalled, by their own handle; ports are free ones of the loopback; the server's log is kept in a
+file that an error message names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+READY_TIMEOUT_S = 30.0
+POLL_S = 0.02
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """One server: a standalone, or a broker of a cluster if `store` is given."""
+
+    def __init__(
+        self, directory: Path, *, name: str = "standalone", store: str | None = None, environment: dict[str, str] | None = None
+    ) -> None:
+        self.directory, self.name = directory, name
+        self.broker_port, self.http_port = free_port(), free_port()
+        self._store = store
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_path = directory / f"{name}.log"
+
+    @property
+    def service_url(self) -> str:
+        return f"pulsar://127.0.0.1:{self.broker_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, wait: bool = True) -> float:
+        """Start (again) on the same directory and ports; seconds until ready."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        ports = ["--broker-port", str(self.broker_port), "--http-port", str(self.http_port)]
+        if self._store is None:
+            command = ["standalone", "--data-dir", str(self.directory / "data"), *ports, "--log-level", "info"]
+        else:
+            command = [
+                "broker",
+                "--name",
+                self.name,
+                "--store",
+                self._store,
+                "--volume",
+                str(self.directory / "volume"),
+                "--bind",
+                "127.0.0.1",
+                *ports,
+            ]
+        started = time.monotonic()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "magnetar", *command], stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
+        if wait:
+            self.wait_ready()
+        return time.monotonic() - started
+
+    def wait_ready(self) -> None:
+        """Wait for GET /ready; raises RuntimeError with the log's end if the process dies or takes too long."""
+        assert self._process is not None
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"{self.name} exited with {self._process.returncode}:\n{self.log_tail()}")
+            try:
+                with urllib.request.urlopen(f"{self.http_url}/ready", timeout=1):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(POLL_S)
+        raise RuntimeError(f"{self.name} is not ready after {READY_TIMEOUT_S} s:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The end of the server's log."""
+        return self.log_path.read_text(errors="replace")[-4000:] if self.log_path.exists() else ""
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nothing is said."""
+        self.signal(signal.SIGKILL)
+        self._reap()
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM and wait; the exit code."""
+        if self._process is None or self._process.poll() is not None:
+            return self._process.returncode if self._process is not None else 0
+        self.signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RuntimeError(f"{self.name} did not stop within {timeout_s} s:\n{self.log_tail()}") from None
+
+    def _reap(self) -> None:
+        assert self._process is not None
+        self._process.wait(30)
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,24 @@
+"""The brokers' settings.
+
+Owns: the ConfigMap that becomes their environment. Imports: builders.object, names. Pure.
+Invariant: every key is MAGNETAR_<NAME> of a broker setting; its hash is in the pods' template, so that a change is rolled out.
+"""
+
+from __future__ import annotations
+
+from magnetar_operator import names
+from magnetar_operator.builders.object import Manifest, cluster_object
+from magnetar_operator.models.broker_cluster import BrokerCluster
+
+PREFIX = "MAGNETAR_"
+
+
+def settings_of(cluster: BrokerCluster) -> dict[str, str]:
+    """Environment variables of a broker."""
+    chosen = {f"{PREFIX}{name.upper()}": value for name, value in cluster.spec.config.items()}
+    return chosen | {f"{PREFIX}DRAIN_TIMEOUT_S": str(cluster.spec.drain_timeout_seconds)}
+
+
+def broker_config(cluster: BrokerCluster) -> Manifest:
+    config = cluster_object("v1", "ConfigMap", cluster, names.broker_set(cluster.name), names.BROKER)
+    return config | {"data": settings_of(cluster)}

@@ -1,0 +1,137 @@
+"""The status of a `BrokerCluster`.
+
+Owns: its derivation from what was observed and planned. Imports: models, conditions, scaling, rolling, broker_pods. Pure.
+Invariants: the same observation gives the same status, so that a steady state writes none; every reason for not being Ready appears in Ready itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from magnetar_operator import names
+from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, phase_of, sorted_by_ordinal, trouble_of
+from magnetar_operator.builders.object import Manifest, claim_name
+from magnetar_operator.cluster_state import ClusterState
+from magnetar_operator.conditions import Finding, Reason, Type
+from magnetar_operator.desired import Identity
+from magnetar_operator.models.base import Condition
+from magnetar_operator.models.broker_cluster import BrokerCluster, BrokerClusterStatus, BrokerStatus, Endpoints, PendingRestart
+from magnetar_operator.rolling import RollPlan
+from magnetar_operator.scaling import ScalePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps the cluster from being as desired."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One look at everything that belongs to a cluster. `state` is None while the store cannot be read; `store_problem` says why."""
+
+    children: dict[Identity, Manifest]
+    pods: tuple[Manifest, ...]
+    state: ClusterState | None
+    store_problem: str = ""
+    lost_nodes: tuple[tuple[str, float], ...] = ()
+
+    def child(self, kind: str, name: str) -> Manifest | None:
+        return self.children.get((kind, name))
+
+
+def findings_of(
+    cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, problems: Iterable[Problem]
+) -> list[Finding]:
+    """Available, Progressing, Degraded, Ready."""
+    wanted = cluster.spec.replicas
+    ready = sum(map(is_ready, observed.pods))
+    progress = _progress(cluster, observed, scale, roll, ready)
+    degraded = next(iter([*problems, *_degradation(cluster, observed)]), None)
+    if wanted == 0 and not observed.pods:
+        available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
+    elif ready:
+        available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} brokers take traffic")
+    else:
+        available = Finding(Type.AVAILABLE, False, Reason.NO_BROKER)
+    blocker = degraded or progress
+    complete = f"{wanted} brokers are ready" if wanted else Reason.STOPPED.meaning
+    return [
+        available,
+        _finding(Type.PROGRESSING, progress),
+        _finding(Type.DEGRADED, degraded),
+        Finding(Type.READY, False, blocker.reason, blocker.message)
+        if blocker
+        else Finding(Type.READY, True, Reason.AS_DESIRED, complete),
+    ]
+
+
+def _finding(kind: Type, problem: Problem | None) -> Finding:
+    return Finding(kind, True, problem.reason, problem.message) if problem else Finding(kind, False, Reason.AS_DESIRED)
+
+
+def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, ready: int) -> Problem | None:
+    """What is under way."""
+    if scale.reason is not None:
+        return Problem(scale.reason, scale.message)
+    if observed.state is None and not cluster.status.storage_id:
+        return Problem(Reason.STORE_STARTING, observed.store_problem)
+    if roll.restart:
+        return Problem(Reason.ROLLING, f"{roll.restart} is restarted; {len(roll.pending)} pods have an old template")
+    if roll.pending:
+        return Problem(Reason.ROLL_WAITS, f"{len(roll.pending)} pods have an old template; waiting for {roll.waits_for}")
+    wanted = cluster.spec.replicas
+    if ready == wanted == len(observed.pods):
+        return None
+    leaving = next((name_of(pod) for pod in observed.pods if is_terminating(pod)), "")
+    if leaving:
+        return Problem(Reason.REMOVING if len(observed.pods) > wanted else Reason.STARTING, f"{leaving} is stopping")
+    trouble = next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in observed.pods if not is_ready(pod) and trouble_of(pod)), "")
+    message = f"{ready} of {wanted} brokers are ready" + (f"; {trouble}" if trouble else "")
+    claim = observed.child("PersistentVolumeClaim", claim_name(cluster))
+    if claim is not None and claim.get("status", {}).get("phase") != "Bound" and not ready:
+        return Problem(Reason.STORAGE_PENDING, f"claim {claim_name(cluster)} is not bound yet; {message}")
+    return Problem(Reason.STARTING, message)
+
+
+def _degradation(cluster: BrokerCluster, observed: Observed) -> list[Problem]:
+    found = []
+    if observed.state is None and cluster.status.storage_id:
+        found.append(Problem(Reason.STORE_UNAVAILABLE, observed.store_problem))
+    if observed.lost_nodes:
+        # Without the seconds the message, and so the status, stays the same while nothing changes.
+        found.append(Problem(Reason.NODE_LOST, f"nodes that do not answer: {', '.join(node for node, _ in observed.lost_nodes)}"))
+    return found
+
+
+def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, conditions: tuple[Condition, ...]) -> BrokerClusterStatus:
+    """The whole status."""
+    state = observed.state
+    host = f"{cluster.name}.{cluster.namespace}.svc"
+    known = {broker.name: broker for broker in cluster.status.brokers}
+    brokers = []
+    for pod in sorted_by_ordinal(observed.pods):
+        name = name_of(pod)
+        if state is not None:
+            incarnation, bundles, cordons = state.incarnations.get(name, ""), state.bundles.get(name, 0), state.cordons
+        else:
+            last = known.get(name)
+            incarnation, bundles, cordons = (last.incarnation, last.bundles, {}) if last is not None else ("", 0, {})
+        brokers.append(BrokerStatus(name=name, incarnation=incarnation, bundles=bundles, phase=phase_of(pod, cordons)))
+    return BrokerClusterStatus(
+        observed_generation=cluster.metadata.generation,
+        replicas=len(observed.pods),
+        ready_replicas=sum(map(is_ready, observed.pods)),
+        selector=names.selector_text(names.selector(cluster.name, names.BROKER)),
+        storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
+        endpoints=Endpoints(
+            service_url=f"pulsar://{host}:{names.BROKER_PORT}",
+            http_url=f"http://{host}:{names.HTTP_PORT}",
+        ),
+        brokers=tuple(brokers),
+        pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
+        conditions=conditions,
+    )

@@ -1,0 +1,142 @@
+"""Conditions: their types, reasons and the way they change.
+
+Owns: every reason with its meaning and remedy (docs, events and messages use these), and the merge with the previous conditions. Imports:
+models.base. Pure.
+Invariants: a reason is declared here or does not exist; `last_transition_time` changes exactly when `status` does; every condition carries the
+generation that it speaks of.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from magnetar_operator.models.base import Condition
+
+MESSAGE_LENGTH_MAX = 1000
+
+
+class Type(enum.StrEnum):
+    """Aspects of an object."""
+
+    AVAILABLE = "Available"
+    PROGRESSING = "Progressing"
+    DEGRADED = "Degraded"
+    READY = "Ready"
+
+
+class Reason(enum.Enum):
+    """Why a condition is as it is: (word, meaning, what to do)."""
+
+    AS_DESIRED = "AsDesired", "Everything is as the spec says.", "Nothing."
+    PAUSED = "Paused", "The annotation magnetar.io/paused stops the operator here.", "Remove the annotation to go on."
+    INVALID_SPEC = (
+        "InvalidSpec",
+        "The spec contradicts itself or is newer than the operator.",
+        "Correct the field named, or upgrade the operator.",
+    )
+    REFUSED = (
+        "RefusedByKubernetes",
+        "The API server refused an object.",
+        "The message names object and field; quotas and admission count too.",
+    )
+    NAME_TAKEN = (
+        "NameTaken",
+        "An object of that name belongs to somebody else.",
+        "Rename one of the two, or delete the other object.",
+    )
+    STORE_STARTING = "MetadataStoreStarting", "The managed etcd is not up yet.", "Wait; if it lasts, look at the etcd pod's events."
+    STORE_UNAVAILABLE = "MetadataStoreUnavailable", "etcd does not answer.", "Look at the etcd pods, or at the external endpoints."
+    STORAGE_PENDING = (
+        "StorageNotBound",
+        "The volume claim is not bound.",
+        "Check the claim's events, its class and its access mode.",
+    )
+    STARTING = "BrokersStarting", "Brokers are being made or are not ready yet.", "Wait; if it lasts, look at the pods named."
+    NO_BROKER = "NoBroker", "No broker takes traffic.", "Look at the pods' events and logs."
+    STOPPED = "Stopped", "spec.replicas is 0.", "Raise spec.replicas to serve again."
+    SCALING_UP = "ScalingUp", "Brokers are being added.", "Wait."
+    DRAINING = "Draining", "The highest broker hands its bundles over before it goes.", "Wait; other brokers must have room."
+    REMOVING = "RemovingBroker", "A drained broker's pod is going.", "Wait."
+    ROLLING = "Rolling", "Pods are restarted one at a time, because their template changed.", "Wait."
+    ROLL_WAITS = (
+        "RollWaits",
+        "A restart waits until the other brokers are ready.",
+        "Repair the pod named; a sick outdated pod is restarted first.",
+    )
+    NODE_LOST = (
+        "NodeLost",
+        "A broker's node has not answered for a while; its pod is deleted by force.",
+        "Repair or remove the node.",
+    )
+    CLUSTER_MISSING = "ClusterNotFound", "The cluster that clusterRef names does not exist.", "Make it, or correct clusterRef."
+    NOT_ALLOWED = (
+        "NamespaceNotAllowed",
+        "The cluster does not admit this Kubernetes namespace.",
+        "Add it to the cluster's spec.allowedNamespaces.",
+    )
+    CONFLICT = "Conflict", "An older TopicNamespace owns this tenant and namespace.", "Delete one of the two."
+    NOT_EMPTY = "NotEmpty", "deletionPolicy Delete met a namespace that holds data.", "Its data stays; delete the topics first."
+    PENDING = "Pending", "The run has not begun yet.", "Wait; if it lasts, look at the driver pod's events."
+    RUNNING = "Running", "The driver is at work.", "kubectl logs shows its progress."
+    RETRYING = "Retrying", "An attempt failed and another one follows.", "The message says why it failed."
+    SUCCEEDED = "Succeeded", "The run's durable record says that it succeeded.", "Nothing."
+    FAILED = "Failed", "The run failed and is not tried again.", "Correct the cause, then set a new spec.runRequest."
+    SUSPENDED = "Suspended", "spec.suspend is true.", "Set it to false to go on."
+
+    @property
+    def word(self) -> str:
+        return str(self.value[0])
+
+    @property
+    def meaning(self) -> str:
+        return str(self.value[1])
+
+    @property
+    def remedy(self) -> str:
+        return str(self.value[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one condition should say now."""
+
+    type: Type
+    holds: bool
+    reason: Reason
+    message: str = ""
+
+
+def timestamp(wall_ms: int) -> str:
+    """RFC 3339 in seconds, as Kubernetes writes it."""
+    return datetime.fromtimestamp(wall_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def wall_ms_of(text: str) -> int:
+    """Milliseconds since the epoch of an RFC 3339 time."""
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def merged(previous: Iterable[Condition], findings: Iterable[Finding], generation: int, wall_ms: int) -> tuple[Condition, ...]:
+    """Conditions for `findings`, with the transition times of `previous` where the status did not change."""
+    known = {condition.type: condition for condition in previous}
+    result = []
+    for finding in findings:
+        status: Literal["True", "False"] = "True" if finding.holds else "False"
+        old = known.get(finding.type.value)
+        since = old.last_transition_time if old is not None and old.status == status else timestamp(wall_ms)
+        message = finding.message or finding.reason.meaning
+        result.append(
+            Condition(
+                type=finding.type.value,
+                status=status,
+                reason=finding.reason.word,
+                message=message[:MESSAGE_LENGTH_MAX],
+                last_transition_time=since,
+                observed_generation=generation,
+            )
+        )
+    return tuple(result)

@@ -1,0 +1,140 @@
+"""The reconcile loop.
+
+Owns: the workers, what happens after a pass (appointment, back-off, condition), the periodic resync.
+Imports: asyncio, work_queue, world, reconcilers.
+Invariants: one bad object never stops the others; a pass that could not finish is tried again with back-off; workers take nothing while this process
+does not lead; every known object is looked at again once per resync, so a lost event costs time, never convergence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from magnetar.errors import MagnetarError
+from magnetar_operator import broker_cluster, data_job, topic_namespace
+from magnetar_operator.builders.object import etcd_endpoints
+from magnetar_operator.conditions import Reason
+from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.refusals import ApiConflict, ApiRefused, ApiUnavailable, KubernetesError, NotLeading
+from magnetar_operator.resources import CUSTOM
+from magnetar_operator.work_queue import Key, WorkQueue
+from magnetar_operator.world import InvalidResource, World, parsed, stopped_status
+
+log = structlog.get_logger(__name__)
+
+Reconciler = Callable[[World, Key], Awaitable[float | None]]
+RECONCILERS: dict[str, Reconciler] = {
+    "BrokerCluster": broker_cluster.reconcile,
+    "TopicNamespace": topic_namespace.reconcile,
+    "DataJob": data_job.reconcile,
+}
+PASS_TIMEOUT_S = 60.0
+STANDBY_POLL_S = 0.5
+
+
+class Controller:
+    """Takes keys and reconciles them."""
+
+    def __init__(self, world: World, queue: WorkQueue, metrics: OperatorMetrics, leading: Callable[[], bool], workers: int) -> None:
+        self._world, self._queue, self._metrics, self._leading = world, queue, metrics, leading
+        self._workers = workers
+        self._promoted = asyncio.Event()
+
+    def leadership_changed(self, leading: bool) -> None:
+        """Begin to work, or stop taking keys."""
+        if leading:
+            self._promoted.set()
+        else:
+            self._promoted.clear()
+        self._world.stores.leadership_changed()
+
+    async def run(self, resync_s: float) -> None:
+        """Work until cancelled."""
+        for kind in RECONCILERS:
+            self._metrics.workers_max.labels(kind).set(self._workers)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._workers):
+                tasks.create_task(self._work(), name=f"worker {number}")
+            tasks.create_task(self._resync(resync_s), name="resync")
+
+    async def _work(self) -> None:
+        while True:
+            await self._promoted.wait()
+            key = await self._queue.take()
+            try:
+                if self._leading():
+                    await self._reconcile(key)
+                else:
+                    self._queue.add_after(key, STANDBY_POLL_S)
+            finally:
+                self._queue.done(key)
+
+    async def _reconcile(self, key: Key) -> None:
+        """One pass, measured; never raises for what the world can cause."""
+        started = self._world.clock.monotonic()
+        active = self._metrics.active_workers.labels(key.kind)
+        active.inc()
+        result = "error"
+        try:
+            async with asyncio.timeout(PASS_TIMEOUT_S):
+                again_s = await RECONCILERS[key.kind](self._world, key)
+            result = "success" if again_s is None else "requeue_after"
+            self._queue.succeeded(key)
+            if again_s is not None:
+                self._queue.add_after(key, again_s)
+        except (MagnetarError, TimeoutError) as error:
+            await self._failed(key, error)
+        finally:
+            active.dec()
+            self._metrics.reconciles.labels(key.kind, result).inc()
+            self._metrics.reconcile_seconds.labels(key.kind).observe(self._world.clock.monotonic() - started)
+
+    async def _failed(self, key: Key, error: MagnetarError | TimeoutError) -> None:
+        """Back off; say on the object what only a person can mend."""
+        delay_s = self._queue.add_failed(key, error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0)
+        if isinstance(error, ApiConflict | NotLeading):
+            log.info("reconcile.again", key=str(key), error=str(error), delay_s=round(delay_s, 1))
+            return
+        self._metrics.reconcile_errors.labels(key.kind).inc()
+        log.warning("reconcile.failed", key=str(key), error=f"{type(error).__name__}: {error}", delay_s=round(delay_s, 1))
+        if isinstance(error, InvalidResource):
+            await self._tell(key, Reason.INVALID_SPEC, str(error))
+        elif isinstance(error, ApiRefused):
+            await self._tell(key, Reason.REFUSED, str(error))
+
+    async def _tell(self, key: Key, reason: Reason, message: str) -> None:
+        """Put the failure into the object's conditions; the object itself may not fit the models."""
+        try:
+            found = await self._world.api.get(CUSTOM[key.kind], key.namespace, key.name)
+            status = stopped_status(found, reason, f"{message}. {reason.remedy}", self._world.clock) if found is not None else None
+            if status is not None:
+                await self._world.api.apply(status, "status")
+        except KubernetesError as error:
+            log.warning("status.failed", key=str(key), error=str(error))
+
+    async def _resync(self, resync_s: float) -> None:
+        """Look at everything that exists, now and then; also where no event told of it."""
+        while True:
+            await self._promoted.wait()
+            try:
+                await self.enqueue_all()
+            except KubernetesError as error:
+                log.warning("resync.failed", error=str(error))
+            await asyncio.sleep(resync_s * self._world.clock.uniform(0.9, 1.1))
+
+    async def enqueue_all(self) -> None:
+        """Enqueue every custom resource, and forget the stores of clusters that are gone. Raises KubernetesError."""
+        stores: set[tuple[str, ...]] = set()
+        for kind in RECONCILERS:
+            for found in await self._world.list_everywhere(kind):
+                self._queue.add(Key(kind, found["metadata"]["namespace"], found["metadata"]["name"]))
+                if kind == "BrokerCluster":
+                    try:
+                        stores.add(etcd_endpoints(parsed(found, BrokerCluster)))
+                    except InvalidResource:
+                        stores = stores | self._world.stores.known()
+        await self._world.stores.retain(stores)

@@ -1,0 +1,204 @@
+"""Reconciling a `DataJob`.
+
+Owns: the order of steps and the driver pods. Imports: world, job_plan, builders, magnetar.metadata.
+Invariants: drivers have deterministic names, so making one twice is refused; nothing is decided about a run while its record cannot be read; only
+drivers that this resource owns are touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from magnetar.errors import StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.records import JobRunRecord
+from magnetar_operator import broker_pods, names
+from magnetar_operator.builders.driver_pod import driver_pod
+from magnetar_operator.builders.object import Manifest, etcd_endpoints
+from magnetar_operator.builders.service_account import spark_account, spark_binding
+from magnetar_operator.conditions import Finding, Reason, Type, timestamp, wall_ms_of
+from magnetar_operator.desired import identity_of
+from magnetar_operator.job_plan import FAILED, PENDING, SUCCEEDED, SUSPENDED, Attempt, JobPlan, JobView, plan_job
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.data_job import DataJob, Run
+from magnetar_operator.planning import Create, Update, plan
+from magnetar_operator.resources import BY_KIND, POD
+from magnetar_operator.work_queue import Key
+from magnetar_operator.world import World, is_paused
+
+HISTORY_MAX = 10
+STORE_RETRY_S = 3.0
+READ_TIMEOUT_S = 5.0
+FINAL = (SUCCEEDED, FAILED)
+
+
+async def reconcile(world: World, key: Key) -> float | None:
+    """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource."""
+    job = await world.read(key, DataJob)
+    if job is None or job.metadata.deletion_timestamp:
+        return None  # drivers go with their owner; records and results stay
+    if is_paused(job):
+        await world.events.once(job, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
+        return None
+    run = names.run_id(job.spec.run_request, job.metadata.uid)
+    cluster = await world.cluster(job.namespace, job.spec.cluster_ref.name)
+    if cluster is None:
+        message = f"BrokerCluster {job.namespace}/{job.spec.cluster_ref.name} does not exist; make it, or correct clusterRef"
+        return await _wait(world, job, run, Reason.CLUSTER_MISSING, message)
+    try:
+        record = await _read_record(world, job, cluster, run)
+    except (StoreError, TimeoutError) as error:
+        return await _wait(
+            world, job, run, Reason.STORE_UNAVAILABLE, f"the run's record cannot be read: {str(error) or 'no answer in time'}"
+        )
+    pods = await _drivers(world, job)
+    decided = plan_job(_view(world, job, run, pods, record))
+    await _perform(world, job, cluster, run, pods, decided)
+    await _write_status(world, job, run, decided, record)
+    return decided.again_s
+
+
+async def _wait(world: World, job: DataJob, run: str, reason: Reason, message: str) -> float:
+    await world.events.once(job, "Warning", reason.word, message)
+    attempt = job.status.attempt if job.status.run == run else 0
+    state = job.status.state if job.status.run == run and job.status.state else PENDING
+    await _write_status(world, job, run, JobPlan(state, reason, message, attempt), None)
+    return STORE_RETRY_S
+
+
+# --- reading the world --------------------------------------------------------------------------------------------------------
+
+
+async def _read_record(world: World, job: DataJob, cluster: BrokerCluster, run: str) -> JobRunRecord | None:
+    """Raises StoreError, TimeoutError."""
+    store = world.stores.of(etcd_endpoints(cluster))
+    async with asyncio.timeout(READ_TIMEOUT_S):
+        item = await store.reader.get(keys.job_run(f"{job.namespace}/{job.name}", run))
+    return JobRunRecord.decode(item.value) if item is not None else None
+
+
+async def _drivers(world: World, job: DataJob) -> list[Manifest]:
+    selector = names.selector_text({names.JOB: job.name, names.COMPONENT: names.DRIVER})
+    found = await world.api.list(POD, job.namespace, selector)
+    return [pod for pod in found if any(owner["uid"] == job.metadata.uid for owner in pod["metadata"].get("ownerReferences", []))]
+
+
+def _is_of(pod: Manifest, run: str) -> bool:
+    return bool(pod["metadata"]["labels"].get(names.RUN) == run[: names.LABEL_LENGTH_MAX])
+
+
+def _view(world: World, job: DataJob, run: str, pods: list[Manifest], record: JobRunRecord | None) -> JobView:
+    attempts = {pod["metadata"]["name"]: attempt_of(pod) for pod in pods}
+    other = next(
+        (pod["metadata"]["name"] for pod in pods if not _is_of(pod, run) and not attempts[pod["metadata"]["name"]].is_over), ""
+    )
+    return JobView(
+        suspended=job.spec.suspend,
+        attempts_max=job.spec.attempts_max,
+        last_attempt=job.status.attempt if job.status.run == run else 0,
+        attempts=tuple(attempts[pod["metadata"]["name"]] for pod in pods if _is_of(pod, run)),
+        record=record,
+        other_driver=other,
+        now_ms=world.clock.wall_ms(),
+    )
+
+
+def attempt_of(pod: Manifest) -> Attempt:
+    """What a driver pod's manifest says; the phase counts, because container statuses may be missing."""
+    status = pod.get("status", {})
+    ended: dict[str, Any] = next(
+        (state["state"]["terminated"] for state in status.get("containerStatuses", []) if "terminated" in state.get("state", {})),
+        {},
+    )
+    message = ended.get("message") or broker_pods.trouble_of(pod)
+    if ended.get("exitCode"):
+        message = (
+            message
+            or f"exit code {ended['exitCode']} ({ended.get('reason', 'no reason given')}); kubectl logs {pod['metadata']['name']}"
+        )
+    return Attempt(
+        number=int(pod["metadata"]["labels"].get(names.ATTEMPT, "0")),
+        phase=status.get("phase", "Pending"),
+        exit_code=ended.get("exitCode"),
+        finished_ms=wall_ms_of(ended["finishedAt"]) if ended.get("finishedAt") else 0,
+        message=message,
+    )
+
+
+# --- effects ------------------------------------------------------------------------------------------------------------------
+
+
+async def _perform(world: World, job: DataJob, cluster: BrokerCluster, run: str, pods: list[Manifest], decided: JobPlan) -> None:
+    """Stop drivers, or make one."""
+    if decided.stop:
+        for pod in pods:
+            if not attempt_of(pod).is_over and not broker_pods.is_terminating(pod) and await world.api.delete(pod):
+                await world.events.normal(job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped")
+    if not decided.create:
+        return
+    for pod in pods:
+        if not _is_of(pod, run):
+            await world.api.delete(pod)  # of an earlier run, and over; its record stays
+    await _ensure_access(world, job.namespace)
+    manifest = driver_pod(job, cluster, world.defaults, run, decided.create)
+    if await world.api.create(POD, manifest) is not None:
+        await world.events.normal(job, "Started", f"attempt {decided.create} of run {run}: pod {manifest['metadata']['name']}")
+
+
+async def _ensure_access(world: World, namespace: str) -> None:
+    """The drivers' service account and its binding."""
+    wanted = [spark_account(namespace), spark_binding(namespace)]
+    found = [await world.api.get(BY_KIND[kind], namespace, name) for kind, name in map(identity_of, wanted)]
+    have = {identity_of(item): item for item in found if item is not None}
+    for step in plan(wanted, have, owner_uid=""):
+        if isinstance(step, Create | Update):
+            await world.api.apply(step.manifest)
+
+
+# --- status -------------------------------------------------------------------------------------------------------------------
+
+
+async def _write_status(world: World, job: DataJob, run: str, decided: JobPlan, record: JobRunRecord | None) -> None:
+    began = next((entry for entry in job.status.history if entry.run == run), None)
+    now = timestamp(world.clock.wall_ms())
+    final = decided.state in FINAL
+    started = timestamp(record.started_ms) if record is not None and record.started_ms else ""
+    finished = timestamp(record.finished_ms) if record is not None and record.finished_ms else now
+    entry = Run(
+        run=run,
+        state=decided.state,
+        attempts=decided.attempt,
+        started_at=started or (began.started_at if began is not None else "") or (now if decided.attempt else ""),
+        finished_at=(began.finished_at if began is not None and began.finished_at else finished) if final else "",
+        message="" if decided.state == SUCCEEDED else decided.message,
+        result={name: str(value) for name, value in record.result.items()}
+        if record is not None and decided.state == SUCCEEDED
+        else {},
+    )
+    others = [known for known in job.status.history if known.run != run]
+    findings = _findings(decided)
+    update = {
+        "observed_generation": job.metadata.generation,
+        "state": decided.state,
+        "run": run,
+        "attempt": decided.attempt,
+        "driver_pod": names.driver_pod(job.name, job.metadata.uid, run, decided.attempt) if decided.attempt else "",
+        "history": (entry, *others)[:HISTORY_MAX],
+        "conditions": world.conditions(job, job.status.conditions, findings),
+    }
+    was = job.status.state if job.status.run == run else ""
+    await world.write_status(job, job.status.model_copy(update=update))
+    if final and was != decided.state:
+        tell = world.events.normal if decided.state == SUCCEEDED else world.events.warning
+        await tell(job, decided.reason.word, f"run {run}: {decided.message}")
+
+
+def _findings(decided: JobPlan) -> list[Finding]:
+    moving = decided.state not in (*FINAL, SUSPENDED)
+    failed = decided.state == FAILED or decided.reason in (Reason.CLUSTER_MISSING, Reason.STORE_UNAVAILABLE)
+    return [
+        Finding(Type.PROGRESSING, moving, decided.reason, decided.message),
+        Finding(Type.DEGRADED, failed, decided.reason, decided.message),
+        Finding(Type.READY, decided.state == SUCCEEDED, decided.reason, decided.message),
+    ]

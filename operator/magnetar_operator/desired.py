@@ -1,0 +1,47 @@
+"""Everything that should exist for a cluster.
+
+Owns: which child objects there are and in which order they are applied. Imports: the builders. Pure.
+Invariant: the order is that of dependence, so that the first pod finds its account, settings, services and claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from magnetar_operator import names
+from magnetar_operator.builders.broker_set import broker_set
+from magnetar_operator.builders.config_map import broker_config
+from magnetar_operator.builders.disruption_budget import disruption_budget
+from magnetar_operator.builders.etcd_set import etcd_set
+from magnetar_operator.builders.network_policy import etcd_policy
+from magnetar_operator.builders.object import Defaults, Manifest
+from magnetar_operator.builders.service import brokers_service, client_service, etcd_service
+from magnetar_operator.builders.service_account import broker_account
+from magnetar_operator.builders.storage_claim import storage_claim
+from magnetar_operator.models.broker_cluster import BrokerCluster
+
+Identity = tuple[str, str]
+"""Kind and name of an object in the cluster's namespace."""
+
+
+def identity_of(manifest: Manifest) -> Identity:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def desired(cluster: BrokerCluster, defaults: Defaults, replicas: int, observed: Mapping[Identity, Manifest]) -> list[Manifest]:
+    """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do."""
+    managed = cluster.spec.etcd.managed
+    etcd: list[Manifest] = []
+    if managed is not None:
+        etcd = [etcd_service(cluster), etcd_policy(cluster), etcd_set(cluster, managed, defaults)]
+    claim = storage_claim(cluster, observed.get(("PersistentVolumeClaim", names.storage_claim(cluster.name))))
+    return [
+        broker_account(cluster),
+        *([claim] if claim is not None else []),
+        *etcd,
+        client_service(cluster),
+        brokers_service(cluster),
+        broker_config(cluster),
+        disruption_budget(cluster),
+        broker_set(cluster, defaults, replicas),
+    ]

@@ -1,0 +1,101 @@
+"""What a job does next.
+
+Owns: the state machine of one run. Imports: magnetar.metadata.records, conditions. Pure.
+Invariants: the durable record decides whether a run succeeded, so a driver that ended before anybody saw its pod is not mistaken for a failed one;
+at most one driver of a job is alive; every state that is not final asks to be looked at again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magnetar.metadata.records import JobRunRecord
+from magnetar_operator.conditions import Reason
+
+RECORD_SUCCEEDED, RECORD_FAILED = "succeeded", "failed"
+PENDING, RUNNING, SUCCEEDED, FAILED, SUSPENDED = "Pending", "Running", "Succeeded", "Failed", "Suspended"
+EXIT_UNUSABLE = 2
+"""The driver's exit code for arguments or an environment that will not do: another attempt would end the same way."""
+BACKOFF_BASE_S, BACKOFF_MAX_S = 5.0, 300.0
+LOOK_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One driver pod of the run. `exit_code` is None while it has none; `finished_ms` is 0 while it is unknown."""
+
+    number: int
+    phase: str
+    exit_code: int | None = None
+    finished_ms: int = 0
+    message: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What is known about the wanted run. `last_attempt` is the highest number ever made for it, as the status remembers."""
+
+    suspended: bool
+    attempts_max: int
+    last_attempt: int
+    attempts: tuple[Attempt, ...]
+    record: JobRunRecord | None
+    other_driver: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The run's state and what to do: `create` a driver with that number (0 = none), `stop` the run's drivers, look `again_s` later."""
+
+    state: str
+    reason: Reason
+    message: str
+    attempt: int
+    create: int = 0
+    stop: bool = False
+    again_s: float | None = LOOK_AGAIN_S
+
+
+def plan_job(view: JobView) -> JobPlan:
+    """One step of the wanted run."""
+    last = max([view.last_attempt, *(attempt.number for attempt in view.attempts)])
+    if view.record is not None and view.record.state == RECORD_SUCCEEDED:
+        return JobPlan(SUCCEEDED, Reason.SUCCEEDED, "the run succeeded", last, again_s=None)
+    alive = next((attempt for attempt in view.attempts if not attempt.is_over), None)
+    if view.suspended:
+        # A driver that is stopped on purpose used no attempt up: its number is given again.
+        return JobPlan(
+            SUSPENDED, Reason.SUSPENDED, Reason.SUSPENDED.meaning, last - 1 if alive else last, stop=alive is not None, again_s=None
+        )
+    if alive is not None:
+        running = alive.phase == "Running"
+        message = alive.message or f"attempt {alive.number} {'is at work' if running else 'waits for its pod'}"
+        return JobPlan(RUNNING if running else PENDING, Reason.RUNNING if running else Reason.PENDING, message, last)
+    if view.other_driver:
+        return JobPlan(PENDING, Reason.PENDING, f"waits until the earlier run's driver {view.other_driver} has ended", last)
+    if last == 0:
+        return JobPlan(PENDING, Reason.PENDING, "attempt 1 begins", 1, create=1)
+    return _after_failure(view, last)
+
+
+def _after_failure(view: JobView, last: int) -> JobPlan:
+    """The latest attempt is over or its pod has vanished, and the record does not say succeeded."""
+    ended = next((attempt for attempt in view.attempts if attempt.number == last), None)
+    told = view.record.message if view.record is not None and view.record.state == RECORD_FAILED else ""
+    why = (
+        told or (ended.message if ended is not None else "its pod has vanished") or "the driver ended without a result; see its log"
+    )
+    if ended is not None and ended.exit_code == EXIT_UNUSABLE:
+        return JobPlan(FAILED, Reason.FAILED, f"attempt {last} cannot succeed: {why}", last, again_s=None)
+    if last >= view.attempts_max:
+        return JobPlan(FAILED, Reason.FAILED, f"attempt {last} of {view.attempts_max} failed: {why}", last, again_s=None)
+    backoff_s = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** (last - 1))
+    wait_s = (ended.finished_ms / 1000 + backoff_s - view.now_ms / 1000) if ended is not None and ended.finished_ms else 0.0
+    if wait_s > 0:
+        return JobPlan(PENDING, Reason.RETRYING, f"attempt {last} failed: {why}; the next one follows", last, again_s=wait_s)
+    return JobPlan(PENDING, Reason.RETRYING, f"attempt {last} failed: {why}; attempt {last + 1} begins", last + 1, create=last + 1)

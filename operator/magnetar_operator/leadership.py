@@ -1,0 +1,150 @@
+"""Leadership by a Kubernetes Lease.
+
+Owns: acquiring, renewing and releasing the Lease; the deadline after which nothing may be written.
+Imports: asyncio, clock, kubernetes_api, resources.
+Invariants: `may_write` is true only while nobody else can hold the Lease: the deadline counts from *sending* the renewal, by the clock that also runs
+while the machine sleeps, and ends earlier than the Lease by more than a write may take; another holder's Lease is judged by how long it has not
+changed here, never by comparing wall clocks; a planned stop releases it, so that the successor need not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from magnetar.clock import Clock
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.kubernetes_api import WRITE_TIMEOUT_S, KubernetesApi
+from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.refusals import KubernetesError
+from magnetar_operator.resources import LEASE
+
+log = structlog.get_logger(__name__)
+
+LEASE_S = 8
+RENEW_S = 2.0
+WRITABLE_S = 4.5
+"""Writes are sent until then after a renewal; with their own deadline they have ended before the Lease has."""
+RETRY_S = 1.0
+
+assert WRITABLE_S + WRITE_TIMEOUT_S < LEASE_S
+assert RENEW_S + RETRY_S < WRITABLE_S
+
+
+class Leadership:
+    """One candidate."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: OperatorMetrics,
+        namespace: str,
+        name: str,
+        identity: str,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._clock, self._metrics = clock, metrics
+        self._namespace, self._name, self.identity = namespace, name, identity
+        self._on_change = on_change
+        self._deadline = 0.0
+        self._leading = False
+        self._seen = ("", -1.0)
+
+    def may_write(self) -> bool:
+        """Whether an effect may be sent now."""
+        return self._clock.boottime() < self._deadline
+
+    @property
+    def leading(self) -> bool:
+        return self._leading and self.may_write()
+
+    async def run(self, client: Any) -> None:
+        """Hold the Lease whenever it can be had, until cancelled; then release it."""
+        api = KubernetesApi(client, self._clock, self._metrics, lambda: True)
+        self._metrics.leading.labels(self._name).set(0)
+        try:
+            while True:
+                held = await self.attempt(api)
+                self._set_leading(held)
+                await asyncio.sleep(RENEW_S if held else RETRY_S * self._clock.uniform(0.7, 1.0))
+        finally:
+            await self._release(api)
+
+    async def attempt(self, api: KubernetesApi) -> bool:
+        """Acquire or renew once; whether this candidate holds the Lease."""
+        sent = self._clock.boottime()
+        try:
+            current = await api.get(LEASE, self._namespace, self._name)
+            if current is None:
+                written = await api.create(LEASE, self._manifest({}, 0)) is not None
+            elif self._is_ours(current) or self._is_over(current):
+                transitions = int(current["spec"].get("leaseTransitions", 0)) + (not self._is_ours(current))
+                await api.replace(LEASE, self._manifest(current["metadata"], transitions))
+                written = True
+            else:
+                return False
+        except KubernetesError as error:
+            log.warning("lease.attempt_failed", lease=self._name, error=str(error))
+            return self.may_write()
+        if written:
+            self._deadline = sent + WRITABLE_S
+        return written
+
+    def _is_ours(self, current: Manifest) -> bool:
+        return bool(current["spec"].get("holderIdentity") == self.identity)
+
+    def _is_over(self, current: Manifest) -> bool:
+        """Whether the Lease was given up, or has not changed for its whole duration since it was first seen like this."""
+        spec, version, now = current["spec"], current["metadata"]["resourceVersion"], self._clock.boottime()
+        if not spec.get("holderIdentity"):
+            return True
+        if self._seen[0] != version:
+            self._seen = (version, now)
+        return now - self._seen[1] > float(spec.get("leaseDurationSeconds") or LEASE_S)
+
+    def _manifest(self, metadata: Manifest, transitions: int) -> Manifest:
+        now = _micro_time(self._clock.wall_ms())
+        kept = {key: metadata[key] for key in ("resourceVersion", "uid") if key in metadata}
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": {"name": self._name, "namespace": self._namespace, **kept},
+            "spec": {
+                "holderIdentity": self.identity,
+                "leaseDurationSeconds": LEASE_S,
+                "renewTime": now,
+                "leaseTransitions": transitions,
+            },
+        }
+
+    def _set_leading(self, leading: bool) -> None:
+        if leading == self._leading:
+            return
+        self._leading = leading
+        self._metrics.leading.labels(self._name).set(int(leading))
+        log.info("lease.held" if leading else "lease.lost", lease=self._name, identity=self.identity)
+        self._on_change(leading)
+
+    async def _release(self, api: KubernetesApi) -> None:
+        """Give the Lease up if it is ours; first of all stop writing."""
+        was_leading, self._deadline = self._leading, 0.0
+        self._set_leading(False)
+        if not was_leading:
+            return
+        try:
+            current = await api.get(LEASE, self._namespace, self._name)
+            if current is not None and self._is_ours(current):
+                manifest = self._manifest(current["metadata"], int(current["spec"].get("leaseTransitions", 0)))
+                manifest["spec"]["holderIdentity"] = ""
+                await api.replace(LEASE, manifest)
+                log.info("lease.released", lease=self._name)
+        except KubernetesError as error:
+            log.warning("lease.release_failed", lease=self._name, error=str(error))
+
+
+def _micro_time(wall_ms: int) -> str:
+    return datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

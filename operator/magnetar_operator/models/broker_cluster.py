@@ -1,0 +1,296 @@
+"""`BrokerCluster`: a fleet of brokers over one storage and one metadata store.
+
+Owns: its fields, defaults, limits and rules. Imports: models.base.
+Invariants: every spec field has a default, so `spec: {}` is a working cluster of one broker; fields that cannot change without losing data are
+immutable.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from magnetar_operator.models.base import (
+    CONDITIONS,
+    NAME_LENGTH_MAX,
+    Condition,
+    CustomResource,
+    Model,
+    Quantity,
+    Rule,
+    StatusModel,
+    immutable,
+)
+
+BROKERS_MAX = 200
+RESERVED_SUFFIXES = ("-broker", "-brokers", "-etcd", "-storage")
+RESERVED_SETTINGS = ("advertised_address", "bind", "drain_timeout_s", "name", "store", "volume")
+"""Settings that the operator derives from other fields."""
+_SETTING = re.compile(r"^[a-z][a-z0-9_]*$")
+_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+
+
+class Image(Model):
+    """Image of the brokers; empty fields mean the image that the operator itself runs."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(self.repository == '') == (self.tag == '')",
+            "image: set repository and tag together, or neither (then the operator's own image is used)",
+            lambda image: (image.repository == "") == (image.tag == ""),
+        ),
+    )
+
+    repository: str = Field(
+        default="", max_length=400, description="Repository without a tag, for example registry.example/magnetar."
+    )
+    tag: str = Field(default="", max_length=128, description="A fixed tag; `latest` would make two brokers of one cluster differ.")
+    pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
+        default="", description="When nodes pull the image; empty = as the operator was told."
+    )
+
+
+class VolumeClaim(Model):
+    """The one claim that all brokers and jobs of the cluster mount."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.existingClaim == '' || self.storageClassName == ''",
+            "volumeClaim: set either existingClaim or storageClassName, not both",
+            lambda claim: claim.existing_claim == "" or claim.storage_class_name == "",
+        ),
+        Rule(
+            "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            "volumeClaim.size: a claim cannot shrink; give the old size or more",
+        ),
+    )
+
+    existing_claim: str = Field(
+        default="",
+        max_length=253,
+        description="Name of a claim that you manage; empty = the operator makes <name>-storage and never deletes it.",
+        json_schema_extra=immutable("the messages are in the claim named first; make a new cluster to use another one"),
+    )
+    storage_class_name: str = Field(
+        default="",
+        max_length=253,
+        description="Storage class of the claim; empty = the Kubernetes cluster's default class.",
+        json_schema_extra=immutable("a claim cannot change its class"),
+    )
+    size: Quantity = Field(
+        default="10Gi", description="Capacity of the claim; may only grow, and only if the class allows expansion."
+    )
+    access_modes: tuple[Literal["ReadWriteMany", "ReadWriteOnce"], ...] = Field(
+        default=("ReadWriteMany",),
+        min_length=1,
+        max_length=1,
+        description="ReadWriteMany for brokers on several nodes; ReadWriteOnce keeps all of them on one node.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"} | immutable("a claim cannot change its access modes"),
+    )
+
+
+class Storage(Model):
+    """Where messages are kept."""
+
+    volume_claim: VolumeClaim = Field(default_factory=VolumeClaim, description="A volume that all brokers of the cluster share.")
+
+
+class EtcdStorage(Model):
+    """Volume of one etcd member."""
+
+    storage_class_name: str = Field(
+        default="",
+        max_length=253,
+        description="Storage class of the member's claim; empty = the default class.",
+        json_schema_extra=immutable("a claim cannot change its class"),
+    )
+    size: Quantity = Field(
+        default="2Gi",
+        description="Capacity of the member's claim.",
+        json_schema_extra=immutable("make the claim larger with kubectl edit pvc"),
+    )
+
+
+class ManagedEtcd(Model):
+    """An etcd that the operator runs beside the brokers."""
+
+    replicas: int = Field(default=1, ge=1, le=1, description="Members. This version runs one; for more, use etcd.external.")
+    storage: EtcdStorage = Field(
+        default_factory=EtcdStorage, description="Volume of each member; kept when the cluster is deleted."
+    )
+    image: str = Field(
+        default="", max_length=500, description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was told."
+    )
+
+
+class ExternalEtcd(Model):
+    """An etcd that somebody else runs."""
+
+    endpoints: tuple[Annotated[str, Field(pattern=r"^(https?://)?[^/:]+:[0-9]+$", max_length=300)], ...] = Field(
+        min_length=1, max_length=9, description="host:port of each member.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+
+
+class Etcd(Model):
+    """The metadata store: exactly one of `managed` and `external`."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.managed) != has(self.external)",
+            "etcd: set exactly one of managed and external",
+            lambda etcd: (etcd.managed is None) != (etcd.external is None),
+        ),
+        Rule(
+            "has(self.managed) == has(oldSelf.managed)",
+            "etcd: a cluster stays with the kind of store it was made with; restore a snapshot into a new cluster instead",
+        ),
+    )
+
+    managed: ManagedEtcd | None = Field(default=None, description="Run etcd beside the brokers.")
+    external: ExternalEtcd | None = Field(default=None, description="Use an etcd that exists.")
+
+
+class Resources(Model):
+    """Compute resources of a container."""
+
+    requests: dict[str, Quantity] = Field(
+        default={"cpu": "250m", "memory": "512Mi"}, max_length=16, description="What the scheduler reserves."
+    )
+    limits: dict[str, Quantity] = Field(default={}, max_length=16, description="What the container may not exceed.")
+
+
+class Toleration(Model):
+    """A taint that pods put up with, as in a pod."""
+
+    key: str = Field(default="", max_length=316, description="Taint key; empty with operator Exists = every key.")
+    operator: Literal["Equal", "Exists"] = Field(default="Equal", description="How `value` is compared.")
+    value: str = Field(default="", max_length=63, description="Taint value, for operator Equal.")
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(default="", description="Taint effect; empty = all.")
+
+
+class PodTemplate(Model):
+    """What may be added to the brokers' pods. An allow-list: the rest of the pod belongs to the operator."""
+
+    labels: dict[str, str] = Field(default={}, max_length=32, description="More labels; those of the operator win.")
+    annotations: dict[str, str] = Field(default={}, max_length=32, description="More annotations; those of the operator win.")
+    node_selector: dict[str, str] = Field(default={}, max_length=16, description="Labels that a node must have.")
+    tolerations: tuple[Toleration, ...] = Field(
+        default=(), max_length=16, description="Taints that do not matter.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+
+
+def _settings_are_free(spec: BrokerClusterSpec) -> bool:
+    return all(_SETTING.match(name) and name not in RESERVED_SETTINGS for name in spec.config)
+
+
+_CONFIG_RULE = Rule(
+    f"self.config.all(name, name.matches('^[a-z][a-z0-9_]*$') && !(name in [{', '.join(repr(name) for name in RESERVED_SETTINGS)}]))",
+    "config: names are broker settings in lower case such as keep_alive_s; "
+    f"{', '.join(RESERVED_SETTINGS)} come from other fields (drain_timeout_s from drainTimeoutSeconds)",
+    _settings_are_free,
+)
+
+
+class BrokerClusterSpec(Model):
+    """What the cluster should be."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (_CONFIG_RULE,)
+
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=BROKERS_MAX,
+        description="Number of brokers. Lowering it drains the highest ordinal before its pod goes.",
+    )
+    image: Image = Field(default_factory=Image, description="Image of the brokers.")
+    storage: Storage = Field(default_factory=Storage, description="Where messages are kept.")
+    etcd: Etcd = Field(
+        default=Etcd(managed=ManagedEtcd()),
+        description="The metadata store.",
+        json_schema_extra={"default": {"managed": {}}},
+    )
+    resources: Resources = Field(default_factory=Resources, description="Compute resources of each broker.")
+    config: dict[str, Annotated[str, Field(max_length=1000)]] = Field(
+        default={},
+        max_length=64,
+        description="Broker settings by their own names; each becomes MAGNETAR_<NAME>. A change rolls the brokers.",
+    )
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Additions to the brokers' pods.")
+    drain_timeout_seconds: int = Field(
+        default=120, ge=1, le=3600, description="How long a stopping broker may take to hand its bundles over."
+    )
+    allowed_namespaces: tuple[Annotated[str, Field(max_length=63)], ...] = Field(
+        default=(),
+        max_length=200,
+        description='Other Kubernetes namespaces whose TopicNamespaces may refer to this cluster; "*" = all.',
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+
+
+class Endpoints(StatusModel):
+    """Where clients connect from inside the Kubernetes cluster."""
+
+    service_url: str = Field(default="", description="For Pulsar clients.")
+    http_url: str = Field(default="", description="For REST, pulsar-admin and metrics.")
+
+
+class BrokerStatus(StatusModel):
+    """One broker."""
+
+    name: str = Field(description="Its pod.")
+    incarnation: str = Field(default="", description="Its current life; empty while it is not registered.")
+    bundles: int = Field(default=0, description="Bundles that it owns or is about to own.")
+    phase: str = Field(default="", description="Pending, Starting, Ready, Draining, Terminating or Failed.")
+
+
+class PendingRestart(StatusModel):
+    """A pod that the operator is going to restart."""
+
+    name: str = Field(description="Its pod.")
+    reason: str = Field(default="", description="What differs: Image, Config or Template.")
+
+
+class BrokerClusterStatus(StatusModel):
+    """What the cluster is."""
+
+    observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
+    replicas: int = Field(default=0, description="Broker pods that exist.")
+    ready_replicas: int = Field(default=0, description="Broker pods that take traffic.")
+    selector: str = Field(default="", description="Label selector of the broker pods, for autoscalers.")
+    storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
+    endpoints: Endpoints = Field(default_factory=Endpoints, description="Where clients connect.")
+    brokers: tuple[BrokerStatus, ...] = Field(
+        default=(),
+        description="Every broker.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    pending_restarts: tuple[PendingRestart, ...] = Field(
+        default=(),
+        description="Pods to be restarted, and why.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="Available, Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS
+    )
+
+
+class BrokerCluster(CustomResource):
+    """A fleet of brokers over one storage and one metadata store."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, beginning with a letter",
+            lambda cluster: len(cluster.name) <= NAME_LENGTH_MAX and _NAME.match(cluster.name) is not None,
+        ),
+        Rule(
+            " && ".join(f"!self.metadata.name.endsWith('{suffix}')" for suffix in RESERVED_SUFFIXES),
+            f"metadata.name: the endings {', '.join(RESERVED_SUFFIXES)} are taken by the parts of other clusters",
+            lambda cluster: not cluster.name.endswith(RESERVED_SUFFIXES),
+        ),
+    )
+
+    spec: BrokerClusterSpec = BrokerClusterSpec()
+    status: BrokerClusterStatus = BrokerClusterStatus()

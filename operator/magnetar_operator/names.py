@@ -1,0 +1,106 @@
+"""Names, labels and annotations of what the operator makes.
+
+Owns: their spelling. Imports: models.base (the group). Pure. Nobody else writes one of them as a literal.
+Invariants: a child's name follows from its owner's name alone; selectors never change, because a StatefulSet's cannot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from magnetar_operator.models.base import GROUP
+
+FIELD_MANAGER = "magnetar-operator"
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+PART_OF = "app.kubernetes.io/part-of"
+INSTANCE = "app.kubernetes.io/instance"
+CLUSTER = f"{GROUP}/cluster"
+JOB = f"{GROUP}/job"
+RUN = f"{GROUP}/run"
+ATTEMPT = f"{GROUP}/attempt"
+SENTINEL = f"{GROUP}/sentinel"
+POD_NAME = "statefulset.kubernetes.io/pod-name"
+REVISION = "controller-revision-hash"
+
+BROKER, ETCD, DRIVER = "broker", "etcd", "driver"
+
+DESIRED_HASH = f"{GROUP}/desired-hash"
+"""Annotation on every child: hash of what was applied, so that a field which is no longer wanted is noticed too."""
+CONFIG_HASH = f"{GROUP}/config-hash"
+"""Annotation on broker pods: hash of their settings, so that a change of settings is a change of the template."""
+PAUSED = f"{GROUP}/paused"
+SKIP_FINALIZER = f"{GROUP}/skip-finalizer"
+
+WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
+SPARK_ACCOUNT = "magnetar-spark"
+VOLUME_PATH = "/var/lib/magnetar"
+BROKER_PORT, HTTP_PORT = 6650, 8080
+ETCD_CLIENT_PORT, ETCD_PEER_PORT, ETCD_HEALTH_PORT = 2379, 2380, 2381
+USER_ID = 10001
+LABEL_LENGTH_MAX = 63
+
+
+def labels(instance: str, component: str) -> dict[str, str]:
+    """Labels of every object made for a cluster."""
+    return {
+        "app.kubernetes.io/name": "magnetar",
+        INSTANCE: instance,
+        COMPONENT: component,
+        PART_OF: "magnetar",
+        MANAGED_BY: FIELD_MANAGER,
+        CLUSTER: instance,
+    }
+
+
+def selector(instance: str, component: str) -> dict[str, str]:
+    """Labels that choose the pods of one component."""
+    return {CLUSTER: instance, COMPONENT: component}
+
+
+def selector_text(labels_wanted: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(labels_wanted.items()))
+
+
+def broker_set(cluster: str) -> str:
+    """StatefulSet, ConfigMap, service account and disruption budget of the brokers."""
+    return f"{cluster}-broker"
+
+
+def brokers_service(cluster: str) -> str:
+    """Headless service of the brokers."""
+    return f"{cluster}-brokers"
+
+
+def etcd_set(cluster: str) -> str:
+    """StatefulSet, headless service and network policy of a managed etcd."""
+    return f"{cluster}-etcd"
+
+
+def storage_claim(cluster: str) -> str:
+    return f"{cluster}-storage"
+
+
+def broker_pod(cluster: str, ordinal: int) -> str:
+    return f"{broker_set(cluster)}-{ordinal}"
+
+
+def ordinal_of(pod: str) -> int:
+    """Number at the end of a StatefulSet pod's name: names must be ordered by it, never as text (broker-10 comes after broker-9)."""
+    return int(pod.rpartition("-")[2])
+
+
+def etcd_endpoint(cluster: str, namespace: str) -> str:
+    return f"{etcd_set(cluster)}.{namespace}.svc:{ETCD_CLIENT_PORT}"
+
+
+def run_id(token: str, uid: str) -> str:
+    """Id of a job's run. The uid is in it so that a resource made again under the same name is not mistaken for its predecessor."""
+    return f"{token}-{uid[:8]}"
+
+
+def driver_pod(job: str, uid: str, run: str, attempt: int) -> str:
+    """Deterministic per (resource, run, attempt): creating it twice is refused by the API server."""
+    digest = hashlib.sha256(f"{uid}/{run}".encode()).hexdigest()[:8]
+    return f"{job}-{digest}-{attempt}"

@@ -1,0 +1,66 @@
+"""Which pod is restarted next.
+
+Owns: the decision, and why a pod needs a restart. Imports: names, builders.object. Pure.
+Invariants: at most one broker is restarted at a time; an outdated pod that is sick goes first, because restarting it costs nobody anything; a healthy
+one goes only while every other broker is ready; nothing is restarted while the number of brokers changes. Deleting a pod is a drain: it gets SIGTERM
+and the grace period to hand its bundles over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from magnetar_operator import names
+from magnetar_operator.builders.object import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPod:
+    """What rolling looks at."""
+
+    name: str
+    revision: str
+    ready: bool
+    terminating: bool
+    difference: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RollPlan:
+    """`restart` is the pod to delete now ("" = none); `pending` all outdated ones with the reason; `waits_for` what holds the next restart up."""
+
+    restart: str = ""
+    pending: tuple[tuple[str, str], ...] = ()
+    waits_for: str = ""
+
+
+def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: bool) -> RollPlan:
+    """The next restart. `revision` is the StatefulSet's update revision ("" = not known yet)."""
+    ordered = sorted(pods, key=lambda pod: names.ordinal_of(pod.name))
+    outdated = [pod for pod in ordered if revision and pod.revision != revision and not pod.terminating]
+    pending = tuple((pod.name, pod.difference) for pod in outdated)
+    if not outdated:
+        return RollPlan()
+    terminating = next((pod.name for pod in ordered if pod.terminating), "")
+    if scaling or terminating:
+        return RollPlan(pending=pending, waits_for=terminating or "the change of the number of brokers")
+    sick = next((pod.name for pod in outdated if not pod.ready), "")
+    if sick:
+        return RollPlan(sick, pending)
+    unready = next((pod.name for pod in ordered if not pod.ready), "")
+    if unready or len(ordered) < replicas:
+        return RollPlan(pending=pending, waits_for=unready or f"{replicas - len(ordered)} brokers that do not exist yet")
+    # The highest ordinal first, as a StatefulSet does it: the lowest is the one that scaling keeps longest.
+    return RollPlan(outdated[-1].name, pending)
+
+
+def difference_of(pod: Manifest, template: Manifest) -> str:
+    """What a pod's template differs in: Image, Config or Template."""
+    containers = {item["name"]: item.get("image") for item in pod["spec"].get("containers", [])}
+    if any(containers.get(item["name"]) != item.get("image") for item in template["spec"]["containers"]):
+        return "Image"
+    annotations = pod["metadata"].get("annotations", {})
+    if annotations.get(names.CONFIG_HASH) != template["metadata"].get("annotations", {}).get(names.CONFIG_HASH):
+        return "Config"
+    return "Template"

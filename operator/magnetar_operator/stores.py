@@ -1,0 +1,119 @@
+"""Connections to the clusters' metadata stores, and the operator's term in each.
+
+Owns: one store per set of endpoints; guarded writes. Imports: magnetar.metadata, clock, metrics.
+Invariants: every write compares `operator/term`, so an operator that lost its Lease without noticing changes nothing after its successor's first
+write; the term is taken lazily, so that a steady state writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from magnetar.clock import Clock
+from magnetar.metadata import keys
+from magnetar.metadata.election import Election
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.records import CordonRecord
+from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
+from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.refusals import NotLeading
+from magnetar_operator.scaling import CORDON_REASON
+
+log = structlog.get_logger(__name__)
+
+WRITE_TIMEOUT_S = 3.0
+NO_LEASE = 0
+
+
+class ClusterStore:
+    """One cluster's store, for reading freely and writing as the leader."""
+
+    def __init__(
+        self, store: MetadataStore, clock: Clock, metrics: OperatorMetrics, identity: str, may_write: Callable[[], bool]
+    ) -> None:
+        self.reader = store
+        self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
+        self._election: Election | None = None
+        self._seizing = asyncio.Lock()
+
+    async def write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        """Apply `operations` if the compares hold and we still lead; False if they did not hold.
+
+        Raises NotLeading, StoreError, TimeoutError.
+        """
+        self._require_leadership()
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            guard = await self._guard()
+            self._require_leadership()
+            self._metrics.store_writes.inc()
+            result = await self.reader.transact([guard, *compares], operations)
+        if result.succeeded:
+            return True
+        term = next((item.mod_revision for item in result.current if item.key == keys.OPERATOR_TERM), 0)
+        if term != guard.operand:
+            self.forget_term()
+            raise NotLeading("another operator has begun its term in this cluster's store")
+        return False
+
+    async def cordon(self, broker: str) -> None:
+        """Have `broker` hand its bundles over and take no new ones. Raises as `write`."""
+        await self.write((), (Put(keys.cordon(broker), CordonRecord(drain=True, reason=CORDON_REASON).encode()),))
+
+    async def uncordon(self, broker: str) -> None:
+        """Lift our own cordon of `broker`; one that a person has put in its place meanwhile stays. Raises as `write`."""
+        ours = CordonRecord(drain=True, reason=CORDON_REASON).encode()
+        await self.write((Compare(keys.cordon(broker), "value", "=", ours),), (Delete(keys.cordon(broker)),))
+
+    def forget_term(self) -> None:
+        """The next write begins a term anew."""
+        self._election = None
+
+    async def _guard(self) -> Compare:
+        async with self._seizing:
+            if self._election is None:
+                election = Election(self.reader, self._clock, keys.OPERATOR_TERM, self._identity, NO_LEASE)
+                self._metrics.store_writes.inc()
+                await election.seize()
+                self._election = election
+            return self._election.guard()
+
+    def _require_leadership(self) -> None:
+        if not self._may_write():
+            raise NotLeading("this process does not lead")
+
+
+class Stores:
+    """All clusters' stores."""
+
+    def __init__(self, clock: Clock, metrics: OperatorMetrics, identity: str, may_write: Callable[[], bool]) -> None:
+        self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
+        self._open: dict[tuple[str, ...], ClusterStore] = {}
+
+    def of(self, endpoints: Sequence[str]) -> ClusterStore:
+        """The store behind `endpoints` (host:port); connects when first used."""
+        key = tuple(endpoints)
+        if key not in self._open:
+            store = EtcdStore(key, clock=self._clock)
+            self._open[key] = ClusterStore(store, self._clock, self._metrics, self._identity, self._may_write)
+        return self._open[key]
+
+    def known(self) -> set[tuple[str, ...]]:
+        """Endpoints of the open connections."""
+        return set(self._open)
+
+    def leadership_changed(self) -> None:
+        """Every term ends with the Lease."""
+        for store in self._open.values():
+            store.forget_term()
+
+    async def retain(self, wanted: set[tuple[str, ...]]) -> None:
+        """Close connections to clusters that are gone."""
+        for endpoints in set(self._open) - wanted:
+            log.info("store.closed", endpoints=",".join(endpoints))
+            await self._open.pop(endpoints).reader.close()
+
+    async def close(self) -> None:
+        await self.retain(set())

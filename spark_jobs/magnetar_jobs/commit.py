@@ -1,0 +1,145 @@
+"""Making a new compacted view visible.
+
+Owns: the intent before writing, the one transaction that commits, and what a driver that did not commit cleans up. Imports:
+metadata, storage. Invariants: the view changes in one compare-and-swap or not at all; before it no reader can see an output,
+after it every output is durable; the horizon never goes back; a conflict removes the intent first and then the outputs, so that
+no file is deleted that could still be committed; a crash leaves an intent and files whose names carry it, for the collector.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import structlog
+
+from magnetar.clock import Clock
+from magnetar.errors import MagnetarError, StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.metadata.records import Record
+from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
+from magnetar.storage import names
+from magnetar.storage.manifest import CommitResult, Compacted, Manifest, Outcome, Rewrite, commit_manifest
+from magnetar.storage.volume import Volume
+from magnetar_jobs.execution import Written
+from magnetar_jobs.planning import CompactionPlan
+
+log = structlog.get_logger(__name__)
+
+INTENT_RUN_LENGTH_MAX = 40
+
+
+class Conflict(MagnetarError):
+    """Another rewrite or a deletion came first; the old view stands: plan again."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntentRecord(Record):
+    """`intents/<id>`: somebody writes files of this bundle whose names begin with the id. Without it they may be deleted."""
+
+    SCHEMA: ClassVar[int] = 1
+
+    kind: str
+    bundle: str
+    topic: str
+    job: str
+    run: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A compaction that readers see now."""
+
+    generation: int
+    written: Written
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Commits the compactions of one run."""
+
+    store: MetadataStore
+    volume: Volume
+    clock: Clock
+    job: str
+    run: str
+
+    async def commit(self, plan: CompactionPlan, write: Callable[[str], Awaitable[Written]]) -> Committed:
+        """Register an intent, have `write(intent)` write the new view, commit it. Raises Conflict, and whatever `write` raises.
+
+        If the outcome stays unknown (StoreUnavailable) nothing is deleted: intent and files are the collector's.
+        """
+        intent = f"{INTENT_PREFIX}{name_part(self.run)}-{self.clock.random_bits(64):016x}"
+        record = IntentRecord("compaction", str(plan.bundle), str(plan.topic), self.job, self.run, self.clock.wall_ms())
+        await self.store.transact([Compare(keys.intent(intent), "create", "=", 0)], [Put(keys.intent(intent), record.encode())])
+        try:
+            written = await write(intent)
+            result = await self._commit(plan, written, intent)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            await self._abandon(plan, intent)
+            raise
+        if result.outcome is not Outcome.COMMITTED:
+            await self._abandon(plan, intent)
+            raise Conflict(
+                f"{plan.topic}: {result.outcome}: generation {result.manifest.generation} of its bundle's manifest came first"
+            )
+        await self._remove_losers(plan, intent, {segment.object for segment in written.segments})
+        return Committed(plan.generation + 1, written)
+
+    async def _commit(self, plan: CompactionPlan, written: Written, intent: str) -> CommitResult:
+        key = keys.intent(intent)
+        compacted = Compacted(plan.generation + 1, plan.horizon, written.segments)
+        edit = edit_of(plan, compacted, intent)
+        return await commit_manifest(
+            self.store, self.volume, self.clock, plan.bundle, edit, [Compare(key, "create", "!=", 0)], [Delete(key)]
+        )
+
+    async def _abandon(self, plan: CompactionPlan, intent: str) -> None:
+        """The intent first: from then on nobody can commit these files, and only then may they go."""
+        await self.store.delete(keys.intent(intent))
+        await self._remove_losers(plan, intent, set())
+
+    async def _remove_losers(self, plan: CompactionPlan, intent: str, kept: set[str]) -> None:
+        """Remove outputs of this intent that are not in the view: those of repeated task attempts."""
+        prefix = names.segment(plan.bundle, intent).removesuffix(".seg")
+        for name in await self.volume.list(names.segments_of(plan.bundle)):
+            if name.startswith(prefix) and name not in kept:
+                await self.volume.remove(name)
+                log.info("compaction.removed", object=name)
+
+
+INTENT_PREFIX = "compact-"
+
+
+def name_part(run: str) -> str:
+    """A run id as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9]", "-", run)[:INTENT_RUN_LENGTH_MAX]
+
+
+def edit_of(plan: CompactionPlan, compacted: Compacted, intent: str) -> Callable[[Manifest], Manifest | None]:
+    """The manifest with the new view, or None if what the plan was made from has changed.
+
+    New log files and level-1 segments at the tail are no change. Beyond what every rewrite compares (inputs listed, generation), a
+    compaction declines when the topic was trimmed or deleted, or its bundle split, since the plan was made.
+    """
+    assert compacted.horizon >= plan.previous_horizon, (compacted.horizon, plan.previous_horizon)
+    rewrite = Rewrite(
+        topic=str(plan.topic),
+        intent=intent,
+        compaction_generation=plan.generation,
+        level0=plan.listed_logs,
+        segments=plan.listed_segments,
+        compacted=compacted,
+    )
+
+    def edit(manifest: Manifest) -> Manifest | None:
+        if manifest.parent != plan.parent or manifest.topic(str(plan.topic)).trimmed != plan.trimmed:
+            return None
+        return rewrite.apply(manifest)
+
+    return edit

@@ -1,0 +1,260 @@
+"""`python -m magnetar_jobs.compact`: topic compaction, the latest message per key.
+
+Owns: the command line, the run's record and the loop plan -> phases -> commit. Imports: session, planning, execution, commit,
+metadata. Invariants: a run id that succeeded is done: a second driver with it exits at once; each topic (partition) is committed
+alone, in one transaction; a conflict plans that topic again, at most `ATTEMPTS_MAX` times; whatever happens, readers see the old
+view or the new one. Exit codes: 0 succeeded (now or before), 1 failed (the record says why), 2 the arguments or the environment
+need a change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from magnetar.clock import Clock, SystemClock
+from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, NamespaceNotFound, ServiceNotReady
+from magnetar.metadata.store import MetadataStore
+from magnetar.names import TopicName
+from magnetar.storage.posix import PosixVolume
+from magnetar_jobs.cluster import bundle_of_topic, owner_of, partitions_of, roll_log
+from magnetar_jobs.commit import Committer, Conflict
+from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
+from magnetar_jobs.planning import CompactionPlan, plan_topic
+from magnetar_jobs.remote_store import RemoteStore
+from magnetar_jobs.run_record import RunRecord
+from magnetar_jobs.session import JavaMissing, SessionSettings, spark_session
+from magnetar_jobs.source import register_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger(__name__)
+
+KIND = "compaction"
+ATTEMPTS_MAX = 3
+ROLL_ATTEMPTS_MAX = 5
+ROLL_RETRY_S = 1.0
+SUCCEEDED, FAILED, UNUSABLE = 0, 1, 2
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run did, summed over its topics; `horizon` and `generation` are those of the last topic committed."""
+
+    topics: int = 0
+    messages_in: int = 0
+    keys: int = 0
+    entries_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    horizon: str = ""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compactor:
+    """Everything a run works with. `tasks_volume` is where Spark's tasks find the volume."""
+
+    store: MetadataStore
+    volume: PosixVolume
+    tasks_volume: Path
+    committer: Committer
+    session: SparkSession
+    options: CompactionOptions
+
+    async def compact(self, topic: TopicName, result: Result) -> None:
+        """Compact one topic up to what is sealed now. Raises Conflict if others were faster `ATTEMPTS_MAX` times."""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            bundle = await bundle_of_topic(self.store, topic)
+            plan = await plan_topic(self.store, self.volume, bundle, topic)
+            log.info("compaction.planned", topic=str(topic), groups=len(plan.groups), bytes=plan.bytes, horizon=shown(plan.horizon))
+            if not plan.news:
+                log.info("compaction.nothing_new", topic=str(topic), horizon=shown(plan.horizon))
+                return
+            try:
+                committed = await self.committer.commit(plan, partial(self._write, plan))
+            except Conflict as error:
+                log.warning("compaction.conflict", topic=str(topic), attempt=attempt, error=str(error))
+                if attempt == ATTEMPTS_MAX:
+                    raise
+                continue
+            written = committed.written
+            result.topics += 1
+            result.messages_in += written.messages_in
+            result.keys += written.keys
+            result.entries_out += written.entries_out
+            result.bytes_in += plan.bytes
+            result.bytes_out += written.bytes_out
+            result.horizon, result.generation = shown(plan.horizon), committed.generation
+            log.info("compaction.committed", topic=str(topic), generation=committed.generation, entries=written.entries_out)
+            return
+
+    async def _write(self, plan: CompactionPlan, intent: str) -> Written:
+        """Both phases, off the event loop: they block for as long as Spark works."""
+        return await asyncio.to_thread(compact_plan, self.session, self.tasks_volume, plan, self.options, intent)
+
+
+def shown(position: tuple[int, int]) -> str:
+    """A position as Pulsar's tools write it: ledger:entry."""
+    return f"{position[0]}:{position[1]}"
+
+
+async def roll_owner(store: MetadataStore, topic: TopicName, broker_url: str = "") -> None:
+    """Have everything acknowledged so far put into sealed files. An unowned bundle has nothing else. Raises ServiceNotReady."""
+    for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
+        owner = await owner_of(store, await bundle_of_topic(store, topic))
+        if owner is None:
+            return
+        try:
+            position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic)
+            log.info("compaction.rolled", topic=str(topic), position=str(position))
+            return
+        except ServiceNotReady as error:
+            if attempt == ROLL_ATTEMPTS_MAX:
+                raise
+            log.warning("compaction.roll_failed", topic=str(topic), attempt=attempt, error=str(error))
+            await asyncio.sleep(ROLL_RETRY_S * attempt)
+
+
+# --- command line -------------------------------------------------------------------------------------------------------------
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="magnetar_jobs.compact", description="Topic compaction: keep the latest message per key.")
+    parser.add_argument("--topic", required=True, help="full topic name; a partitioned topic stands for all its partitions")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--store", help="etcd://host:port[,host:port] or embedded://DIRECTORY (no broker may be running on it)")
+    where.add_argument("--broker-url", help="http://127.0.0.1:8080 of a standalone broker, which then commits for this job")
+    parser.add_argument("--volume", required=True, type=Path, help="root of the cluster's volume")
+    parser.add_argument("--job", required=True, help="name of the job; with --run the key of its record")
+    parser.add_argument("--run", required=True, help="id of this run; a run that succeeded is not repeated")
+    parser.add_argument("--no-roll", action="store_true", help="compact what is sealed already instead of asking the owner to roll")
+    parser.add_argument("--retain-keyless", action="store_true", help="keep messages without a key instead of dropping them")
+    parser.add_argument("--master", default="local[2]", help="local[N] or k8s://https://host:port")
+    parser.add_argument("--executors", type=int, default=1)
+    parser.add_argument("--executor-memory-mib", type=int, default=1024)
+    parser.add_argument("--executor-cores", type=int, default=1)
+    parser.add_argument("--image", default="", help="image of the executors (k8s:// only)")
+    parser.add_argument("--namespace", default="default", help="namespace of the executors")
+    parser.add_argument("--service-account", default="magnetar-spark")
+    parser.add_argument("--claim", default="", help="persistent volume claim that holds --volume")
+    parser.add_argument("--executor-volume-path", type=Path, help="where executors mount the claim; default: where --volume is")
+    return parser.parse_args(arguments)
+
+
+def session_settings(options: argparse.Namespace) -> SessionSettings:
+    """The session a command line asks for."""
+    return SessionSettings(
+        name=f"compact-{options.job}-{options.run}",
+        master=options.master,
+        executors=options.executors,
+        executor_memory_mib=options.executor_memory_mib,
+        executor_cores=options.executor_cores,
+        image=options.image,
+        namespace=options.namespace,
+        service_account=options.service_account,
+        claim=options.claim,
+        executor_volume_path=str(options.executor_volume_path or options.volume),
+    )
+
+
+@asynccontextmanager
+async def open_store(options: argparse.Namespace, clock: Clock) -> AsyncIterator[MetadataStore]:
+    """The store a command line names. Raises InvalidRequest, StoreError."""
+    store: MetadataStore
+    if options.broker_url:
+        store = RemoteStore(options.broker_url)
+    else:
+        scheme, _, place = options.store.partition("://")
+        if scheme == "etcd" and place:
+            from magnetar.metadata.etcd import EtcdStore
+
+            store = EtcdStore(place.split(","), clock=clock)
+        elif scheme == "embedded" and place:
+            from magnetar.metadata.embedded import EmbeddedStore
+
+            store = await EmbeddedStore.open(Path(place), clock)
+        else:
+            raise InvalidRequest(f"store: {options.store!r} is not valid; write etcd://host:port or embedded://directory")
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """One run, recorded. Raises MagnetarError for what the record cannot hold (store unreachable, arguments unusable)."""
+    clock, topic = SystemClock(), TopicName.parse(options.topic)
+    async with open_store(options, clock) as store:
+        record = RunRecord(store, clock, KIND, options.job, options.run)
+        done = await record.begin()
+        if done is not None:
+            log.info("compaction.done_before", job=options.job, run=options.run, **done.result)
+            return SUCCEEDED
+        try:
+            result = await _compact_all(store, clock, topic, options, environment)
+        except MagnetarError as error:
+            await record.fail(f"{type(error).__name__}: {error}")
+            raise
+        except Exception as error:
+            # Spark reports an executor's failure as its own exception types; the record must say that the run is over, whatever
+            # it was.
+            await record.fail(f"{type(error).__name__}: {error}")
+            raise
+        await record.succeed(asdict(result))
+        log.info("compaction.succeeded", job=options.job, run=options.run, **asdict(result))
+        return SUCCEEDED
+
+
+async def _compact_all(
+    store: MetadataStore, clock: Clock, topic: TopicName, options: argparse.Namespace, environment: Mapping[str, str]
+) -> Result:
+    topics = await partitions_of(store, topic)
+    if not options.no_roll:
+        for partition in topics:
+            await roll_owner(store, partition, options.broker_url or "")
+    volume = PosixVolume(options.volume)
+    result = Result()
+    settings = session_settings(options)
+    try:
+        with spark_session(settings, environment) as session:
+            register_source(session)
+            committer = Committer(store, volume, clock, options.job, options.run)
+            compaction = CompactionOptions(options.retain_keyless, settings.parallelism)
+            tasks_volume = Path(settings.executor_volume_path) if settings.on_kubernetes else options.volume
+            compactor = Compactor(store, volume, tasks_volume, committer, session, compaction)
+            for partition in topics:
+                await compactor.compact(partition, result)
+    finally:
+        await volume.close()
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    try:
+        return asyncio.run(run(options, os.environ))
+    except (InvalidRequest, InvalidTopicName, NamespaceNotFound, JavaMissing) as error:
+        log.error("compaction.unusable", error=str(error))
+        return UNUSABLE
+    except MagnetarError as error:
+        log.error("compaction.failed", error=f"{type(error).__name__}: {error}")
+        return FAILED
+    except Exception as error:
+        log.error("compaction.failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""What a job reads: pieces of segments and log files, packed into groups.
+
+Owns: `Piece` and `Group`, their travel as text, the packing, and reading a group as `Rows`. Imports: numpy, pyarrow, storage
+formats, bounds. Invariants: a plan is plain data that means the same on every executor; pieces are in position order and do not
+overlap; reading a group gives the same rows in the same order each time, because every file named here is immutable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from magnetar.errors import CorruptData, LimitExceeded
+from magnetar.storage.index import LevelZeroIndex, Run
+from magnetar.storage.segment import SegmentReader
+from magnetar.storage.segment_format import HAS_KEY, IS_DECIDED, IS_DELETION, Block, BlockEntry
+from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
+from magnetar.wire.entries import parse_metadata
+from magnetar_jobs.bounds import HIGHEST, Bounds
+from magnetar_jobs.files import VolumeFiles
+from magnetar_jobs.messages import key_of
+from magnetar_jobs.orders import GROUPS_MAX
+from magnetar_jobs.rows import Rows
+
+Position = tuple[int, int]
+Span = tuple[Position, Position]
+"""First and last position, both included."""
+
+SEGMENT, LOG = "segment", "log"
+BEFORE_ALL: Position = (-1, -1)
+GROUP_BYTES_MAX = 64 << 20
+WINDOW_BYTES_MAX = 4 << 20
+"""Bytes of a log file that are read at once."""
+MERGED_ROWS_MIN = 256
+"""Shorter runs are copied together, so that an Arrow batch does not carry three rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of one file that holds entries of one topic: blocks [start, stop) of a segment, or runs [start, stop) of a log file's
+    index.
+
+    Only positions after `after` and outside of `covered` count. `first` and `last` are the first and last of them; `rows` and
+    `bytes` are upper bounds. `length` is a segment's; `epochs` (none given = all) and `to_offset` say which runs of a log
+    file are valid.
+    """
+
+    kind: str
+    object: str
+    start: int
+    stop: int
+    first: Position
+    last: Position
+    rows: int
+    bytes: int
+    length: int = 0
+    after: Position = BEFORE_ALL
+    covered: tuple[Span, ...] = ()
+    epochs: tuple[int, ...] = ()
+    to_offset: int = HIGHEST
+
+    def valid(self, run: Run) -> bool:
+        """Whether a run belongs to this bundle's history."""
+        return (not self.epochs or run.epoch in self.epochs) and run.offset < self.to_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one task reads, in position order."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+def pack(pieces: Iterable[Piece], group_bytes_max: int = GROUP_BYTES_MAX) -> tuple[Group, ...]:
+    """Groups of consecutive pieces of up to `group_bytes_max` (a larger piece is a group of its own).
+
+    Raises CorruptData if two pieces claim the same positions, LimitExceeded if there are more groups than an order can count.
+    """
+    ordered = sorted(pieces, key=lambda piece: piece.first)
+    for before, after in itertools.pairwise(ordered):
+        if before.last >= after.first:
+            raise CorruptData(
+                f"{before.object} ends at {before.last}, {after.object} begins at {after.first}: "
+                "both claim the same positions; rebuild the manifest"
+            )
+    groups: list[list[Piece]] = []
+    size = 0
+    for piece in ordered:
+        if not groups or size + piece.bytes > group_bytes_max:
+            groups.append([])
+            size = 0
+        groups[-1].append(piece)
+        size += piece.bytes
+    if len(groups) > GROUPS_MAX:
+        raise LimitExceeded(f"{len(groups)} groups of input; at most {GROUPS_MAX} are counted: compact more often")
+    return tuple(Group(number, tuple(found)) for number, found in enumerate(groups))
+
+
+def encode_plan(groups: Iterable[Group]) -> str:
+    return json.dumps([asdict(group) for group in groups], separators=(",", ":"))
+
+
+def decode_plan(text: str) -> tuple[Group, ...]:
+    return tuple(Group(body["number"], tuple(_piece(piece) for piece in body["pieces"])) for body in json.loads(text))
+
+
+def _piece(body: dict[str, Any]) -> Piece:
+    for name in ("first", "last", "after", "epochs"):
+        body[name] = tuple(body[name])
+    body["covered"] = tuple((tuple(low), tuple(high)) for low, high in body["covered"])
+    return Piece(**body)
+
+
+# --- what counts --------------------------------------------------------------------------------------------------------------
+
+
+def surviving_slices(run: Run, after: Position, covered: Iterable[Span]) -> list[tuple[int, int]]:
+    """The parts [from, to) of a run's entries that lie after `after` and outside of `covered`."""
+    slices = [(0, len(run.lengths))]
+    for low, high in ((BEFORE_ALL, after), *covered):
+        if high < (run.ledger, run.first_entry) or low > (run.ledger, run.last_entry):
+            continue
+        left = low[1] - run.first_entry if low[0] == run.ledger else 0
+        right = high[1] - run.first_entry + 1 if high[0] == run.ledger else len(run.lengths)
+        slices = [
+            part for begin, end in slices for part in ((begin, min(end, left)), (max(begin, right), end)) if part[0] < part[1]
+        ]
+    return slices
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------------
+
+
+def read_group(volume: Path, topic: str, group: Group, bounds: Bounds, *, metadata: bool = True) -> Iterator[Rows]:
+    """The rows of a group. `metadata` False leaves key, event and publish time of level-0 entries unset, which are in their bytes
+    only.
+
+    Raises CorruptData, StorageError, FileNotFoundError (the plan is stale: plan again).
+    """
+    with VolumeFiles(volume) as files:
+        for piece in group.pieces:
+            if not bounds.admits("ledger", piece.first[0], piece.last[0]):
+                continue
+            reading = _read_segment(files, piece, bounds) if piece.kind == SEGMENT else _read_log(files, topic, piece, bounds)
+            for rows in reading:
+                yield with_metadata(rows) if metadata and piece.kind == LOG else rows
+
+
+def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
+    return (
+        bounds.admits("ledger", entry.first_ledger, entry.last_ledger)
+        and (entry.first_ledger != entry.last_ledger or bounds.admits("entry", entry.first_entry, entry.last_entry))
+        and bounds.admits("event_time", entry.event_time_min, entry.event_time_max)
+        and bounds.admits("publish_time", entry.publish_time_min, entry.publish_time_max)
+    )
+
+
+def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[Rows]:
+    reader = SegmentReader(files.range_of(piece.object), piece.length, piece.object)
+    for number in range(piece.start, min(piece.stop, len(reader.footer.blocks))):
+        entry = reader.footer.blocks[number]
+        if (entry.last_ledger, entry.last_entry) <= piece.after or not _admitted(bounds, entry):
+            continue
+        block = Block.decode(files.read(piece.object, entry.offset, entry.length), piece.object)
+        first = block.row_at_or_after(piece.after[0], piece.after[1] + 1) if piece.after > BEFORE_ALL else 0
+        yield _rows_of_block(piece.object, entry, block, first)
+
+
+def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int) -> Rows:
+    """The block's rows from `first` on; every array is a view of the bytes that were read."""
+    flags = np.asarray(block.flags)[first:]
+    key_offsets = np.asarray(block.key_offsets)[first:]
+    validity = np.packbits((flags & HAS_KEY).astype(np.bool_), bitorder="little").tobytes()
+    keys = pa.Array.from_buffers(
+        pa.binary(), len(flags), [pa.py_buffer(validity), pa.py_buffer(key_offsets), pa.py_buffer(block.keys)]
+    )
+    return Rows(
+        object=name,
+        start=entry.offset + entry.length - len(block.payloads) - (-len(block.payloads) % 8),
+        ledgers=np.asarray(block.ledgers)[first:],
+        entries=np.asarray(block.entries)[first:],
+        publish_times=np.asarray(block.publish_times)[first:],
+        event_times=np.asarray(block.event_times)[first:],
+        append_times=np.asarray(block.append_times)[first:],
+        message_counts=np.asarray(block.message_counts)[first:],
+        flags=flags,
+        offsets=np.asarray(block.payload_offsets)[first:],
+        payload=block.payloads,
+        keys=keys,
+        plain=(flags & IS_DECIDED).astype(np.bool_),
+        empty=(flags & IS_DELETION).astype(np.bool_),
+    )
+
+
+def _read_log(files: VolumeFiles, topic: str, piece: Piece, bounds: Bounds) -> Iterator[Rows]:
+    index = LevelZeroIndex.decode(files.read(index_name(piece.object)), index_name(piece.object))
+    runs = [run for run in index.runs(topic)[piece.start : piece.stop] if piece.valid(run)]
+    parts = [
+        (run, begin, end)
+        for run in runs
+        if bounds.admits("ledger", run.ledger, run.ledger) and bounds.admits("entry", run.first_entry, run.last_entry)
+        for begin, end in surviving_slices(run, piece.after, piece.covered)
+    ]
+    pending: list[Rows] = []
+    for window in _windows(parts):
+        for rows in _read_window(files, piece.object, window):
+            pending.append(rows)
+            if sum(map(len, pending)) >= MERGED_ROWS_MIN:
+                yield _merged(pending)
+                pending = []
+    if pending:
+        yield _merged(pending)
+
+
+def index_name(log_name: str) -> str:
+    """The index object beside a log file."""
+    return f"{log_name.removesuffix('.log')}.index"
+
+
+_Part = tuple[Run, int, int]
+
+
+def _windows(parts: list[_Part]) -> Iterator[list[_Part]]:
+    """Parts whose bytes, with what lies between them, fit into one read."""
+    window: list[_Part] = []
+    for part in parts:
+        end = part[0].offset + sum(part[0].lengths)
+        if window and not (window[0][0].offset <= part[0].offset and end - window[0][0].offset <= WINDOW_BYTES_MAX):
+            yield window
+            window = []
+        window.append(part)
+    if window:
+        yield window
+
+
+def _read_window(files: VolumeFiles, name: str, window: list[_Part]) -> Iterator[Rows]:
+    start = window[0][0].offset
+    stop = max(run.offset + sum(run.lengths) for run, _, _ in window)
+    data = memoryview(files.read(name, start, stop - start))
+    if len(data) < stop - start:
+        raise CorruptData(f"{name}: ends at {start + len(data)}, its index refers to {stop}; restore this file")
+    for run, begin, end in window:
+        offsets = np.concatenate(([0], np.cumsum(np.asarray(run.lengths, np.int64))))
+        low, high = int(offsets[begin]), int(offsets[end])
+        at = run.offset - start
+        yield _rows_of_run(name, run, begin, end, offsets[begin : end + 1] - low, data[at + low : at + high], run.offset + low)
+
+
+def _first_damaged(payload: memoryview, offsets: list[int]) -> int | None:
+    """The first entry that fails the checksum its client gave it: nobody has verified the block around these entries.
+
+    The only work per row of a scan of log files; written out, because a call per row would double it.
+    """
+    for row, (start, end) in enumerate(itertools.pairwise(offsets)):
+        if payload[start : start + 2] == CHECKSUM_MAGIC:
+            if crc32c(payload[start + CHECKSUM_BYTES : end]) != int.from_bytes(payload[start + 2 : start + CHECKSUM_BYTES], "big"):
+                return row
+        elif not entry_checksum_ok(payload[start:end]):
+            return row
+    return None
+
+
+def _rows_of_run(name: str, run: Run, begin: int, end: int, offsets: np.ndarray[Any, Any], payload: memoryview, start: int) -> Rows:
+    count = end - begin
+    damaged = _first_damaged(payload, offsets.tolist())
+    if damaged is not None:
+        raise CorruptData(
+            f"{name}: entry ({run.ledger}, {run.first_entry + begin + damaged}) fails its checksum; restore this file"
+        )
+    none = np.zeros(count, np.int64)
+    return Rows(
+        object=name,
+        start=start,
+        ledgers=np.full(count, run.ledger, np.int64),
+        entries=np.arange(run.first_entry + begin, run.first_entry + end, dtype=np.int64),
+        publish_times=none,
+        event_times=none,
+        append_times=np.full(count, run.append_ms, np.int64),
+        message_counts=np.asarray(run.message_counts[begin:end], np.int64),
+        flags=np.zeros(count, np.int64),
+        offsets=offsets.astype(np.int32),
+        payload=payload,
+        keys=pa.nulls(count, pa.binary()),
+        plain=np.zeros(count, np.bool_),
+        empty=np.zeros(count, np.bool_),
+    )
+
+
+def _merged(parts: list[Rows]) -> Rows:
+    """Short runs as one stretch. Their bytes are copied together and no longer lie in the file as they are."""
+    if len(parts) == 1:
+        return parts[0]
+    bases = np.cumsum([0, *(len(part.payload) for part in parts)])
+    offsets = [part.offsets[:-1] + base for part, base in zip(parts, bases[:-1], strict=True)]
+
+    def joined(column: str) -> Any:
+        return np.concatenate([getattr(part, column) for part in parts])
+
+    return Rows(
+        object=parts[0].object,
+        start=-1,
+        ledgers=joined("ledgers"),
+        entries=joined("entries"),
+        publish_times=joined("publish_times"),
+        event_times=joined("event_times"),
+        append_times=joined("append_times"),
+        message_counts=joined("message_counts"),
+        flags=joined("flags"),
+        offsets=np.concatenate([*offsets, bases[-1:]]).astype(np.int32),
+        payload=memoryview(b"".join(part.payload for part in parts)),
+        keys=pa.concat_arrays([part.keys for part in parts]),
+        plain=joined("plain"),
+        empty=joined("empty"),
+        places=np.concatenate([part.offsets[:-1] + np.int64(part.start) for part in parts]),
+    )
+
+
+def with_metadata(rows: Rows) -> Rows:
+    """The rows of a log file with what only their entries' own metadata tells: key, event and publish time."""
+    found = [parse_metadata(rows.entry_bytes(row)) for row in range(len(rows))]
+    return rows.replaced(
+        publish_times=np.array([metadata.publish_time for metadata in found], np.int64),
+        event_times=np.array([metadata.event_time for metadata in found], np.int64),
+        keys=pa.array([key_of(metadata) for metadata in found], pa.binary()),
+    )

@@ -1,0 +1,302 @@
+"""What a compaction reads, found out by the driver.
+
+Owns: `CompactionPlan` and the search for every file that holds entries of a topic. Imports: store, storage formats, inputs.
+Sources of files: the bundle's manifest and those of the bundles it was split from; `logs/` (sealed files whose manifest entry may
+be on its way); the chain in the bundle's record (sealed files whose key is on its way, because their owner died).
+Invariants: the files found hold a prefix of the topic's history, without a gap, up to the horizon; the horizon never goes back; a
+run's input is the compacted view of the run before plus what came after its horizon, so that retention of the originals takes
+nothing away.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from magnetar.errors import CorruptData
+from magnetar.metadata import keys
+from magnetar.metadata.records import BundleRecord, LogFileRecord, LogPosition
+from magnetar.metadata.store import MetadataStore
+from magnetar.names import BundleName, TopicName
+from magnetar.storage import names
+from magnetar.storage.index import IndexBuilder, LevelZeroIndex
+from magnetar.storage.log_format import EntriesRecord
+from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, load_manifest, read_manifest
+from magnetar.storage.recovery import scan
+from magnetar.storage.seals import read_seal
+from magnetar.storage.volume import Volume
+from magnetar_jobs.bounds import HIGHEST
+from magnetar_jobs.inputs import BEFORE_ALL, GROUP_BYTES_MAX, LOG, SEGMENT, Group, Piece, Position, Span, pack, surviving_slices
+from magnetar_jobs.orders import ROWS_MAX
+
+ATTEMPTS_MAX = 3
+PARENTS_MAX = 64
+"""Splits that a manifest may refer back through."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """A sealed log file that may hold entries of the topic: valid epochs (none given = all), and where its last term ends."""
+
+    incarnation: str
+    file: int
+    epochs: tuple[int, ...]
+    to_offset: int = HIGHEST
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """Everything a compaction of one topic needs to know, and everything its commit compares.
+
+    `horizon` is the last position of the input. `news` is False if the view is up to date. `listed_logs` and `listed_segments`
+    are those inputs that the bundle's own manifest lists: they must still be listed at the commit.
+    """
+
+    bundle: BundleName
+    topic: TopicName
+    groups: tuple[Group, ...]
+    horizon: Position
+    news: bool
+    generation: int
+    previous_horizon: Position
+    trimmed: Position | None
+    parent: str | None
+    listed_logs: tuple[tuple[str, int], ...] = ()
+    listed_segments: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(group.bytes for group in self.groups)
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What the manifests of a bundle, its own first, say of one topic."""
+
+    manifests: list[Manifest] = field(default_factory=list)
+    level1: list[SegmentReference] = field(default_factory=list)
+    compacted: Compacted | None = None
+    trimmed: Position | None = None
+    logs: dict[tuple[str, int], LogSource] = field(default_factory=dict)
+    listed: set[tuple[str, int]] = field(default_factory=set)
+    """Log files that a manifest lists: they must be there."""
+
+    def add(self, manifest: Manifest, topic: str) -> None:
+        """Take in a manifest; an own one counts before those of the bundles it was split from."""
+        self.manifests.append(manifest)
+        found = manifest.topic(topic)
+        self.level1 += [segment for segment in found.level1 if segment not in self.level1]
+        self.compacted = self.compacted or found.compacted
+        self.trimmed = max((position for position in (self.trimmed, found.trimmed) if position is not None), default=None)
+        for entry in manifest.level0:
+            self.add_log(LogSource(entry.incarnation, entry.file, entry.epochs))
+            self.listed.add((entry.incarnation, entry.file))
+
+    def add_log(self, source: LogSource) -> None:
+        """A file known from several places counts with all epochs any of them knows, up to the last end any of them knows."""
+        known = self.logs.get((source.incarnation, source.file), source)
+        every = not known.epochs or not source.epochs
+        epochs = () if every else tuple(sorted({*known.epochs, *source.epochs}))
+        end = max(known.to_offset, source.to_offset)
+        self.logs[source.incarnation, source.file] = LogSource(source.incarnation, source.file, epochs, end)
+
+
+async def plan_topic(
+    store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName, group_bytes_max: int = GROUP_BYTES_MAX
+) -> CompactionPlan:
+    """Find the input of the next compaction of `topic`. Raises StoreError, StorageError, CorruptData."""
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return await _plan_once(store, volume, bundle, topic, group_bytes_max)
+        except FileNotFoundError as error:
+            # A rewrite came in between and its inputs were collected: the manifest names others by now.
+            if attempt == ATTEMPTS_MAX:
+                raise CorruptData(f"{error} is listed for {topic} and missing; restore it from a backup") from error
+    raise AssertionError("the loop returns or raises")
+
+
+async def _plan_once(
+    store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName, group_bytes_max: int
+) -> CompactionPlan:
+    holdings = await _holdings(store, volume, bundle, topic)
+    own = holdings.manifests[0]
+    compacted = holdings.compacted
+    previous = compacted.horizon if compacted is not None else BEFORE_ALL
+    after = max(previous, holdings.trimmed or BEFORE_ALL)
+    pieces = [piece for segment in (compacted.segments if compacted else ()) for piece in segment_pieces(segment, BEFORE_ALL)]
+    tail = [piece for segment in holdings.level1 if segment.last > after for piece in segment_pieces(segment, after)]
+    covered = spans_of(holdings.level1)
+    for source in sorted(holdings.logs.values(), key=lambda found: (found.incarnation, found.file)):
+        found = await _log_pieces(volume, source, str(topic), after, covered, group_bytes_max)
+        if found is None and (source.incarnation, source.file) in holdings.listed:
+            raise FileNotFoundError(names.log_file(source.incarnation, source.file))
+        tail += found or []
+    horizon = max((piece.last for piece in tail), default=previous)
+    inputs = {piece.object for piece in (*pieces, *tail)}
+    listed = own.topic(str(topic))
+    own_segments = [*listed.level1, *(listed.compacted.segments if listed.compacted else ())]
+    return CompactionPlan(
+        bundle=bundle,
+        topic=topic,
+        groups=pack([*pieces, *tail], group_bytes_max),
+        horizon=horizon,
+        news=bool(tail),
+        generation=listed.compacted.generation if listed.compacted is not None else 0,
+        previous_horizon=previous,
+        trimmed=listed.trimmed,
+        parent=own.parent,
+        listed_logs=tuple(
+            (entry.incarnation, entry.file) for entry in own.level0 if names.log_file(entry.incarnation, entry.file) in inputs
+        ),
+        listed_segments=tuple(segment.object for segment in own_segments if segment.object in inputs),
+    )
+
+
+async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName) -> Holdings:
+    """Read manifests, `logs/` and the chain. The chain first: what leaves it meanwhile has arrived in a manifest."""
+    holdings = Holdings()
+    chain = await _chain_sources(store, volume, bundle)
+    keyed = await store.range(keys.LOGS)
+    manifest, _, _ = await load_manifest(store, volume, bundle)
+    holdings.add(manifest, str(topic))
+    for _ in range(PARENTS_MAX):
+        if manifest.parent is None:
+            break
+        manifest = await read_manifest(volume, manifest.parent)
+        holdings.add(manifest, str(topic))
+    else:
+        raise CorruptData(
+            f"manifest of {bundle} refers back through more than {PARENTS_MAX} splits; compact its level-0 files first"
+        )
+    bundles = {found.bundle for found in holdings.manifests}
+    for item in keyed.items:
+        record = LogFileRecord.decode(item.value)
+        epochs = {epoch for name in bundles for epoch in record.bundles.get(name, ())}
+        if epochs:
+            incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
+            holdings.add_log(LogSource(incarnation, int(number), tuple(sorted(epochs))))
+    known = set(holdings.logs)
+    for source in chain:
+        if (source.incarnation, source.file) not in known:
+            holdings.add_log(source)
+    return holdings
+
+
+async def _chain_sources(store: MetadataStore, volume: Volume, bundle: BundleName) -> list[LogSource]:
+    """Sealed files that the bundle's recovery chain names."""
+    item = await store.get(keys.bundle(bundle))
+    if item is None:
+        return []
+    record = BundleRecord.decode(item.value)
+    sources = []
+    for part in record.chain:
+        last = part.end.file if part.end is not None else None
+        for number in itertools.count(part.start.file):
+            if (last is not None and number > last) or await read_seal(volume, part.incarnation, number) is None:
+                break
+            # The chain begins at the checkpoint, which holds no entries: those before it in this file count as well.
+            to_offset = part.end.offset if part.end is not None and number == part.end.file else HIGHEST
+            sources.append(LogSource(part.incarnation, number, (), to_offset))
+    return sources
+
+
+# --- pieces -------------------------------------------------------------------------------------------------------------------
+
+
+def spans_of(segments: Iterable[SegmentReference]) -> tuple[Span, ...]:
+    """The stretches of a topic's history that segments hold: the same entries in log files do not count again."""
+    return tuple((segment.first, segment.last) for segment in sorted(segments, key=lambda found: found.first))
+
+
+def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
+    """A whole segment as one piece: segments are written no larger than a group is read."""
+    return [
+        Piece(
+            SEGMENT,
+            segment.object,
+            0,
+            HIGHEST,
+            max(segment.first, (after[0], after[1] + 1)) if after > BEFORE_ALL else segment.first,
+            segment.last,
+            segment.entries,
+            segment.bytes,
+            length=segment.length,
+            after=after,
+        )
+    ]
+
+
+async def _log_pieces(
+    volume: Volume, source: LogSource, topic: str, after: Position, covered: tuple[Span, ...], bytes_max: int
+) -> list[Piece] | None:
+    """The topic's part of a log file, split where it exceeds `bytes_max`; None if the file is gone."""
+    index = await read_index(volume, source.incarnation, source.file)
+    if index is None:
+        return None
+    template = Piece(
+        LOG,
+        names.log_file(source.incarnation, source.file),
+        0,
+        0,
+        BEFORE_ALL,
+        BEFORE_ALL,
+        0,
+        0,
+        after=after,
+        covered=covered,
+        epochs=source.epochs,
+        to_offset=source.to_offset,
+    )
+    return log_pieces(template, index, topic, bytes_max)
+
+
+def log_pieces(template: Piece, index: LevelZeroIndex, topic: str, bytes_max: int) -> list[Piece]:
+    """Pieces of consecutive runs of up to `bytes_max` bytes and ROWS_MAX rows, each with what of it counts."""
+    pieces: list[Piece] = []
+    first: Position | None = None
+    start = rows = size = 0
+    last = BEFORE_ALL
+
+    def end(stop: int) -> None:
+        if first is not None:
+            pieces.append(_part(template, start, stop, first, last, rows, size))
+
+    for number, run in enumerate(index.runs(topic)):
+        slices = surviving_slices(run, template.after, template.covered) if template.valid(run) else []
+        if not slices:
+            continue
+        count = sum(high - low for low, high in slices)
+        length = sum(run.lengths)
+        if first is not None and (size + length > bytes_max or rows + count > ROWS_MAX):
+            end(number)
+            first, start, rows, size = None, number, 0, 0
+        if first is None:
+            first = (run.ledger, run.first_entry + slices[0][0])
+        last = (run.ledger, run.first_entry + slices[-1][1] - 1)
+        rows, size = rows + count, size + length
+    end(len(index.runs(topic)))
+    return pieces
+
+
+def _part(template: Piece, start: int, stop: int, first: Position, last: Position, rows: int, size: int) -> Piece:
+    return replace(template, start=start, stop=stop, first=first, last=last, rows=rows, bytes=size)
+
+
+async def read_index(volume: Volume, incarnation: str, number: int) -> LevelZeroIndex | None:
+    """The index of a sealed log file, built from the file if its writer died before it wrote one. None if the file is gone."""
+    name = names.index(incarnation, number)
+    try:
+        return LevelZeroIndex.decode(await volume.read(name), name)
+    except FileNotFoundError:
+        if not await volume.exists(names.log_file(incarnation, number)):
+            return None
+    length = await read_seal(volume, incarnation, number)
+    assert length is not None, f"{names.log_file(incarnation, number)} is listed and not sealed"
+    builder = IndexBuilder(incarnation, number)
+    async for found in scan(volume, incarnation, LogPosition(number, 0), LogPosition(number, length)):
+        if isinstance(found.record, EntriesRecord):
+            builder.add(found.record, found.place.offset)
+    # Equal contents have equal bytes, so it does not matter who else builds it now.
+    await volume.put_if_absent(name, builder.encode(length))
+    return LevelZeroIndex.decode(await volume.read(name), name)

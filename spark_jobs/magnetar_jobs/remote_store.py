@@ -1,0 +1,110 @@
+"""The metadata store of a standalone broker, reached through the broker.
+
+Owns: a `MetadataStore` over `POST {broker}/internal/v1/store/{get,range,transact}` (served by `magnetar.admin.store_routes`, on
+the loopback interface only, header `x-magnetar-internal: 1`). Imports: errors, metadata.store, urllib.
+
+JSON shapes (values and operands of target `value` are base64):
+    item      {"key", "value", "create_revision", "mod_revision", "version", "lease"}
+    get       {"key"}                                   -> {"item": item | null}
+    range     {"prefix", "limit"}                       -> {"revision", "items": [item]}
+    transact  {"compares":   [{"key", "target": mod|create|version|value, "operator": =|!=|<|>, "operand": number | base64}],
+               "operations": [{"kind": "put", "key", "value", "lease"} | {"kind": "delete", "key", "prefix"}]}
+                                                        -> {"succeeded", "revision", "current": [item]}
+    errors    status of the error class, {"reason"}
+
+Invariants: no answer, and any answer of 5xx, is StoreUnavailable (the change may have happened); a refusal of 4xx is StoreError
+(it did not). Watches and leases are not offered: a job needs neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from magnetar.errors import StoreError, StoreUnavailable
+from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
+
+TIMEOUT_S = 30.0
+
+
+def _item(body: dict[str, Any]) -> KeyValue:
+    value = base64.b64decode(body["value"])
+    return KeyValue(body["key"], value, body["create_revision"], body["mod_revision"], body["version"], body["lease"])
+
+
+def _compare(compare: Compare) -> dict[str, Any]:
+    operand = base64.b64encode(compare.operand).decode() if isinstance(compare.operand, bytes) else compare.operand
+    return {"key": compare.key, "target": compare.target, "operator": compare.operator, "operand": operand}
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    if isinstance(operation, Put):
+        value = base64.b64encode(operation.value).decode()
+        return {"kind": "put", "key": operation.key, "value": value, "lease": operation.lease}
+    return {"kind": "delete", "key": operation.key, "prefix": operation.prefix}
+
+
+class RemoteStore:
+    """A MetadataStore behind a broker's HTTP listener, e.g. `RemoteStore("http://127.0.0.1:8080")`."""
+
+    def __init__(self, broker_url: str) -> None:
+        self._base = f"{broker_url.rstrip('/')}/internal/v1/store"
+
+    async def get(self, key: str) -> KeyValue | None:
+        item = (await self._post("get", {"key": key}))["item"]
+        return _item(item) if item is not None else None
+
+    async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
+        body = await self._post("range", {"prefix": prefix, "limit": limit})
+        return RangeResult(body["revision"], tuple(_item(item) for item in body["items"]))
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        request = {"compares": [_compare(item) for item in compares], "operations": [_operation(item) for item in operations]}
+        body = await self._post("transact", request)
+        return TxnResult(body["succeeded"], body["revision"], tuple(_item(item) for item in body["current"]))
+
+    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        return (await self.transact([], [Put(key, value, lease)])).revision
+
+    async def delete(self, key: str) -> bool:
+        return (await self.transact([Compare(key, "version", ">", 0)], [Delete(key)])).succeeded
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        raise StoreError(f"watch of {prefix!r} from revision {from_revision}: not offered over HTTP; use the broker's own store")
+
+    async def grant_lease(self, ttl_s: float) -> int:
+        raise StoreError(f"lease of {ttl_s} s: not offered over HTTP; use the broker's own store")
+
+    async def renew_lease(self, lease: int) -> float:
+        raise StoreError(f"lease {lease}: not offered over HTTP; use the broker's own store")
+
+    async def revoke_lease(self, lease: int) -> None:
+        raise StoreError(f"lease {lease}: not offered over HTTP; use the broker's own store")
+
+    async def close(self) -> None:
+        """Nothing is kept open between calls."""
+
+    async def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        return await asyncio.to_thread(self._post_now, verb, body)
+
+    def _post_now(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"{self._base}/{verb}"
+        headers = {"content-type": "application/json", "x-magnetar-internal": "1"}
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            reason = error.read(4096).decode(errors="replace")
+            if error.code >= 500:
+                raise StoreUnavailable(f"{url}: status {error.code}: {reason}") from error
+            raise StoreError(f"{url}: status {error.code}: {reason}; is it a standalone broker of this version?") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise StoreUnavailable(f"{url}: {error}; is the standalone broker running?") from error

@@ -1,0 +1,80 @@
+"""One API server for the whole tier; every test has a Kubernetes namespace of its own."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.apiserver.control_plane import (
+    OPERATOR_NAMESPACE,
+    ROOT,
+    ControlPlane,
+    ControlPlaneNotAvailable,
+    EtcdProcess,
+    binary,
+    is_ci,
+)
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
+    try:
+        plane.start()
+    except ControlPlaneNotAvailable as error:
+        plane.stop()
+        if is_ci():
+            raise
+        pytest.skip(f"no API server, so nothing of this tier was tested: {error}")
+    try:
+        for path in sorted((ROOT / "crds").glob("*.yaml")):
+            plane.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text()))
+        _wait_until_established(plane)
+        _install_rights(plane)
+        yield plane
+    finally:
+        plane.stop()
+
+
+def _wait_until_established(plane: ControlPlane) -> None:
+    waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+    assert waited.returncode == 0, waited.stderr
+
+
+def _install_rights(plane: ControlPlane) -> None:
+    """The chart's roles: the operator under test has these and no others."""
+    chart = [binary("helm"), "template", "magnetar", str(ROOT / "charts/magnetar"), "--namespace", OPERATOR_NAMESPACE]
+    only = ["--show-only", "templates/rbac.yaml", "--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
+    rendered = subprocess.run([*chart, *only], capture_output=True, text=True, check=True).stdout
+    plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
+    applied = plane.kubectl("apply", "-f", "-", text_input=rendered)
+    assert applied.returncode == 0, applied.stderr
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> str:
+    name = f"test-{next(_numbers)}"
+    control_plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    return name
+
+
+@pytest.fixture(scope="session")
+def cluster_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """The metadata store of the Magnetar clusters under test."""
+    etcd = EtcdProcess(tmp_path_factory.mktemp("cluster-etcd"))
+    try:
+        etcd.start()
+    except ControlPlaneNotAvailable as error:
+        if is_ci():
+            raise
+        pytest.skip(f"no etcd, so nothing of this tier was tested: {error}")
+    try:
+        yield etcd
+    finally:
+        etcd.stop()

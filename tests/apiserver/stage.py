@@ -1,0 +1,234 @@
+"""The stage of the operator's tests: a running operator, and hands that play kubelet and brokers.
+
+Owns: `running_operator`, `Kubelet` (makes and readies the pods a StatefulSet asks for, nothing more), `Brokers` (records in the metadata
+store), `until`.
+Everything else is real: API server, etcd, operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from magnetar.clock import SystemClock
+from magnetar.metadata import keys
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.records import BundleRecord, BundleState, ClusterRecord, CordonRecord, IncarnationRecord
+from magnetar.metadata.store import Delete, Put
+from magnetar_operator.main import Operator, serve
+from magnetar_operator.settings import OperatorSettings
+from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ControlPlane
+
+TIMEOUT_S = 15.0
+POLL_S = 0.05
+API = "/apis/magnetar.io/v1alpha1/namespaces"
+
+
+@asynccontextmanager
+async def running_operator(namespace: str, identity: str = "one") -> AsyncIterator[Operator]:
+    """The real operator, watching one namespace."""
+    settings = OperatorSettings(
+        image="registry.example/magnetar:1",
+        etcd_image="registry.example/etcd:1",
+        namespaces=(namespace,),
+        lease_namespace=OPERATOR_NAMESPACE,
+        identity=identity,
+        http_host="127.0.0.1",
+        http_port=0,
+    )
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(settings, stop, started=started.set_result))
+    operator: Operator = await started
+    try:
+        yield operator
+    finally:
+        stop.set()
+        await task
+
+
+async def until(what: str, predicate: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+    """Poll a blocking predicate until it is true; its value."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        value = await asyncio.to_thread(predicate)
+        if value:
+            return value
+        assert asyncio.get_running_loop().time() < deadline, f"not within {timeout_s} s: {what}"
+        await asyncio.sleep(POLL_S)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One namespace of the API server."""
+
+    plane: ControlPlane
+    namespace: str
+
+    def path(self, plural: str, name: str = "", sub: str = "") -> str:
+        return "/".join([API, self.namespace, plural, *([name] if name else []), *([sub] if sub else [])])
+
+    def core(self, plural: str, name: str = "", group: str = "/api/v1") -> str:
+        return "/".join([group, "namespaces", self.namespace, plural, *([name] if name else [])])
+
+    def create(self, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        manifest = {"apiVersion": "magnetar.io/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        created: dict[str, Any] = self.plane.must("POST", self.path(f"{kind.lower()}s"), manifest)
+        return created
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        status, document = self.plane.request("GET", path)
+        assert status in (200, 404), document
+        return document if status == 200 else None
+
+    def cluster(self, name: str = "main") -> dict[str, Any]:
+        found = self.get(self.path("brokerclusters", name))
+        assert found is not None
+        return found
+
+    def stateful_set(self, name: str = "main-broker") -> dict[str, Any] | None:
+        return self.get(self.core("statefulsets", name, "/apis/apps/v1"))
+
+    def replicas(self) -> int | None:
+        found = self.stateful_set()
+        return found["spec"]["replicas"] if found else None
+
+    def condition(self, path: str, kind: str = "Ready") -> dict[str, Any]:
+        found = self.get(path) or {}
+        conditions = found.get("status", {}).get("conditions", [])
+        return next((condition for condition in conditions if condition["type"] == kind), {})
+
+    def events(self, reason: str) -> list[str]:
+        items = self.plane.must("GET", self.core("events"))["items"]
+        return [item["message"] for item in items if item["reason"] == reason]
+
+    def merge(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        merged: dict[str, Any] = self.plane.must("PATCH", path, body, "application/merge-patch+json")
+        return merged
+
+    def delete(self, path: str) -> None:
+        self.plane.must("DELETE", path)
+
+
+class Kubelet:
+    """Does for the broker StatefulSet what its controller and a kubelet would do."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.sick: set[str] = set()
+
+    def step(self) -> None:
+        found = self._scene.stateful_set()
+        if found is None:
+            return
+        revision = hashlib.sha256(json.dumps(found["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
+        wanted = {f"{found['metadata']['name']}-{ordinal}" for ordinal in range(found["spec"]["replicas"])}
+        pods = {
+            pod["metadata"]["name"]: pod
+            for pod in self._scene.plane.must("GET", self._scene.core("pods"))["items"]
+            if pod["metadata"]["name"].startswith("main-broker-")
+        }
+        for name in set(pods) - wanted:
+            self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
+        for name in wanted - set(pods):
+            pods[name] = self._make(name, found, revision)
+        for name in wanted:
+            self._report(name, pods[name])
+        status = {
+            "replicas": len(wanted), "readyReplicas": len(wanted - self.sick), "updateRevision": revision,
+            "currentRevision": revision, "observedGeneration": found["metadata"]["generation"],
+        }  # fmt: skip
+        if {key: found.get("status", {}).get(key) for key in status} != status:
+            path = f"{self._scene.core('statefulsets', found['metadata']['name'], '/apis/apps/v1')}/status"
+            self._scene.merge(path, {"status": status})
+
+    def _make(self, name: str, owner: dict[str, Any], revision: str) -> dict[str, Any]:
+        template = owner["spec"]["template"]
+        labels = {**template["metadata"]["labels"], "controller-revision-hash": revision}
+        metadata = {"name": name, "labels": labels, "annotations": template["metadata"].get("annotations", {})}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        made: dict[str, Any] = self._scene.plane.must("POST", self._scene.core("pods"), pod)
+        return made
+
+    def _report(self, name: str, pod: dict[str, Any]) -> None:
+        ready = "False" if name in self.sick else "True"
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}
+        known = pod.get("status", {})
+        if known.get("phase") == "Running" and [c["status"] for c in known.get("conditions", []) if c["type"] == "Ready"] == [
+            ready
+        ]:
+            return
+        self._scene.plane.request(
+            "PATCH", f"{self._scene.core('pods', name)}/status", {"status": status}, "application/merge-patch+json"
+        )
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """Step again and again in the background."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.to_thread(self.step)
+                await asyncio.sleep(POLL_S)
+
+        task = asyncio.create_task(repeat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+class Brokers:
+    """Writes what brokers would write into the cluster's store."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.store = EtcdStore([endpoint], clock=SystemClock())
+
+    async def reset(self) -> None:
+        prefixes = (keys.BUNDLES, keys.INCARNATIONS, keys.CORDONS, keys.NAMESPACES, keys.JOBS, keys.TOPICS)
+        await self.store.transact((), [Delete(prefix, prefix=True) for prefix in prefixes])
+        record = ClusterRecord(storage_id="5e" * 16, restore=0, format_version=1)
+        await self.store.transact((), [Put(keys.CLUSTER, record.encode())])
+
+    async def register(self, broker: str) -> str:
+        incarnation = f"{broker}.{'0' * 16}"
+        record = IncarnationRecord(broker, "pulsar://x:6650", "http://x:8080", 1, "test")
+        await self.store.put(keys.incarnation(incarnation), record.encode())
+        return incarnation
+
+    async def own(self, bundle: str, incarnation: str) -> None:
+        record = BundleRecord(state=BundleState.OWNED, epoch=1, incarnation=incarnation)
+        await self.store.put(f"{keys.BUNDLES}{bundle}", record.encode())
+
+    async def cordon(self, broker: str) -> CordonRecord | None:
+        item = await self.store.get(keys.cordon(broker))
+        return CordonRecord.decode(item.value) if item is not None else None
+
+
+@asynccontextmanager
+async def brokers_of(endpoint: str) -> AsyncIterator[Brokers]:
+    brokers = Brokers(endpoint)
+    try:
+        await brokers.reset()
+        yield brokers
+    finally:
+        await brokers.store.close()
+
+
+def writes(operator: Operator) -> float:
+    """Requests of this operator that could change an object, its Lease aside; and transactions in clusters' stores."""
+    total = 0.0
+    for metric in operator.metrics.registry.collect():
+        for sample in metric.samples:
+            if sample.name == "rest_client_requests_total" and sample.labels["method"] in ("PATCH", "POST", "DELETE"):
+                total += sample.value
+            if sample.name == "magnetar_operator_store_writes_total":
+                total += sample.value
+    return total

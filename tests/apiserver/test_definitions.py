@@ -1,0 +1,141 @@
+"""The resource definitions on a real API server: defaults, rules, columns, subresources."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from magnetar.errors import InvalidRequest
+from magnetar_operator.models import API_VERSION, KINDS, parse_manifest
+from tests.apiserver.control_plane import ROOT, ControlPlane
+
+pytestmark = pytest.mark.slow
+
+SPECS: dict[str, dict[str, Any]] = {
+    "BrokerCluster": {},
+    "TopicNamespace": {"clusterRef": {"name": "main"}, "tenant": "public", "namespace": "demo"},
+    "DataJob": {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}},
+}
+
+REFUSED = [
+    ("BrokerCluster", {"image": {"repository": "x"}}, "set repository and tag together"),
+    ("BrokerCluster", {"etcd": {}}, "set exactly one of managed and external"),
+    ("BrokerCluster", {"etcd": {"managed": {}, "external": {"endpoints": ["a:1"]}}}, "set exactly one of managed and external"),
+    (
+        "BrokerCluster",
+        {"storage": {"volumeClaim": {"existingClaim": "a", "storageClassName": "b"}}},
+        "set either existingClaim or storageClassName",
+    ),
+    ("BrokerCluster", {"config": {"volume": "/elsewhere"}}, "come from other fields"),
+    ("BrokerCluster", {"config": {"KEEP": "1"}}, "names are broker settings in lower case"),
+    ("BrokerCluster", {"replicas": -1}, "greater than or equal to 0"),
+    ("BrokerCluster", {"drainTimeoutSeconds": 0}, "greater than or equal to 1"),
+    ("TopicNamespace", {"tenant": "a/b"}, "tenant"),
+    ("TopicNamespace", {"bundles": 5000}, "less than or equal to 4096"),
+    ("DataJob", {"compaction": {"topic": "non-persistent://public/default/x"}}, "write persistent://tenant/namespace/topic"),
+    ("DataJob", {"compaction": None}, "needs compaction.topic"),
+    ("DataJob", {"runRequest": "Not A Name"}, "runRequest"),
+]
+
+IMMUTABLE: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("BrokerCluster", {}, {"etcd": {"managed": None, "external": {"endpoints": ["a:1"]}}}, "stays with the kind of store"),
+    ("BrokerCluster", {}, {"storage": {"volumeClaim": {"size": "1Gi"}}}, "a claim cannot shrink"),
+    ("BrokerCluster", {}, {"storage": {"volumeClaim": {"storageClassName": "other"}}}, "a claim cannot change its class"),
+    ("TopicNamespace", {}, {"clusterRef": {"name": "other"}}, "make a new TopicNamespace for another cluster"),
+    ("TopicNamespace", {}, {"bundles": 8}, "it is the initial number"),
+    ("DataJob", {}, {"clusterRef": {"name": "other"}}, "make a new DataJob for another cluster"),
+]
+
+
+def manifest(kind: str, name: str, **spec: Any) -> dict[str, Any]:
+    content = copy.deepcopy(SPECS[kind]) | spec
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": {key: value for key, value in content.items() if value is not None},
+    }
+
+
+def path(namespace: str, kind: str, name: str = "") -> str:
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/{kind.lower()}s" + (f"/{name}" if name else "")
+
+
+def without_empty(value: Any) -> Any:
+    """An object without what is None: the API server stores no nulls."""
+    if isinstance(value, dict):
+        return {key: without_empty(item) for key, item in value.items() if item is not None}
+    return [without_empty(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_api_server_fills_in_the_models_defaults(control_plane: ControlPlane, namespace: str, kind: str) -> None:
+    """What is stored for a minimal spec is exactly what the model makes of it."""
+    stored = control_plane.must("POST", path(namespace, kind), manifest(kind, "minimal"))
+    model = KINDS[kind].model_validate(manifest(kind, "minimal"))
+    assert stored["spec"] == without_empty(model.model_dump(by_alias=True, mode="json")["spec"])
+
+
+@pytest.mark.parametrize(("kind", "change", "sentence"), REFUSED, ids=[f"{kind}-{sentence[:30]}" for kind, _, sentence in REFUSED])
+def test_wrong_manifests_are_refused_alike_here_and_there(
+    control_plane: ControlPlane, namespace: str, kind: str, change: dict[str, Any], sentence: str
+) -> None:
+    """The API server and `magnetar apply` refuse the same manifest with the same sentence."""
+    wrong = manifest(kind, "wrong", **change)
+    status, answer = control_plane.request("POST", path(namespace, kind), wrong)
+    assert status == 422
+    assert sentence in answer["message"]
+    with pytest.raises(InvalidRequest, match=re.escape(sentence)):
+        parse_manifest(wrong)
+
+
+@pytest.mark.parametrize("name", ["main-etcd", "Main", "1main", "m" * 41])
+def test_names_that_children_could_not_carry_are_refused(control_plane: ControlPlane, namespace: str, name: str) -> None:
+    status, answer = control_plane.request("POST", path(namespace, "BrokerCluster"), manifest("BrokerCluster", name))
+    assert status == 422, answer
+    with pytest.raises(InvalidRequest, match=re.escape("metadata.name")):
+        parse_manifest(manifest("BrokerCluster", name))
+
+
+@pytest.mark.parametrize(("kind", "first", "change", "sentence"), IMMUTABLE, ids=[sentence[:30] for *_, sentence in IMMUTABLE])
+def test_what_must_not_change_cannot(
+    control_plane: ControlPlane, namespace: str, kind: str, first: dict[str, Any], change: dict[str, Any], sentence: str
+) -> None:
+    control_plane.must("POST", path(namespace, kind), manifest(kind, "fixed", **first))
+    status, answer = control_plane.request(
+        "PATCH", path(namespace, kind, "fixed"), {"spec": change}, "application/merge-patch+json"
+    )
+    assert status == 422
+    assert sentence in answer["message"]
+
+
+def test_the_scale_subresource_and_the_columns_work(control_plane: ControlPlane, namespace: str) -> None:
+    """`kubectl scale` changes spec.replicas; `kubectl get` by short name and by category shows what people look for."""
+    control_plane.must("POST", path(namespace, "BrokerCluster"), manifest("BrokerCluster", "main"))
+    scaled = control_plane.kubectl("scale", "-n", namespace, "bc/main", "--replicas=4")
+    assert scaled.returncode == 0, scaled.stderr
+    assert control_plane.must("GET", path(namespace, "BrokerCluster", "main"))["spec"]["replicas"] == 4
+    shown = control_plane.kubectl("get", "-n", namespace, "magnetar").stdout
+    assert shown.split()[:8] == ["NAME", "DESIRED", "CURRENT", "BROKERS", "READY", "READY", "REASON", "AGE"]
+    explained = control_plane.kubectl("explain", "brokercluster.spec.drainTimeoutSeconds")
+    assert "hand its bundles over" in explained.stdout
+
+
+@pytest.mark.parametrize(
+    "file", sorted([*(ROOT / "examples/quickstart").glob("*.yaml"), ROOT / "examples/compaction.yaml"]), ids=lambda file: file.name
+)
+def test_the_examples_are_accepted_here_and_there(control_plane: ControlPlane, namespace: str, file: Any) -> None:
+    applied = control_plane.kubectl("apply", "-n", namespace, "--validate=strict", "-f", str(file))
+    assert applied.returncode == 0, applied.stderr
+    for document in yaml.safe_load_all(file.read_text()):
+        parse_manifest(document, file.name)
+
+
+def test_the_committed_definitions_replace_older_ones(control_plane: ControlPlane) -> None:
+    """Applying the files again, as an upgrade does, changes nothing and loses nothing."""
+    applied = control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+    assert applied.returncode == 0, applied.stderr

@@ -1,0 +1,451 @@
+"""The operator against a real API server and a real etcd; kubelet and brokers are played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from magnetar.metadata.records import JobRunRecord, NamespaceRecord
+from magnetar.names import initial_boundaries
+from magnetar_operator.scaling import CORDON_REASON
+from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until, writes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
+    return Scene(control_plane, namespace)
+
+
+def external(etcd: EtcdProcess, **spec: Any) -> dict[str, Any]:
+    return {"etcd": {"external": {"endpoints": [etcd.endpoint]}}, **spec}
+
+
+PASSES_MAX = 10
+
+
+def test_an_empty_spec_becomes_a_cluster_with_its_own_etcd(scene: Scene) -> None:
+    """Children exist, are owned by the cluster (the claim is not), and the status says what is awaited."""
+
+    async def scenario() -> None:
+        async with running_operator(scene.namespace) as operator:
+            scene.create("BrokerCluster", "main", {"podTemplate": {"tolerations": [{"key": "a", "operator": "Exists"}]}})
+            brokers = await until("the brokers' StatefulSet", scene.stateful_set)
+            assert brokers["metadata"]["ownerReferences"][0]["kind"] == "BrokerCluster"
+            assert await until("etcd", lambda: scene.stateful_set("main-etcd"))
+            claim = scene.get(scene.core("persistentvolumeclaims", "main-storage"))
+            assert claim is not None
+            assert "ownerReferences" not in claim["metadata"]
+            for service in ("main", "main-brokers", "main-etcd"):
+                assert scene.get(scene.core("services", service)) is not None
+            path = scene.path("brokerclusters", "main")
+            ready = await until("a condition", lambda: scene.condition(path))
+            assert (ready["status"], ready["reason"]) == ("False", "MetadataStoreStarting")
+            await _settled(operator)
+            before = writes(operator)
+            await operator.controller.enqueue_all()
+            await _quiet(operator)
+            assert writes(operator) == before
+            metadata = scene.cluster()["metadata"]
+            assert "finalizers" not in metadata
+            assert not [name for name in metadata.get("annotations", {}) if "kopf" in name]
+
+    asyncio.run(scenario())
+
+
+def test_a_steady_state_makes_no_write(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Ready, then several passes over every object: not one request that could change something, nor a transaction in etcd."""
+
+    async def scenario() -> None:
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace) as operator,
+            Kubelet(scene).at_work(),
+        ):
+            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=2, config={"keep_alive_s": "20"}))
+            scene.create("TopicNamespace", "demo", {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "demo"})
+            await brokers.register("main-broker-0")
+            await brokers.register("main-broker-1")
+            ready = lambda: scene.condition(scene.path("brokerclusters", "main")).get("status") == "True"  # noqa: E731
+            await until("the cluster is Ready", ready)
+            await until(
+                "the namespace is Ready", lambda: scene.condition(scene.path("topicnamespaces", "demo")).get("status") == "True"
+            )
+            await _quiet(operator)
+            before = writes(operator)
+            for _ in range(3):
+                await operator.controller.enqueue_all()
+                await _quiet(operator)
+            assert writes(operator) == before
+
+    asyncio.run(scenario())
+
+
+async def _settled(operator: Any) -> None:
+    """Wait for a whole pass without a write: events and the control plane's own changes may still be on their way after the first."""
+    for _ in range(PASSES_MAX):
+        before = writes(operator)
+        await operator.controller.enqueue_all()
+        await _quiet(operator)
+        if writes(operator) == before:
+            return
+    raise AssertionError(f"still writing after {PASSES_MAX} passes over the same objects")
+
+
+async def _quiet(operator: Any) -> None:
+    """Wait until the queue has been idle for a moment."""
+    calm = 0
+    while calm < 10:
+        calm = calm + 1 if operator.queue.idle else 0
+        await asyncio.sleep(0.05)
+
+
+def test_drift_is_corrected_and_told(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A field of ours that somebody takes is taken back; fields we do not own stay theirs."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            await until("the StatefulSet", scene.stateful_set)
+            service = scene.core("services", "main")
+            await until("the service", lambda: scene.get(service))
+            manifest = {
+                "apiVersion": "v1", "kind": "Service", "metadata": {"name": "main", "annotations": {"theirs": "kept"}},
+                "spec": {"publishNotReadyAddresses": True, "selector": {"magnetar.io/cluster": "other"}},
+            }  # fmt: skip
+            scene.plane.must("PATCH", f"{service}?fieldManager=somebody&force=true", manifest, "application/apply-patch+yaml")
+            await until(
+                "the selector is ours again",
+                lambda: (scene.get(service) or {})["spec"]["selector"]["magnetar.io/cluster"] == "main",
+            )
+            found = scene.get(service)
+            assert found is not None
+            assert found["metadata"]["annotations"]["theirs"] == "kept"
+            assert found["spec"]["publishNotReadyAddresses"] is True
+            (event,) = await until("an event", lambda: scene.events("DriftCorrected"))
+            assert "spec.selector.magnetar.io/cluster: 'other' -> 'main'" in event
+
+    asyncio.run(scenario())
+
+
+def test_kubectl_scale_drains_the_highest_broker_before_it_goes(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Up at once; down one by one, only after the last bundle has left; raising the number meanwhile lifts the cordon."""
+
+    async def scenario() -> None:
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace),
+            Kubelet(scene).at_work(),
+        ):
+            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=1))
+            await until("one broker", lambda: scene.cluster().get("status", {}).get("readyReplicas") == 1)
+            scaled = await asyncio.to_thread(
+                scene.plane.kubectl, "scale", "-n", scene.namespace, "brokercluster/main", "--replicas=3"
+            )
+            assert scaled.returncode == 0, scaled.stderr
+            await until("three brokers", lambda: scene.cluster().get("status", {}).get("readyReplicas") == 3)
+            lives = [await brokers.register(f"main-broker-{ordinal}") for ordinal in range(3)]
+            for number, life in enumerate(lives):
+                await brokers.own(f"public/default/0x{number}0000000_0x{number + 1}0000000", life)
+
+            scene.merge(f"{scene.path('brokerclusters', 'main', 'scale')}", {"spec": {"replicas": 1}})
+            cordon = None
+            while cordon is None:
+                cordon = await brokers.cordon("main-broker-2")
+                await asyncio.sleep(0.02)
+            assert (cordon.drain, cordon.reason) == (True, CORDON_REASON)
+            path = scene.path("brokerclusters", "main")
+            draining = await until(
+                "Draining with a count",
+                lambda: (found := scene.condition(path)).get("reason") == "Draining" and "1 bundles" in found["message"] and found,
+            )
+            assert "main-broker-2" in draining["message"]
+            assert scene.replicas() == 3
+            assert await brokers.cordon("main-broker-1") is None
+
+            scene.merge(f"{scene.path('brokerclusters', 'main', 'scale')}", {"spec": {"replicas": 3}})
+            while await brokers.cordon("main-broker-2") is not None:
+                await asyncio.sleep(0.02)
+            assert scene.replicas() == 3
+
+            scene.merge(f"{scene.path('brokerclusters', 'main', 'scale')}", {"spec": {"replicas": 2}})
+            while await brokers.cordon("main-broker-2") is None:
+                await asyncio.sleep(0.02)
+            await brokers.own("public/default/0x20000000_0x30000000", lives[0])
+            await until("two replicas", lambda: scene.replicas() == 2)
+            while await brokers.cordon("main-broker-2") is not None:  # lifted once its pod is gone
+                await asyncio.sleep(0.02)
+            await until("Ready again", lambda: scene.condition(path).get("status") == "True")
+            status = scene.cluster()["status"]
+            assert (status["replicas"], status["selector"]) == (2, "app.kubernetes.io/component=broker,magnetar.io/cluster=main")
+            assert [broker["bundles"] for broker in status["brokers"]] == [2, 1]
+            assert status["storageId"] == "5e" * 16
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_settings_rolls_one_broker_at_a_time(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Never fewer than all but one are ready; at the end every pod has the new template."""
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene)
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace), kubelet.at_work():
+            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=3))
+            await until("three brokers", lambda: scene.cluster().get("status", {}).get("readyReplicas") == 3)
+            before = {pod["metadata"]["uid"] for pod in scene.plane.must("GET", scene.core("pods"))["items"]}
+            scene.merge(scene.path("brokerclusters", "main"), {"spec": {"config": {"keep_alive_s": "11"}}})
+            fewest = 3
+
+            def all_new() -> bool:
+                nonlocal fewest
+                pods = scene.plane.must("GET", scene.core("pods"))["items"]
+                fewest = min(fewest, len(pods))
+                return len(pods) == 3 and not before & {pod["metadata"]["uid"] for pod in pods}
+
+            await until("three new brokers", all_new)
+            assert fewest >= 2
+            assert len(scene.events("Restarting")) == 3
+            await until("Ready", lambda: scene.condition(scene.path("brokerclusters", "main")).get("status") == "True")
+
+    asyncio.run(scenario())
+
+
+def test_what_belongs_to_others_is_left_alone_and_bad_specs_are_told(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A service of that name stays its owner's; a paused cluster is not touched."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
+            theirs = {"metadata": {"name": "main"}, "spec": {"ports": [{"port": 1}], "selector": {"app": "theirs"}}}
+            scene.plane.must("POST", scene.core("services"), theirs)
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            path = scene.path("brokerclusters", "main")
+            degraded = await until(
+                "Degraded", lambda: (found := scene.condition(path, "Degraded")).get("status") == "True" and found
+            )
+            assert degraded["reason"] == "NameTaken"
+            found = scene.get(scene.core("services", "main"))
+            assert found is not None
+            assert found["spec"]["selector"] == {"app": "theirs"}
+
+            paused = {
+                "apiVersion": "magnetar.io/v1alpha1", "kind": "BrokerCluster",
+                "metadata": {"name": "second", "annotations": {"magnetar.io/paused": "true"}}, "spec": external(cluster_etcd),
+            }  # fmt: skip
+            scene.plane.must("POST", scene.path("brokerclusters"), paused)
+            await until(
+                "Paused", lambda: scene.condition(scene.path("brokerclusters", "second"), "Progressing").get("reason") == "Paused"
+            )
+            assert scene.stateful_set("second-broker") is None
+            assert scene.events("Paused")
+
+    asyncio.run(scenario())
+
+
+def test_a_standby_takes_over_at_once_after_a_planned_stop(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """While two run only the leader writes; its stop releases the Lease, so the successor works within seconds."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), AsyncExitStack() as first_life:
+            first = await first_life.enter_async_context(running_operator(scene.namespace, "first"))
+            await until("the first leads", lambda: first.leadership.leading)
+            async with running_operator(scene.namespace, "second") as second:
+                await until("the second's watches are open", lambda: second.health.watching)
+                scene.create("BrokerCluster", "main", external(cluster_etcd))
+                await until("the StatefulSet", scene.stateful_set)
+                assert writes(second) == 0
+                stopped = asyncio.get_running_loop().time()
+                await first_life.aclose()
+                await until("the second leads", lambda: second.leadership.leading)
+                scene.create("BrokerCluster", "other", external(cluster_etcd))
+                await until("the second works", lambda: scene.stateful_set("other-broker"))
+                assert asyncio.get_running_loop().time() - stopped < 5
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Its pod waits for a kubelet that will never answer; without force its name, and so its successor, would wait too."""
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene)
+        node = f"node-{scene.namespace}"
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace), kubelet.at_work():
+            scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+            lost = {
+                "type": "Ready",
+                "status": "Unknown",
+                "lastTransitionTime": "2020-01-01T00:00:00Z",
+                "reason": "NodeStatusUnknown",
+            }
+            scene.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [lost]}})
+            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=1))
+            await until("one broker", lambda: scene.cluster().get("status", {}).get("readyReplicas") == 1)
+            before = scene.get(scene.core("pods", "main-broker-0"))
+            assert before is not None
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": "main-broker-0"},
+                "target": {"kind": "Node", "name": node},
+            }
+            scene.plane.must("POST", f"{scene.core('pods', 'main-broker-0')}/binding", binding)
+            kubelet.sick.add("main-broker-0")
+            await until(
+                "a successor",
+                lambda: (
+                    (found := scene.get(scene.core("pods", "main-broker-0")))
+                    and found["metadata"]["uid"] != before["metadata"]["uid"]
+                ),
+            )
+            (event,) = await until("an event", lambda: scene.events("NodeLost"))
+            assert node in event
+
+    asyncio.run(scenario())
+
+
+def test_namespaces_get_their_record_once_and_the_oldest_resource_wins(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Creation, conflict, drift of an owned policy (others' policies stay), and deletion of an empty namespace only."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            spec = {
+                "clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders", "bundles": 2,
+                "policies": {"message_ttl_in_seconds": 60}, "deletionPolicy": "Delete",
+            }  # fmt: skip
+            scene.create("TopicNamespace", "orders", spec)
+            path = scene.path("topicnamespaces", "orders")
+            await until("Ready", lambda: scene.condition(path).get("status") == "True")
+            key = "namespaces/acme/orders"
+            item = await brokers.store.get(key)
+            assert item is not None
+            record = NamespaceRecord.decode(item.value)
+            assert record == NamespaceRecord(initial_boundaries(2), {"message_ttl_in_seconds": 60}, f"{scene.namespace}/orders")
+
+            await asyncio.sleep(1.1)  # creation times have whole seconds
+            scene.create("TopicNamespace", "later", spec)
+            later = scene.path("topicnamespaces", "later")
+            conflict = await until("Conflict", lambda: (found := scene.condition(later)).get("reason") == "Conflict" and found)
+            assert f"{scene.namespace}/orders is older" in conflict["message"]
+
+            drifted = NamespaceRecord(record.boundaries, {"message_ttl_in_seconds": 5, "theirs": 1}, record.owner)
+            await brokers.store.put(key, drifted.encode())
+            scene.merge(path, {"metadata": {"annotations": {"look": "again"}}})
+            await until("an event", lambda: "policies.message_ttl_in_seconds: 5 -> 60" in " ".join(scene.events("DriftCorrected")))
+            item = await brokers.store.get(key)
+            assert item is not None
+            assert NamespaceRecord.decode(item.value).policies == {"message_ttl_in_seconds": 60, "theirs": 1}
+
+            scene.delete(later)
+            await until("the later one is gone", lambda: scene.get(later) is None)
+            assert await brokers.store.get(key) is not None
+            scene.delete(path)
+            await until("the resource is gone", lambda: scene.get(path) is None)
+            assert await brokers.store.get(key) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_with_data_is_not_deleted(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """deletionPolicy Delete waits and says why; the escape annotation lets the resource go and keeps the namespace."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "full", "deletionPolicy": "Delete"}
+            scene.create("TopicNamespace", "full", spec)
+            path = scene.path("topicnamespaces", "full")
+            await until("Ready", lambda: scene.condition(path).get("status") == "True")
+            await brokers.own("acme/full/0x00000000_0x40000000", "main-broker-0.0000000000000000")
+            scene.delete(path)
+            await until("an event", lambda: scene.events("NotEmpty"))
+            assert scene.get(path) is not None
+            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}})
+            await until("the resource is gone", lambda: scene.get(path) is None)
+            assert await brokers.store.get("namespaces/acme/full") is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A failed pod is followed by another attempt; the record of a success counts although the pod has vanished; a new token runs again."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}}
+            uid = scene.create("DataJob", "prices", spec)["metadata"]["uid"]
+            path = scene.path("datajobs", "prices")
+
+            def driver(attempt: int) -> dict[str, Any] | None:
+                items = scene.plane.must("GET", f"{scene.core('pods')}?labelSelector=magnetar.io/job=prices")["items"]
+                return next((pod for pod in items if pod["metadata"]["labels"]["magnetar.io/attempt"] == str(attempt)), None)
+
+            pod = await until("the first driver", lambda: driver(1))
+            assert scene.get(scene.core("rolebindings", "magnetar-spark", "/apis/rbac.authorization.k8s.io/v1")) is not None
+            arguments = pod["spec"]["containers"][0]["args"]
+            run = f"once-{uid[:8]}"
+            assert arguments[arguments.index("--run") + 1] == run
+            ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2020-01-01T00:00:00Z"}
+            status = {
+                "phase": "Failed",
+                "containerStatuses": [
+                    {
+                        "name": "driver",
+                        "image": "x",
+                        "imageID": "",
+                        "ready": False,
+                        "restartCount": 0,
+                        "state": {"terminated": ended},
+                    }
+                ],
+            }
+            scene.merge(f"{scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
+            second = await until("the second driver", lambda: driver(2))
+
+            record = JobRunRecord("compaction", "succeeded", 1000, 2000, {"keys": 7})
+            await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())
+            scene.delete(scene.core("pods", second["metadata"]["name"]))
+            done = await until(
+                "Succeeded", lambda: (found := scene.get(path)) and found["status"]["state"] == "Succeeded" and found
+            )
+            assert done["status"]["history"][0]["result"] == {"keys": "7"}
+            assert done["status"]["history"][0]["startedAt"] == "1970-01-01T00:00:01Z"
+
+            scene.merge(path, {"spec": {"runRequest": "again"}})
+            third = await until(
+                "a driver of the new run",
+                lambda: driver(1) if (driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"] else None,
+            )
+            assert third["metadata"]["labels"]["magnetar.io/run"] == f"again-{uid[:8]}"
+            scene.merge(path, {"spec": {"suspend": True}})
+            await until("Suspended", lambda: (scene.get(path) or {})["status"]["state"] == "Suspended" and driver(1) is None)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_api_server_refuses_is_told_and_stops_nobody_else(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """The condition carries the API server's own sentence; the cluster's other objects and other clusters are made all the same."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
+            scene.create("BrokerCluster", "bad", external(cluster_etcd, podTemplate={"nodeSelector": {"not a label!": "x"}}))
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            path = scene.path("brokerclusters", "bad")
+            degraded = await until(
+                "Degraded", lambda: (found := scene.condition(path, "Degraded")).get("status") == "True" and found
+            )
+            assert degraded["reason"] == "RefusedByKubernetes"
+            assert "not a label!" in degraded["message"]
+            assert scene.get(scene.core("services", "bad")) is not None
+            await until("the other cluster", scene.stateful_set)
+            scene.merge(path, {"spec": {"podTemplate": {"nodeSelector": {"not a label!": None}}}})
+            await until("it is mended", lambda: scene.stateful_set("bad-broker"))
+
+    asyncio.run(scenario())

@@ -1,0 +1,202 @@
+"""A cluster of real brokers on a real etcd.
+
+Owns: `Cluster`: three broker processes over one volume directory, finding owners, waiting for health, changing cordons; failures show its log dump.
+Imports: dev.server_process, the etcd of the contract tests, metadata.
+Invariants: only processes started here are signalled, by their own handle; every wait has a deadline and says what it waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from dev.server_process import ServerProcess
+from magnetar.clock import SystemClock
+from magnetar.metadata import keys
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.records import CordonRecord
+from tests.contract.metadata.etcd_server import EtcdServer
+
+LEASE_S = 3.0
+"""The shortest lease that the design allows: detection is most of what these tests wait for."""
+HTTP_TIMEOUT_S = 5.0
+HEALTHY_TIMEOUT_S = 30.0
+POLL_S = 0.05
+DUMP_LINES = 60
+SEEN_S = 2.0
+"""A change is seen by every broker's watch long before."""
+SETTINGS = {
+    "MAGNETAR_LEASE_TTL_S": str(LEASE_S),
+    # Small files, so that rolls, checkpoints and manifests take part in what these tests do.
+    "MAGNETAR_MAX_MESSAGE_BYTES": str(1 << 20),
+    "MAGNETAR_LOG_FILE_BYTES": str(4 << 20),
+    "MAGNETAR_CHECKPOINT_FILES_MAX": "1",
+}
+
+
+def wait_for(what: str, reached: Callable[[], bool], timeout_s: float) -> float:
+    """Poll until `reached`; the seconds it took. Raises AssertionError naming `what`."""
+    started = time.monotonic()
+    while not reached():
+        assert time.monotonic() - started < timeout_s, f"{what}: not within {timeout_s:.1f} s"
+        time.sleep(POLL_S)
+    return time.monotonic() - started
+
+
+def request(method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[int, Any]:
+    """Status and decoded JSON body (None if there is none); refusals are returned, not raised. Raises OSError without an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=timeout_s) as answer:
+            text, status = answer.read(), int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            text, status = error.read(), error.code
+    except http.client.HTTPException as error:
+        raise OSError(f"{url}: {error!r}") from error
+    return status, json.loads(text) if text else None
+
+
+class ClusterBroker(ServerProcess):
+    """One broker of the cluster."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists (it may be stopped by SIGSTOP)."""
+        return self._process is not None and self._process.poll() is None
+
+
+class Cluster:
+    """etcd and brokers `broker-0`, `broker-1`, ...; `start` first, `stop` last."""
+
+    def __init__(self, directory: Path, brokers: int = 3) -> None:
+        self.directory = directory
+        (directory / "etcd").mkdir(parents=True)
+        self.etcd = EtcdServer(directory / "etcd")
+        store = self.etcd.endpoint.replace("http://", "etcd://")
+        self.brokers = {
+            name: ClusterBroker(directory, name=name, store=store, environment=SETTINGS)
+            for name in (f"broker-{number}" for number in range(brokers))
+        }
+
+    def start(self) -> None:
+        """Start everything at once and wait until all brokers know each other."""
+        self.etcd.start()
+        for broker in self.brokers.values():
+            broker.start(wait=False)
+        for broker in self.brokers.values():
+            broker.wait_ready()
+        self.wait_healthy()
+
+    def repair(self) -> None:
+        """Start what does not run, lift all cordons, and wait for health."""
+        for broker in self.brokers.values():
+            if not broker.running:
+                broker.start()
+        for name in self.brokers:
+            self.uncordon(name)
+        self.wait_healthy()
+
+    def stop(self) -> None:
+        """End all processes, brokers in parallel and without a drain: nobody is left to take over."""
+        for broker in self.brokers.values():
+            if broker.running:
+                broker.kill()
+        self.etcd.kill()
+
+    @property
+    def entry(self) -> str:
+        """The broker that clients are told of, which no test hurts: a client given several tries a dead one again and again."""
+        return next(reversed(self.brokers))
+
+    @property
+    def service_url(self) -> str:
+        return self.brokers[self.entry].service_url
+
+    # --- questions -------------------------------------------------------------------------------------------------------------
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        """What a broker sees of the cluster; None while it does not answer."""
+        try:
+            status, body = request("GET", f"{self.brokers[name].http_url}/magnetar/v1/status")
+        except OSError:
+            return None
+        return dict(body) if status == 200 else None
+
+    def owner(self, topic: str) -> str:
+        """Name of the broker that serves a topic, as `entry` tells."""
+        status, body = request(
+            "GET", f"{self.brokers[self.entry].http_url}/lookup/v2/topic/persistent/public/default/{quote(topic)}", 25
+        )
+        assert status == 200, (status, body)
+        return next(name for name, broker in self.brokers.items() if broker.service_url == body["nativeUrl"])
+
+    def owned_by(self, name: str) -> list[str]:
+        """Bundles that `entry` sees in the hands of any incarnation of `name`."""
+        status = self.status(self.entry)
+        assert status is not None, f"{self.entry} does not answer"
+        return [row["bundle"] for row in status["bundles"] if row["owner"].rpartition(".")[0] == name]
+
+    def healthy(self) -> bool:
+        """Whether all running brokers see each other serving and every bundle owned by one of them."""
+        running = {name for name, broker in self.brokers.items() if broker.running}
+        for name in running:
+            status = self.status(name)
+            if status is None or {row["broker"] for row in status["brokers"] if row["state"] == "serving"} != running:
+                return False
+            live = {row["incarnation"] for row in status["brokers"]}
+            if any(row["state"] != "Owned" or row["owner"] not in live for row in status["bundles"]):
+                return False
+        return True
+
+    def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> float:
+        return wait_for("all brokers see each other and own all bundles", self.healthy, timeout_s)
+
+    def claims(self, name: str) -> list[str]:
+        """Incarnations of a broker that have a claim in storage."""
+        return [found.name for found in (self.directory / "volume" / "claims").iterdir() if found.name.rpartition(".")[0] == name]
+
+    # --- acts ------------------------------------------------------------------------------------------------------------------
+
+    def unload(self, topic: str, destination: str = "") -> str:
+        """Move a topic's bundle away from its owner by REST; the new owner, once the other brokers know it."""
+        before = self.owner(topic)
+        query = f"?destinationBroker={destination}" if destination else ""
+        url = f"{self.brokers[before].http_url}/admin/v2/persistent/public/default/{quote(topic)}/unload{query}"
+        status, body = request("PUT", url, timeout_s=30)
+        assert status == 204, (status, body)
+        wait_for(f"{topic} has left {before}", lambda: self.owner(topic) != before, SEEN_S)
+        return self.owner(topic)
+
+    def cordon(self, name: str, drain: bool) -> None:
+        """Write a cordon, as the operator does before it scales down."""
+        record = CordonRecord(drain=drain, reason="test")
+        self._with_store(lambda store: store.put(keys.cordon(name), record.encode()))
+
+    def uncordon(self, name: str) -> None:
+        self._with_store(lambda store: store.delete(keys.cordon(name)))
+
+    def _with_store(self, act: Callable[[EtcdStore], Any]) -> None:
+        async def run() -> None:
+            store = EtcdStore([self.etcd.endpoint], clock=SystemClock())
+            try:
+                await act(store)
+            finally:
+                await store.close()
+
+        asyncio.run(run())
+
+    def log_dump(self) -> str:
+        """The end of every broker's log."""
+        parts = []
+        for name, broker in self.brokers.items():
+            lines = broker.log_path.read_text(errors="replace").splitlines() if broker.log_path.exists() else []
+            parts.append(f"--- {name} ({broker.broker_port}), last of {len(lines)} lines\n" + "\n".join(lines[-DUMP_LINES:]))
+        return "\n".join(parts)

@@ -1,0 +1,101 @@
+"""Leader election on every backend: one leader at a time, and acts that fail once the term is over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from magnetar.metadata.election import Election
+from magnetar.metadata.store import Put
+from tests.contract.metadata.backends import Backend, PatientStore
+
+
+@pytest.mark.slow
+def test_one_of_many_candidates_leads(backend: Backend) -> None:
+    async def scenario(store: PatientStore) -> None:
+        candidates = []
+        for number in range(4):
+            lease = await store.grant_lease(60)
+            candidates.append(Election(store._inner, backend.clock, "leader", f"c{number}", lease))
+        campaigns = {asyncio.create_task(each.campaign()): each for each in candidates}
+        terms = []
+        while campaigns:
+            done, _ = await asyncio.wait(campaigns, return_when=asyncio.FIRST_COMPLETED)
+            assert len(done) == 1
+            winner = campaigns.pop(done.pop())
+            item = await store.get("leader")
+            assert item is not None
+            assert item.mod_revision == winner.term
+            terms.append(winner.term)
+            assert (await store.transact((winner.guard(),), (Put("act", b"%d" % winner.term),))).succeeded
+            await store.delete("leader")
+        assert terms == sorted(set(terms))
+
+    backend.run(scenario)
+
+
+@pytest.mark.slow
+def test_a_leader_whose_lease_ended_changes_nothing_and_learns_it(backend: Backend) -> None:
+    async def scenario(store: PatientStore) -> None:
+        first_lease, second_lease = await store.grant_lease(60), await store.grant_lease(60)
+        first = Election(store._inner, backend.clock, "leader", "first", first_lease)
+        second = Election(store._inner, backend.clock, "leader", "second", second_lease)
+        await first.campaign()
+        guard = first.guard()
+        losing = asyncio.create_task(first.lost())
+        winning = asyncio.create_task(second.campaign())
+        await asyncio.sleep(0.01)
+        assert not winning.done()
+        assert not losing.done()
+        await store.revoke_lease(first_lease)
+        assert await winning > guard.operand  # type: ignore[operator]  # a revision
+        assert "ended" in await losing
+        assert first.term == 0
+        assert not (await store.transact((guard,), (Put("act", b"late"),))).succeeded
+        item = await store.get("leader")
+        assert item is not None
+        assert item.lease == second_lease
+
+    backend.run(scenario)
+
+
+def test_resigning_lets_the_next_one_lead(backend: Backend) -> None:
+    async def scenario(store: PatientStore) -> None:
+        first = Election(store, backend.clock, "leader", "first", await store.grant_lease(60))
+        second = Election(store, backend.clock, "leader", "second", await store.grant_lease(60))
+        await first.campaign()
+        winning = asyncio.create_task(second.campaign())
+        await first.resign()
+        await winning
+        await first.resign()
+        assert (await store.get("leader")).mod_revision == second.term  # type: ignore[union-attr]
+
+    backend.run(scenario)
+
+
+def test_a_restarted_candidate_takes_its_own_stale_term_at_once(backend: Backend) -> None:
+    async def scenario(store: PatientStore) -> None:
+        before = Election(store._inner, backend.clock, "leader", "same", await store.grant_lease(60))
+        stale = await before.campaign()
+        after = Election(store._inner, backend.clock, "leader", "same", await store.grant_lease(60))
+        assert await after.campaign() > stale
+        assert "another candidate" in await before.lost()
+
+    backend.run(scenario)
+
+
+def test_a_term_can_be_seized_from_a_living_holder(backend: Backend) -> None:
+    """As the operator does: its Kubernetes Lease decided, the store only has to end the predecessor's acts."""
+
+    async def scenario(store: PatientStore) -> None:
+        first = Election(store, backend.clock, "operator/term", "old", 0)
+        second = Election(store, backend.clock, "operator/term", "new", 0)
+        await first.seize()
+        stale = first.guard()
+        await second.seize()
+        assert not (await store.transact((stale,), (Put("act", b"old"),))).succeeded
+        assert (await store.transact((second.guard(),), (Put("act", b"new"),))).succeeded
+        assert await second.current() == ("new", second.term)
+
+    backend.run(scenario)

@@ -1,0 +1,277 @@
+"""What is particular to a store behind a network: failover, deadlines, requests that must not be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.errors import LeaseLost, StoreError, StoreUnavailable
+from magnetar.metadata import etcd
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.store import Compare, Put
+from magnetar.server.lease_thread import ThreadedLeaseKeeper
+from tests.contract.metadata.etcd_server import EtcdServer, free_port
+
+CLOCK = SystemClock()
+pytestmark = [pytest.mark.etcd, pytest.mark.slow]
+
+
+class FirstEndpointClock(SystemClock):
+    """Draws always the first endpoint."""
+
+    def random_bits(self, bits: int) -> int:
+        return super().random_bits(bits) * 0
+
+
+def run(store: EtcdStore, scenario: Callable[[EtcdStore], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        try:
+            await asyncio.wait_for(scenario(store), 30)
+        finally:
+            await store.close()
+
+    asyncio.run(body())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EtcdServer]:
+    """An etcd that the test may freeze or kill."""
+    server = EtcdServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_a_dead_endpoint_is_passed_over_for_writes_too(server: EtcdServer) -> None:
+    """A request is sent only on an open connection, so one that found none may go elsewhere."""
+
+    async def scenario(store: EtcdStore) -> None:
+        for number in range(5):
+            await store.put("k", b"%d" % number)
+        item = await store.get("k")
+        assert item is not None
+        assert item.version == 5
+        assert await store.delete("k")
+
+    for _ in range(4):  # which member comes first is drawn
+        dead = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        run(EtcdStore([dead[0], server.endpoint, dead[1]], clock=CLOCK), scenario)
+
+
+def test_nobody_there_is_said_within_the_deadline() -> None:
+    async def scenario(store: EtcdStore) -> None:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="not connected within"):
+            await store.put("k", b"v")
+        assert time.monotonic() - started < 2.0
+
+    run(EtcdStore([f"127.0.0.1:{free_port()}"], clock=CLOCK, request_timeout_s=0.5), scenario)
+
+
+def test_a_frozen_server_costs_one_deadline_and_a_write_is_sent_once(server: EtcdServer) -> None:
+    async def scenario(store: EtcdStore) -> None:
+        await store.put("k", b"before")
+        server.freeze()
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await store.put("k", b"during")
+        assert 0.4 < time.monotonic() - started < 2.0
+        with pytest.raises(StoreUnavailable):
+            await store.get("k")
+        server.thaw()
+        await asyncio.sleep(0.5)
+        item = await store.get("k")
+        assert item is not None
+        # Whether it arrived is unknown to the caller; that it arrived at most once is not.
+        assert (item.value, item.version) in {(b"before", 1), (b"during", 2)}
+
+    run(EtcdStore([server.endpoint], clock=CLOCK, request_timeout_s=0.5), scenario)
+
+
+def test_a_read_goes_to_another_member_when_one_does_not_answer(tmp_path: Path, server: EtcdServer) -> None:
+    """The first member is frozen: it still accepts connections."""
+
+    async def scenario(store: EtcdStore) -> None:
+        (tmp_path / "frozen").mkdir()
+        frozen = EtcdServer(tmp_path / "frozen")
+        frozen.start()
+        try:
+            other = EtcdStore([frozen.endpoint, server.endpoint], clock=FirstEndpointClock(), request_timeout_s=2.0)
+            await store.put("k", b"v")
+            assert await other.get("k") is None, "the first member answers as long as it can"
+            frozen.freeze()
+            item = await other.get("k")
+            assert item is not None
+            assert item.value == b"v"
+            await other.put("k", b"w")
+            await other.close()
+        finally:
+            frozen.kill()
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+
+
+def test_a_write_without_an_answer_is_not_sent_to_another_member(tmp_path: Path, server: EtcdServer) -> None:
+    (tmp_path / "frozen").mkdir()
+    frozen = EtcdServer(tmp_path / "frozen")
+    frozen.start()
+
+    async def scenario(store: EtcdStore) -> None:
+        other = EtcdStore([frozen.endpoint, server.endpoint], clock=FirstEndpointClock(), request_timeout_s=1.0)
+        await other.put("k", b"first")
+        frozen.freeze()
+        with pytest.raises(StoreUnavailable):
+            await other.put("k", b"second")
+        assert await store.get("k") is None
+        await other.put("k", b"third")
+        item = await store.get("k")
+        assert item is not None
+        assert item.value == b"third", "a new request does go to the member that answers"
+        await other.close()
+
+    try:
+        run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    finally:
+        frozen.kill()
+
+
+def test_a_caller_that_loses_patience_reaches_another_member_next(tmp_path: Path, server: EtcdServer) -> None:
+    """A lease keeper waits a third of the lease's time, which is less than the deadline of a request."""
+    (tmp_path / "frozen").mkdir()
+    frozen = EtcdServer(tmp_path / "frozen")
+    frozen.start()
+
+    async def scenario(_: EtcdStore) -> None:
+        other = EtcdStore([frozen.endpoint, server.endpoint], clock=FirstEndpointClock())
+        lease = await other.grant_lease(60)
+        frozen.freeze()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(other.renew_lease(lease), 0.5)
+        with pytest.raises(LeaseLost):  # the other server's answer: it is another cluster and knows no such lease
+            await asyncio.wait_for(other.renew_lease(lease), 1.0)
+        await other.close()
+
+    try:
+        run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    finally:
+        frozen.kill()
+
+
+def test_a_watch_resumes_after_its_member_was_away(server: EtcdServer) -> None:
+    async def scenario(store: EtcdStore) -> None:
+        start = await store.put("w", b"0") + 1
+        watch = store.watch("w", start)
+        await store.put("w", b"1")
+        assert (await anext(watch)).events[0].value == b"1"
+        server.kill()
+        await asyncio.sleep(1.0)
+        server.start()
+        while True:
+            try:
+                await store.put("w", b"2")
+                break
+            except StoreUnavailable:
+                continue
+        assert (await anext(watch)).events[0].value == b"2"
+        await watch.aclose()
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+
+
+def test_a_watch_on_a_silent_connection_reconnects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: EtcdServer) -> None:
+    """Nothing closes the connection to a frozen member: a watch must find out by itself, even of a prefix that never changes."""
+    monkeypatch.setattr(etcd, "WATCH_SILENCE_S", 0.3)
+    (tmp_path / "frozen").mkdir()
+    frozen = EtcdServer(tmp_path / "frozen")
+    frozen.start()
+
+    async def scenario(_: EtcdStore) -> None:
+        store = EtcdStore([frozen.endpoint, server.endpoint], clock=FirstEndpointClock())
+        watch = store.watch("w", 2)
+        await store.put("w", b"frozen")
+        assert (await anext(watch)).events[0].value == b"frozen"
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(1.0)
+        assert not waiting.done(), "asking for progress does not disturb a watch that hears nothing"
+        frozen.freeze()
+        other = EtcdStore([server.endpoint], clock=CLOCK)
+        for _turn in range(2):  # revisions 2 and 3: the watch resumes at 3
+            await other.put("w", b"other")
+        assert (await waiting).revision == 3
+        await watch.aclose()
+        await other.close()
+        await store.close()
+
+    try:
+        run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    finally:
+        frozen.kill()
+
+
+def test_cancelling_a_caller_is_not_mistaken_for_closing(server: EtcdServer) -> None:
+    async def scenario(store: EtcdStore) -> None:
+        revision = await store.put("w", b"0")
+        watching = asyncio.create_task(anext(store.watch("w", revision + 1)))
+        await asyncio.sleep(0.05)
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+        assert await store.get("w") is not None
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+
+
+def test_value_compares_of_missing_keys_survive_a_race(server: EtcdServer) -> None:
+    """The store asks again with what it saw; the outcome is that of one moment."""
+
+    async def scenario(store: EtcdStore) -> None:
+        async def flip() -> None:
+            for number in range(60):
+                await store.put("k", b"%d" % number)
+                await store.delete("k")
+
+        flipping = asyncio.create_task(flip())
+        compares = (Compare("k", "value", "<", b"~"), Compare("missing", "value", "=", b""))
+        outcomes = set()
+        while not flipping.done():
+            try:
+                outcomes.add((await store.transact(compares, (Put("y", b"1"),))).succeeded)
+            except StoreUnavailable as error:
+                outcomes.add("nothing was written" in str(error))
+        assert outcomes == {True}
+        await flipping
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+
+
+def test_a_busy_main_loop_keeps_its_lease_in_etcd(server: EtcdServer) -> None:
+    async def scenario(store: EtcdStore) -> None:
+        lost: list[str] = []
+        keeper = ThreadedLeaseKeeper(lambda: EtcdStore([server.endpoint], clock=CLOCK), CLOCK, 1.0, lost.append, 10.0)
+        lease = await keeper.start()
+        await store.put("k", b"v", lease)
+        time.sleep(2.5)  # the main loop is busy for more than two lease times
+        assert keeper.valid()
+        item = await store.get("k")
+        assert item is not None
+        assert item.lease == lease
+        await keeper.stop(revoke=True)
+        assert await store.get("k") is None
+        assert lost == []
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [("localhost", "host:port"), ("ftp://h:1", "host:port"), ("https://h:1", "needs TLS files")],
+)
+def test_malformed_endpoints_are_refused_by_name(endpoint: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        EtcdStore([endpoint], clock=CLOCK)

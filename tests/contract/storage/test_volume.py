@@ -1,0 +1,143 @@
+"""What every volume promises."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from magnetar.errors import Fenced, StorageError
+from magnetar.storage.volume import Volume
+from tests.contract.storage.volumes import CASES, Script, VolumeCase
+
+HEADER = b"header"
+CAPACITY = 64 * 1024
+LOG = "logs/a/00000000.log"
+CLAIM = "claims/a"
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> VolumeCase:
+    found: VolumeCase = request.param
+    return found
+
+
+def play(case: VolumeCase, script: Script, directory: Path) -> None:
+    case.run(script, directory)
+
+
+def test_put_if_absent_creates_once_and_never_changes(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        assert await volume.put_if_absent("a/b/c", b"first")
+        assert not await volume.put_if_absent("a/b/c", b"second")
+        assert await volume.read("a/b/c") == b"first"
+        assert await volume.exists("a/b/c")
+        assert not await volume.exists("a/b/d")
+
+    play(case, script, tmp_path)
+
+
+def test_of_concurrent_puts_exactly_one_wins(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        values = [b"%d" % number * 100 for number in range(8)]
+        won = await asyncio.gather(*(volume.put_if_absent("x/seal", value) for value in values))
+        assert sum(won) == 1
+        assert await volume.read("x/seal") == values[won.index(True)]
+
+    play(case, script, tmp_path)
+
+
+def test_reads_are_clipped_to_the_file(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent("f", b"0123456789")
+        assert await volume.read("f", 3) == b"3456789"
+        assert await volume.read("f", 3, 4) == b"3456"
+        assert await volume.read("f", 8, 100) == b"89"
+        assert await volume.read("f", 10, 5) == b""
+        assert await volume.read("f", 0, 0) == b""
+        with pytest.raises(FileNotFoundError):
+            await volume.read("missing", 0, 5)
+        with pytest.raises(FileNotFoundError):
+            await volume.read("missing")
+
+    play(case, script, tmp_path)
+
+
+def test_remove_says_whether_it_was_there(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent("d/f", b"x")
+        assert await volume.remove("d/f")
+        assert not await volume.remove("d/f")
+        assert not await volume.remove("no/such/directory")
+        assert not await volume.exists("d/f")
+        assert await volume.put_if_absent("d/f", b"y")
+
+    play(case, script, tmp_path)
+
+
+def test_list_is_recursive_sorted_and_by_directory(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        for name in ("b/2", "b/1/x", "a", "bb/1"):
+            await volume.put_if_absent(name, b"")
+        assert await volume.list("b") == ["b/1/x", "b/2"]
+        assert await volume.list("") == ["a", "b/1/x", "b/2", "bb/1"]
+        assert await volume.list("none") == []
+
+    play(case, script, tmp_path)
+
+
+def test_a_log_is_created_once_zeroed_behind_its_header(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        handle = await volume.create_log(LOG, CAPACITY, HEADER)
+        assert (handle.name, handle.capacity) == (LOG, CAPACITY)
+        assert await volume.read(LOG) == HEADER.ljust(CAPACITY, b"\0")
+        with pytest.raises(StorageError):
+            await volume.create_log(LOG, CAPACITY, HEADER)
+        await handle.close()
+
+    play(case, script, tmp_path)
+
+
+def test_appends_land_where_they_are_told(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent(CLAIM, b"")
+        handle = await volume.create_log(LOG, CAPACITY, HEADER)
+        many = [b"%05d" % number for number in range(2000)]
+        await handle.append(100, [b"one", memoryview(b"two"), bytearray(b"three")], CLAIM)
+        await handle.append(1000, many, CLAIM)
+        assert await volume.read(LOG, 100, 11) == b"onetwothree"
+        assert await volume.read(LOG, 1000, 10_000) == b"".join(many)
+        await handle.close()
+        assert await volume.read(LOG, 0, len(HEADER)) == HEADER
+
+    play(case, script, tmp_path)
+
+
+def test_an_append_without_its_claim_is_fenced_for_ever(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent(CLAIM, b"")
+        handle = await volume.create_log(LOG, CAPACITY, HEADER)
+        await handle.append(100, [b"ok"], CLAIM)
+        await volume.remove(CLAIM)
+        with pytest.raises(Fenced):
+            await handle.append(200, [b"late"], CLAIM)
+        await volume.put_if_absent(CLAIM, b"")
+        with pytest.raises(StorageError):
+            await handle.append(300, [b"later"], CLAIM)
+        await handle.close()
+
+    play(case, script, tmp_path)
+
+
+def test_make_durable_leaves_the_bytes_as_they_are(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent(CLAIM, b"")
+        handle = await volume.create_log(LOG, CAPACITY, HEADER)
+        await handle.append(100, [b"tail"], CLAIM)
+        before = await volume.read(LOG)
+        await volume.make_durable(LOG, 100, await volume.read(LOG, 100, 4))
+        assert await volume.read(LOG) == before
+        await handle.close()
+
+    play(case, script, tmp_path)

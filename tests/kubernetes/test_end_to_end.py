@@ -1,0 +1,132 @@
+"""The product on a real node: scale by editing, drain, forced deletion, Spark; under traffic from the official Python client.
+
+The tests run in this order and share one cluster, as a user's day would.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.conftest import Node, Traffic
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
+COMPACTED_TOPIC = "persistent://public/default/debian-packages"
+
+
+def _scale(node: Node, replicas: int) -> float:
+    """`kubectl scale` and wait until the cluster has settled there; seconds."""
+    node.run("scale", "brokercluster/main", f"--replicas={replicas}")
+
+    def settled() -> bool:
+        found = node.get("brokercluster", "main")
+        status = found.get("status", {})
+        return (
+            status.get("observedGeneration") == found["metadata"]["generation"]
+            and status.get("replicas") == replicas
+            and status.get("readyReplicas") == replicas
+            and node.condition("brokercluster", "main", "Ready") == "True"
+        )
+
+    return node.wait(f"{replicas} brokers", settled, 180)
+
+
+def _bundles_by_broker(node: Node) -> dict[str, int]:
+    """Bundles of each broker, as the brokers themselves report them."""
+    address = node.get("service", "main")["spec"]["clusterIP"]
+    with urllib.request.urlopen(f"http://{address}:8080/magnetar/v1/status", timeout=10) as response:
+        status = json.load(response)
+    return {row["broker"]: row["bundles"] for row in status["brokers"]}
+
+
+def test_quickstart_is_ready(node: Node) -> None:
+    """One broker serves, the namespace of the quickstart exists, everything says so in its conditions."""
+    assert node.condition("brokercluster", "main", "Ready") == "True"
+    node.wait("TopicNamespace Ready", lambda: node.condition("topicnamespace", "demo", "Ready") == "True")
+    assert node.ready_brokers() == 1
+
+
+def test_scale_up_and_down_without_a_failed_send(node: Node, traffic: Traffic) -> None:
+    """`kubectl scale` to 3 and back to 2 while clients publish: bundles spread, the highest broker is drained, no send fails."""
+    up_s = _scale(node, 3)
+    node.wait(
+        "bundles on every broker",
+        lambda: min(_bundles_by_broker(node).values(), default=0) > 0 and len(_bundles_by_broker(node)) == 3,
+    )
+    before = traffic.total()
+    traffic.reset_gap()
+    down_s = _scale(node, 2)
+    node.wait("traffic goes on", lambda: traffic.total() > before + 200)
+    names = {
+        pod["metadata"]["name"]
+        for pod in node.get("pods", "", "-l", "magnetar.io/cluster=main,app.kubernetes.io/component=broker")["items"]
+    }
+    assert names == {"main-broker-0", "main-broker-1"}
+    assert traffic.failed == []
+    print(
+        f"\nscale up {up_s:.1f} s, down {down_s:.1f} s, longest pause between receipts of one topic {traffic.longest_gap_s * 1000:.0f} ms"
+    )
+    traffic.verify()
+
+
+def test_forced_deletion_of_a_broker_loses_nothing(node: Node, traffic: Traffic) -> None:
+    """`kubectl delete pod --force`: the broker's bundles are taken over; nothing acknowledged is missing."""
+    traffic.reset_gap()
+    before = traffic.total()
+    node.run("delete", "pod", "main-broker-1", "--force", "--grace-period=0")
+    started = time.monotonic()
+    node.wait("traffic on every topic", lambda: traffic.total() > before + 1000)
+    node.wait("the broker is back", lambda: node.ready_brokers() == 2)
+    print(f"\nback after {time.monotonic() - started:.1f} s, longest pause of one topic {traffic.longest_gap_s:.1f} s")
+    assert traffic.failed == []
+    traffic.verify()
+
+
+@pytest.fixture(scope="module")
+def expectation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File in which the example remembers what compaction must leave."""
+    return tmp_path_factory.mktemp("debian-packages") / "expected.json"
+
+
+def _example(node: Node, expectation: Path) -> list[str]:
+    return ["--service-url", node.service_url(), "--topic", COMPACTED_TOPIC, "--expectation", str(expectation)]
+
+
+def test_compaction_runs_driver_and_executors_to_a_committed_result(node: Node, expectation: Path) -> None:
+    """`kubectl apply -f examples/compaction.yaml` over several generations of this machine's package records leaves exactly the newest of each."""
+    example = _example(node, expectation)
+    subprocess.run([sys.executable, "examples/debian-packages/produce.py", *example, "--generations", "3"], check=True)
+    node.run("apply", "-f", "examples/compaction.yaml")
+    seen_executor = False
+
+    def finished() -> bool:
+        nonlocal seen_executor
+        pods = node.get("pods")["items"]
+        seen_executor |= any(
+            pod["metadata"]["labels"].get("spark-role") == "executor" for pod in pods if "labels" in pod["metadata"]
+        )
+        job = node.get("datajob", "debian-packages").get("status", {})
+        assert job.get("state") != "Failed", node.report()
+        return job.get("state") == "Succeeded"
+
+    took = node.wait("DataJob Succeeded", finished, 300)
+    assert seen_executor, "the work was not done by an executor pod"
+    print(f"\nDataJob from apply to Succeeded: {took:.0f} s")
+    subprocess.run([sys.executable, "examples/debian-packages/verify.py", *example], check=True)
+
+
+def test_clean_up_leaves_the_data(node: Node, expectation: Path) -> None:
+    """Deleting the BrokerCluster removes its pods and keeps its volumes; applying it again adopts them and serves the same messages."""
+    node.run("delete", "brokercluster", "main", "--wait=true")
+    mine = "magnetar.io/cluster=main,app.kubernetes.io/component in (broker,etcd)"
+    node.wait("pods gone", lambda: not node.get("pods", "", "-l", mine)["items"], 150)
+    assert node.get("pvc")["items"], "the volumes must outlive the cluster object"
+    node.run("apply", "-f", "examples/quickstart")
+    node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True", 180)
+    subprocess.run([sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)], check=True)

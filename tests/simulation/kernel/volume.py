@@ -1,0 +1,266 @@
+"""Each node's port to the shared disk.
+
+Owns: `SimVolume` and `SimLogHandle`: the system calls behind `Volume`, each a step of the node with a delay before the next, so
+that a process can be paused or killed between any two of them. Imports: asyncio, errors, disk, the loop.
+Invariants: the order of an append is write, flush, look for the claim, return; a flush that was submitted completes (or fails)
+even while its process is paused or dead; work that was started goes on when its caller is cancelled, as a thread's would; a dead
+node's calls never complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from magnetar.errors import Fenced, StorageError
+from magnetar.storage.volume import Buffer
+from tests.simulation.kernel.disk import Disk, Inode, Write
+from tests.simulation.kernel.faults import Faults
+from tests.simulation.kernel.loop import SimLoop
+from tests.simulation.kernel.node import Node
+
+T = TypeVar("T")
+Writes = list[Write]  # named here because `SimVolume.list` hides the builtin inside the class
+
+
+class DiskWeather:
+    """How the shared disk behaves at the moment: faults that the world may change while it runs."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+
+
+class SimVolume:
+    """The `Volume` port of one node."""
+
+    def __init__(self, loop: SimLoop, node: Node, disk: Disk, weather: DiskWeather) -> None:
+        self._loop, self._node, self._disk, self._weather = loop, node, disk, weather
+
+    # --- the interface ---------------------------------------------------------------------------------------------------------
+
+    async def create_log(self, name: str, capacity: int, header: bytes) -> SimLogHandle:
+        """As `Volume.create_log`. Until it returns, others may find the name with any part of the header."""
+        assert len(header) <= capacity, (name, len(header), capacity)
+        return await self.in_thread(self._create_log(_checked(name), capacity, header))
+
+    async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        await self._step()
+        inode = self._disk.names.get(_checked(name))
+        if inode is None:
+            raise FileNotFoundError(name)
+        found = inode.read(offset, length)
+        await self._step()
+        return found
+
+    async def put_if_absent(self, name: str, data: bytes) -> bool:
+        return await self.in_thread(self._put_if_absent(_checked(name), data))
+
+    async def make_durable(self, name: str, offset: int, data: Buffer) -> None:
+        """As `Volume.make_durable`. Raises FileNotFoundError if there is no such file."""
+        await self.in_thread(self._make_durable(_checked(name), offset, data))
+
+    async def exists(self, name: str) -> bool:
+        await self._step()
+        found = _checked(name) in self._disk.names
+        await self._step()
+        return found
+
+    async def remove(self, name: str) -> bool:
+        return await self.in_thread(self._remove(_checked(name)))
+
+    async def list(self, prefix: str) -> list[str]:
+        await self._step()
+        below = _checked(prefix.rstrip("/")) + "/" if prefix else ""
+        found = sorted(name for name in self._disk.names if name.startswith(below))
+        await self._step()
+        return found
+
+    # --- system calls ----------------------------------------------------------------------------------------------------------
+
+    async def in_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` so that cancelling the caller does not stop it."""
+        return await asyncio.shield(self._loop.create_task(work))
+
+    async def _step(self) -> None:
+        """Where the process can be stopped: the next system call comes a little later, in a step of its own."""
+        if not self._node.alive:
+            await self._loop.create_future()
+        await asyncio.sleep(self._disk.chance.uniform(*self._weather.faults.disk_step_s))
+
+    def _strikes(self, probability: float) -> bool:
+        return probability > 0 and self._disk.chance.random() < probability
+
+    async def write(self, inode: Inode, name: str, offset: int, data: bytes) -> None:
+        """One write call. Raises StorageError after writing any prefix."""
+        faults = self._weather.faults
+        if self._strikes(faults.write_error_probability):
+            inode.write(offset, data[: self._disk.chance.randint(0, len(data))])
+            self._loop.record(self._node.name, "write error", name, offset)
+            raise StorageError(f"write of {len(data)} bytes to {name} at {offset} failed: EIO; replace the disk")
+        if len(data) > 1 and self._strikes(faults.partial_write_probability):
+            cut = self._disk.chance.randint(1, len(data) - 1)
+            inode.write(offset, data[:cut])
+            await self._step()
+            offset, data = offset + cut, data[cut:]
+        inode.write(offset, data)
+
+    async def flush(self, inode: Inode, name: str) -> None:
+        """Make everything written so far durable. Raises StorageError; then it never will be."""
+        await self._completion(name, "flush", self._flushed, inode, inode.mark(), inode.size)
+
+    async def sync_directory(self, name: str) -> None:
+        """Make everything done so far in the directory of `name` durable. Raises StorageError."""
+        await self._completion(name, "sync of the directory", self._directory_synced, name, self._disk.unsynced(name))
+
+    async def _completion(self, name: str, what: str, apply: Any, *args: Any) -> None:
+        """Submit to the disk and wait. The completion is a step of the kernel: it comes whatever happens to the process."""
+        faults = self._weather.faults
+        delay = self._disk.chance.uniform(*faults.flush_s)
+        if self._strikes(faults.slow_flush_probability):
+            delay += self._disk.chance.uniform(*faults.slow_flush_s)
+        failing = self._strikes(faults.flush_error_probability)
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._loop.post_at(self._loop.kernel, self._loop.time() + delay, apply, self._disk.generation, failing, done, *args)
+        if not await done:
+            self._loop.record(self._node.name, "flush error", name)
+            raise StorageError(f"{what} of {name} failed: EIO; the file is abandoned, never flushed again")
+
+    def _flushed(
+        self, generation: int, failing: bool, done: asyncio.Future[bool], inode: Inode, covered: Writes, size: int
+    ) -> None:
+        if generation == self._disk.generation:
+            if failing:
+                inode.flush_failed(covered)
+            else:
+                inode.flushed(covered, size)
+            done.set_result(not failing)
+
+    def _directory_synced(self, generation: int, failing: bool, done: asyncio.Future[bool], name: str, count: int) -> None:
+        if generation == self._disk.generation:
+            if not failing:
+                self._disk.sync_directory(name, count)
+            done.set_result(not failing)
+
+    async def look_for_claim(self, claim: str) -> None:
+        """Raises Fenced if the claim is absent or cannot be looked up."""
+        if self._strikes(self._weather.faults.lookup_error_probability):
+            raise Fenced(f"claim {claim} cannot be looked up: EIO; this incarnation stops")
+        if claim not in self._disk.names:
+            self._loop.record(self._node.name, "fenced", claim)
+            raise Fenced(f"claim {claim} is gone: another incarnation has taken over")
+
+    # --- operations ------------------------------------------------------------------------------------------------------------
+
+    async def _create_log(self, name: str, capacity: int, header: bytes) -> SimLogHandle:
+        await self._step()
+        if name in self._disk.names:
+            raise StorageError(f"log {name} exists already; choose another number")
+        inode = Inode()
+        self._disk.link(name, inode)
+        self._loop.record(self._node.name, "create log", name)
+        await self._step()
+        inode.size = capacity
+        await self.write(inode, name, 0, header)
+        await self._step()
+        await self.flush(inode, name)
+        await self.sync_directory(name)
+        await self._step()
+        return SimLogHandle(self, inode, name, capacity)
+
+    async def append(self, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
+        """The four steps of `LogHandle.append`."""
+        await self._step()
+        data = b"".join(buffers)
+        await self.write(handle.inode, handle.name, offset, data)
+        await self._step()
+        await self.flush(handle.inode, handle.name)
+        await self._step()
+        await self.look_for_claim(claim)
+        await self._step()
+        self._loop.record(self._node.name, "append", handle.name, offset, len(data))
+
+    async def _put_if_absent(self, name: str, data: bytes) -> bool:
+        await self._step()
+        inode = Inode()
+        await self.write(inode, name, 0, data)
+        await self._step()
+        await self.flush(inode, name)
+        await self._step()
+        created = name not in self._disk.names
+        if created:
+            self._disk.link(name, inode)
+        self._loop.record(self._node.name, "put", name, created)
+        await self._step()
+        # Also when the name was there: its creator may not have synced it yet, and the caller is about to rely on it.
+        await self.sync_directory(name)
+        await self._step()
+        return created
+
+    async def _make_durable(self, name: str, offset: int, data: Buffer) -> None:
+        await self._step()
+        inode = self._disk.names.get(name)
+        if inode is None:
+            raise FileNotFoundError(name)
+        await self.write(inode, name, offset, bytes(data))
+        await self._step()
+        await self.flush(inode, name)
+        self._loop.record(self._node.name, "make durable", name, offset, len(data))
+        await self._step()
+
+    async def _remove(self, name: str) -> bool:
+        await self._step()
+        removed = self._disk.unlink(name)
+        self._loop.record(self._node.name, "remove", name, removed)
+        await self._step()
+        await self.sync_directory(name)
+        await self._step()
+        return removed
+
+
+class SimLogHandle:
+    """The `LogHandle` of a simulated log."""
+
+    def __init__(self, volume: SimVolume, inode: Inode, name: str, capacity: int) -> None:
+        self._volume, self.inode, self._name, self._capacity = volume, inode, name, capacity
+        self._busy = self._closed = False
+        self._failed = ""
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
+        size = sum(len(buffer) for buffer in buffers)
+        assert not self._closed, f"append to closed log {self._name}"
+        assert offset >= 0, (self._name, offset)
+        assert offset + size <= self._capacity, (self._name, offset, size, self._capacity)
+        assert not self._busy, f"two appends to {self._name} at once"
+        if self._failed:
+            raise StorageError(f"log {self._name} failed before ({self._failed}) and is not written any more")
+        self._busy = True
+        await self._volume.in_thread(self._append(offset, buffers, claim))
+
+    async def _append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
+        try:
+            await self._volume.append(self, offset, buffers, claim)
+        except StorageError as error:
+            self._failed = str(error)
+            raise
+        finally:
+            self._busy = False
+
+    async def close(self) -> None:
+        """Release the descriptor; the file stays."""
+        self._closed = True
+
+
+def _checked(name: str) -> str:
+    parts = name.split("/")
+    if not name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+        raise StorageError(f"name {name!r} is not valid in a volume; use relative names without empty, . and .. parts")
+    return name

@@ -1,0 +1,164 @@
+"""Brokers with a planted bug.
+
+Owns: one small patch per rule that the design calls a way to lose data, and `run(bug, seed)`, the tracer scenario on a broker patched so
+(`none`: unpatched, the control). Imports: the tracer, the patched parts of the broker.
+The faults are those that the rules are about: processes that stop, pause beyond their lease or cannot renew it while they serve, lose power,
+and slow flushes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from magnetar.metadata.records import BundleRecord
+from magnetar.names import BundleName
+from magnetar.server import ownership, recovery
+from magnetar.server.bundle import OwnedBundle, RecoveredBundle
+from magnetar.server.context import BrokerContext
+from magnetar.server.sessions import ProducerSession
+from magnetar.server.subscription_host import SubscriptionHost
+from magnetar.server.topic_host import TopicHost
+from magnetar.storage import names
+from magnetar.storage.fencing import SealedFile, seal
+from magnetar.storage.log import LogWriter
+from magnetar.storage.places import RecordPlace
+from magnetar.storage.recovery import list_log_files
+from magnetar.storage.volume import Volume
+from magnetar.topics.ledgers import Position
+from tests.simulation.kernel.faults import Faults
+from tests.simulation.kernel.volume import SimVolume
+from tests.simulation.scenarios import tracer
+from tests.simulation.scenarios.tracer_cluster import Recover
+
+FAULTS = Faults.none().but(
+    crash_every_s=3.0,
+    pause_every_s=4.0,
+    pause_s=(3.2, 6.0),
+    store_partition_every_s=2.5,
+    partition_s=(3.2, 8.0),
+    power_loss_every_s=10.0,
+    down_s=(0.1, 2.0),
+    slow_flush_probability=0.05,
+    slow_flush_s=(0.1, 1.0),
+)
+
+Patch = pytest.MonkeyPatch
+
+
+def no_look_at_the_claim(patch: Patch) -> None:
+    """The owner acknowledges after the flush, without looking for its claim."""
+
+    async def look(_volume: SimVolume, _claim: str) -> None:
+        return
+
+    async def check(_log: LogWriter) -> None:
+        return
+
+    patch.setattr(SimVolume, "look_for_claim", look)
+    patch.setattr(LogWriter, "check_claim", check)
+
+
+def length_before_fence(patch: Patch) -> None:
+    """The taker reads and seals the lengths first, and removes the claim then."""
+
+    async def fence(volume: Volume, incarnation: str) -> list[SealedFile]:
+        sealed = [
+            SealedFile(number, await seal(volume, incarnation, number)) for number in await list_log_files(volume, incarnation)
+        ]
+        await volume.remove(names.claim(incarnation))
+        return sealed
+
+    patch.setattr(recovery, "fence", fence)
+
+
+def last_range_ignored(patch: Patch) -> None:
+    """Recovery replays the chain without what the last owner wrote."""
+    recover: Recover = vars(ownership)["recover_bundle"]
+
+    async def forgetful(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
+        chain = record.chain
+        if chain and chain[-1].end is not None:
+            record = replace(record, chain=(*chain[:-1], replace(chain[-1], end=chain[-1].start)))
+        return await recover(context, bundle, record, epoch)
+
+    patch.setattr(ownership, "recover_bundle", forgetful)
+
+
+def receipt_before_flush(patch: Patch) -> None:
+    """The receipt leaves when the entries are handed to the log."""
+    publish, confirm = TopicHost.publish, TopicHost.durable
+
+    class Silence:
+        def durable(self, *_run: Any) -> None:
+            return
+
+    def hasty(
+        topic: TopicHost,
+        session: ProducerSession,
+        entries: list[memoryview],
+        counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+    ) -> None:
+        position = Position(topic.core.current_ledger, topic.core.next_entry)
+        publish(topic, session, entries, counts, sequences, highest)
+        if not topic.core.frozen:
+            session.durable(position.ledger, position.entry, sequences, highest)
+
+    def silent(topic: TopicHost, run: Any, place: RecordPlace) -> None:
+        run.session = Silence()
+        confirm(topic, run, place)
+
+    patch.setattr(TopicHost, "publish", hasty)
+    patch.setattr(TopicHost, "durable", silent)
+
+
+def ack_confirmed_before_flush(patch: Patch) -> None:
+    """ACK_RESPONSE leaves when the cursor record is handed to the log."""
+    write = OwnedBundle.write_cursor
+
+    def hasty(bundle: OwnedBundle, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
+        confirmed()
+        write(bundle, subscription, lambda: None)
+
+    patch.setattr(OwnedBundle, "write_cursor", hasty)
+
+
+def ledger_of_the_term_before(patch: Patch) -> None:
+    """A new term goes on in the ledger of the one before, from entry 0."""
+    recover: Recover = vars(ownership)["recover_bundle"]
+
+    async def stale(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
+        recovered = await recover(context, bundle, record, epoch)
+        for topic in recovered.topics.values():
+            if topic.core.last_confirmed.ledger > 0:
+                topic.core._ledger = topic.core.last_confirmed.ledger
+        return recovered
+
+    patch.setattr(ownership, "recover_bundle", stale)
+
+
+BUGS: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        no_look_at_the_claim,
+        length_before_fence,
+        last_range_ignored,
+        receipt_before_flush,
+        ack_confirmed_before_flush,
+        ledger_of_the_term_before,
+    )
+}
+CONTROL = "none"
+
+
+def run(bug: str, seed: int) -> dict[str, int]:
+    """The tracer on brokers with this bug; raises if it is noticed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if bug != CONTROL:
+            BUGS[bug](patch)
+        return dict(tracer.run_counted(seed, FAULTS)[1].counts)

@@ -1,0 +1,59 @@
+"""Many seeds, on every core.
+
+Owns: `run_seeds` and `hunt`, which run a function of a seed in worker processes and return plain verdicts. Imports: the standard library; the
+scenarios are imported by the workers.
+Invariants: a worker is a fresh interpreter, so that nothing another test has configured (logs, above all) reaches a run; the verdict of a seed
+does not depend on which worker ran it, nor after which other seed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import traceback
+from collections.abc import Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+
+WORKERS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one seed led to: `error` is the whole traceback with the world's report, "" if all was well."""
+
+    seed: int
+    error: str
+    counts: dict[str, int]
+
+
+def judge(case: str, seed: int) -> Verdict:
+    """Run `case` (module:function or module:function:argument) under one seed; the function returns counts, or raises."""
+    module, function, *arguments = case.split(":")
+    run = getattr(importlib.import_module(f"tests.simulation.scenarios.{module}"), function)
+    try:
+        return Verdict(seed, "", dict(run(*arguments, seed)))
+    except Exception as error:  # whatever a scenario raises is its verdict on this seed
+        return Verdict(seed, "".join(traceback.format_exception(error)), {})
+
+
+def first_failure(case: str, seeds: range) -> Verdict | None:
+    """The verdict on the first seed that fails."""
+    return next((verdict for seed in seeds if (verdict := judge(case, seed)).error), None)
+
+
+@cache
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(min(WORKERS_MAX, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn"))
+
+
+def run_seeds(case: str, seeds: Iterable[int]) -> list[Verdict]:
+    """The verdicts, in the order of `seeds`."""
+    return list(_pool().map(judge, *zip(*((case, seed) for seed in seeds), strict=True)))
+
+
+def hunt(case: str, seeds: range) -> Future[Verdict | None]:
+    """Begin to look for the first seed that fails."""
+    return _pool().submit(first_failure, case, seeds)

@@ -1,0 +1,165 @@
+"""Every check accuses a history that breaks its promise, and none accuses what a correct system may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.kernel import checks
+from tests.simulation.kernel.checks import HistoryViolated
+from tests.simulation.kernel.history import History, LogEntry, Position, Session
+
+TOPIC = "persistent://public/default/t"
+
+
+def entry(ledger: int, number: int, sequence: int, payload: bytes | None = None, producer: str = "p") -> LogEntry:
+    return LogEntry(Position(ledger, number), producer, sequence, payload if payload is not None else b"%d" % sequence)
+
+
+def sent(history: History, sequence: int, position: Position | None, producer: str = "p", payload: bytes | None = None) -> None:
+    send = history.send(TOPIC, producer, sequence, payload if payload is not None else b"%d" % sequence)
+    send.acknowledged(position)
+
+
+def healthy() -> History:
+    """Two terms of one bundle, a resend that deduplication answered, an unknown outcome, and acknowledgements."""
+    history = History()
+    sent(history, 0, Position(11, 0))
+    history.receipt(TOPIC, Position(11, 0), "a")
+    history.send(TOPIC, "p", 1, b"1")  # no answer: the connection was lost, and the resend below is told where the first copy is
+    sent(history, 1, Position(11, 1))
+    history.send(TOPIC, "q", 0, b"q0").failed()
+    history.takeover("a", 5, [TOPIC], {TOPIC: Position(11, 1)})
+    sent(history, 2, Position(21, 0))
+    sent(history, 2, None)  # a duplicate whose receipt does not say where
+    history.receipt(TOPIC, Position(21, 0), "b")
+    first = history.session("c", "s", TOPIC)
+    first.received(Position(11, 0), b"0")
+    first.received(Position(11, 1), b"1")
+    first.ack(Position(11, 0)).confirmed()
+    first.ack(Position(11, 1))  # never confirmed: may come again
+    first.received(Position(11, 0), b"0")  # was on its way already
+    second = history.session("c", "s", TOPIC)
+    second.received(Position(11, 1), b"1")
+    reader = history.session("r", "reader", TOPIC, durable=False)
+    reader.ack(Position(11, 0)).confirmed()
+    history.session("r", "reader", TOPIC, durable=False).received(Position(11, 0), b"0")
+    history.final_log(TOPIC, [entry(11, 0, 0), entry(11, 1, 1), entry(21, 0, 2), entry(21, 1, 0, b"q0", "q")])
+    return history
+
+
+def test_a_correct_history_is_not_accused() -> None:
+    history = healthy()
+    history.check(deduplicated=True)
+    assert history.acknowledged == 4
+
+
+def test_a_resent_sequence_is_a_duplicate_but_not_out_of_order() -> None:
+    history = History()
+    history.final_log(TOPIC, [entry(11, 0, 0), entry(11, 1, 1), entry(11, 2, 0), entry(11, 3, 1), entry(11, 4, 2)])
+    assert checks.check_order(history) == []
+    assert [violation.text for violation in checks.duplicates(history)] == [
+        "p #0 is in the log 2 times",
+        "p #1 is in the log 2 times",
+    ]
+    history.check(deduplicated=False)
+    with pytest.raises(HistoryViolated, match="2 violations"):
+        history.check(deduplicated=True)
+
+
+def lost_message(history: History) -> None:
+    history.logs[TOPIC] = [found for found in history.logs[TOPIC] if found.position != Position(11, 1)]
+
+
+def changed_bytes(history: History) -> None:
+    history.logs[TOPIC][0] = entry(11, 0, 0, b"other")
+
+
+def lost_duplicate(history: History) -> None:
+    history.send(TOPIC, "p", 77, b"77").acknowledged(None)
+
+
+def no_final_log(history: History) -> None:
+    del history.logs[TOPIC]
+
+
+def vanished_delivery(history: History) -> None:
+    history.session("c", "s", TOPIC).received(Position(21, 9), b"dirty")
+
+
+def shared_epoch(history: History) -> None:
+    history.receipt(TOPIC, Position(21, 1), "a")
+
+
+def receipt_beyond_the_takeover(history: History) -> None:
+    history.receipt(TOPIC, Position(11, 2), "a")
+
+
+def receipt_where_nothing_was_recovered(history: History) -> None:
+    history.takeover("b", 10, [TOPIC], {})
+
+
+def position_that_goes_back_in_real_time(history: History) -> None:
+    history.logs[TOPIC].insert(2, entry(11, 2, 3))
+    sent(history, 3, Position(11, 2))
+
+
+def swapped_order(history: History) -> None:
+    history.logs[TOPIC] = [entry(11, 0, 1), entry(11, 1, 0)]
+
+
+def undone_acknowledgement(history: History) -> None:
+    history.session("c", "s", TOPIC).received(Position(11, 0), b"0")
+
+
+def undone_cumulative_acknowledgement(history: History) -> None:
+    history.session("c", "s", TOPIC).ack(Position(21, 0), cumulative=True).confirmed()
+    history.session("d", "s", TOPIC).received(Position(11, 1), b"1")
+
+
+def repeated_id(history: History) -> None:
+    history.logs[TOPIC].append(entry(21, 1, 5))
+
+
+def id_with_two_payloads(history: History) -> None:
+    history.session("d", "s", TOPIC).received(Position(21, 0), b"something else")
+
+
+@pytest.mark.parametrize(
+    ("breach", "invariant", "text"),
+    [
+        (lost_message, 1, "p #1 b'1' was acknowledged at 11:1, where nothing is"),
+        (changed_bytes, 1, "p #0 b'0' was acknowledged at 11:0, where b'other' is"),
+        (lost_duplicate, 1, "p #77 b'77' was acknowledged as a duplicate, but is not in the log"),
+        (no_final_log, 1, "final log of the topic was not recorded"),
+        (vanished_delivery, 1, "b'dirty' was delivered to c at 21:9, but is not in the log"),
+        (shared_epoch, 2, "b and a both acknowledged in epoch 10"),
+        (receipt_beyond_the_takeover, 2, "a acknowledged 11:2 after the takeover, which found 11:1"),
+        (receipt_where_nothing_was_recovered, 2, "b acknowledged 21:0 before the takeover, which found nothing"),
+        (position_that_goes_back_in_real_time, 2, "p #3 b'3' got 11:2 though it was sent after the receipt of p #2 b'2' at 21:0"),
+        (swapped_order, 3, "p #0 at 11:1 follows #1"),
+        (undone_acknowledgement, 3, "11:0 was delivered again to c on s"),
+        (undone_cumulative_acknowledgement, 3, "11:1 was delivered again to d on s"),
+        (repeated_id, 4, "21:1 follows 21:1 in the log"),
+        (id_with_two_payloads, 4, "21:0 named b'2' and b'something else'"),
+    ],
+)
+def test_each_breach_is_accused(breach: Callable[[History], None], invariant: int, text: str) -> None:
+    history = healthy()
+    breach(history)
+    with pytest.raises(HistoryViolated) as caught:
+        history.check(deduplicated=True)
+    assert any(violation.invariant == invariant and text in violation.text for violation in caught.value.violations), caught.value
+
+
+def test_batch_indexes_order_the_messages_of_one_entry() -> None:
+    history = History()
+    positions = [Position(11, 0, index) for index in range(3)]
+    history.final_log(TOPIC, [LogEntry(position, "p", number, b"m") for number, position in enumerate(positions)])
+    history.check(deduplicated=True)
+    session: Session = history.session("c", "s", TOPIC)
+    session.ack(positions[0]).confirmed()
+    history.session("c", "s", TOPIC).received(positions[1], b"m")
+    history.check(deduplicated=True)
+    assert Position(11, 0, 2).epoch == 5

@@ -1,0 +1,100 @@
+"""The command as an operator's driver pod runs it, over an embedded store.
+
+It makes and stops a Spark session of its own; this file runs before those that share one, which then reuse its JVM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.metadata import keys
+from magnetar.metadata.embedded import EmbeddedStore
+from magnetar.metadata.records import JobRunRecord
+from magnetar_jobs.compact import FAILED, SUCCEEDED, UNUSABLE, main
+from tests.spark.histories import History, reference, visible
+from tests.spark.topics import TOPIC, StoredTopic
+
+
+class DurableTopic(StoredTopic):
+    """A topic whose store is on disk, closed while the command has it."""
+
+    async def _open(self) -> None:
+        await super()._open()
+        memory, self.store = self.store, await EmbeddedStore.open(self.directory.parent / "metadata", SystemClock())
+        for item in (await memory.range("")).items:
+            await self.store.put(item.key, item.value)
+        await memory.close()
+
+    async def reopen(self) -> None:
+        self.store = await EmbeddedStore.open(self.directory.parent / "metadata", SystemClock())
+
+
+def arguments(directory: Path, run: str, *extra: str) -> list[str]:
+    return [
+        *("--topic", str(TOPIC), "--store", f"embedded://{directory / 'metadata'}", "--volume", str(directory / "volume")),
+        *("--job", "demo", "--run", run, "--master", "local[1]", "--executor-memory-mib", "512", "--no-roll", *extra),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.java
+def test_a_run_compacts_records_its_counts_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(random.Random(9))
+    history.grow(40, keys=10)
+    with DurableTopic(tmp_path / "volume") as topic:
+        topic.write(history.entries)
+        topic.run(topic.store.close())
+        assert main(arguments(tmp_path, "1")) == SUCCEEDED
+        # Again: done before, so that neither Java nor Spark is needed.
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        assert main(arguments(tmp_path, "1")) == SUCCEEDED
+        topic.run(topic.reopen())
+        assert visible(topic.view()) == reference(history.entries)
+        item = topic.run(topic.store.get(keys.job_run("demo", "1")))
+        assert item is not None
+        record = JobRunRecord.decode(item.value)
+        assert (record.kind, record.state, record.result["generation"]) == ("compaction", "succeeded", 1)
+        assert record.result["entries_out"] == len(topic.view())
+        assert record.result["keys"] == len(reference(history.entries))
+        assert record.result["bytes_in"] > record.result["bytes_out"] > 0
+
+
+def test_a_run_without_java_is_recorded_as_failed_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert main(arguments(tmp_path, "1")) == UNUSABLE
+
+    async def stored() -> JobRunRecord:
+        store = await EmbeddedStore.open(tmp_path / "metadata", SystemClock())
+        item = await store.get(keys.job_run("demo", "1"))
+        await store.close()
+        assert item is not None
+        return JobRunRecord.decode(item.value)
+
+    record = asyncio.run(stored())
+    assert record.state == "failed"
+    assert "Java 17" in record.message
+
+
+@pytest.mark.parametrize("store", ["zookeeper://h", "embedded://", "etcd"])
+def test_a_store_that_is_not_offered_is_named(tmp_path: Path, store: str) -> None:
+    given = arguments(tmp_path, "1")
+    given[given.index("--store") + 1] = store
+    assert main(given) == UNUSABLE
+
+
+def test_a_store_that_a_broker_has_open_fails_with_advice(tmp_path: Path) -> None:
+    async def hold() -> None:
+        store = await EmbeddedStore.open(tmp_path / "metadata", SystemClock())
+        try:
+            assert await asyncio.to_thread(main, arguments(tmp_path, "1")) == FAILED
+        finally:
+            await store.close()
+
+    asyncio.run(hold())

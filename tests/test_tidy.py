@@ -1,0 +1,96 @@
+"""The project lints itself: what linters do not check. Limits here tighten, never loosen."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("broker_image/magnetar", "operator/magnetar_operator", "spark_jobs/magnetar_jobs", "dev")
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl)(_|$)")
+HEAVY_MODULES = ("rich", "pyarrow", "numpy", "pandas", "kubernetes", "kopf", "aetcd", "grpc", "pyspark")
+
+
+def _sources() -> list[Path]:
+    return sorted(
+        path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if not path.name.endswith("_pb2.py") and "__pycache__" not in path.parts
+    )
+
+
+def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_has_a_header_and_stays_readable(path: Path) -> None:
+    """Every module says what it owns, and neither it nor a function of it outgrows a reader."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    header = ast.get_docstring(tree) or ""
+    assert header, "no module docstring"
+    assert "Owns" in header, "the header does not say what the module owns"
+    assert len(text.splitlines()) <= FILE_LINES_MAX, f"{len(text.splitlines())} lines"
+    for function in _functions(tree):
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        assert length <= FUNCTION_LINES_MAX, f"{function.name} has {length} lines"
+    assert not BANNED_NAMES.search(path.stem), f"{path.stem} says nothing about what is inside"
+
+
+def test_time_and_chance_come_only_from_the_clock() -> None:
+    """No module of the broker reads time or randomness but `clock.py` (and processes that measure themselves in `cli/`)."""
+    allowed = {"clock.py", "cli/serve.py"}
+    offenders = []
+    for path in (ROOT / "broker_image/magnetar").rglob("*.py"):
+        name = str(path.relative_to(ROOT / "broker_image/magnetar"))
+        if name in allowed or name.endswith("_pb2.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            offenders += [f"{name} imports {found}" for found in names if found in ("time", "random", "secrets", "datetime")]
+    assert offenders == []
+
+
+def test_every_invariant_of_the_architecture_names_tests_that_exist() -> None:
+    """The table of invariants points to files and folders that are there."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`(tests/[\w/.]+)`", text)
+    assert named
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_commits_name_no_registry_and_no_machine() -> None:
+    """Tracked files hold no address of a package registry and no absolute path of a developer's machine."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    pattern = re.compile(r"https?://[\w.-]*(pypi|pythonhosted|npmjs|proxy\.golang|maven\.org|debian\.org)", re.IGNORECASE)
+    offenders = []
+    for name in files:
+        path = ROOT / name
+        if path.suffix in (".png", ".gz") or not path.is_file() or path == Path(__file__):
+            continue
+        offenders += [name for _ in pattern.finditer(path.read_text(errors="replace"))]
+    assert offenders == []
+
+
+@pytest.mark.slow
+def test_idle_broker_imports_stay_light() -> None:
+    """What `magnetar standalone` imports has no Spark, Arrow, Kubernetes, gRPC or terminal library in it."""
+    program = (
+        "import sys; sys.argv = ['magnetar', 'standalone'];"
+        "sys.modules.setdefault('rich', None);"
+        "import magnetar.cli.serve;"
+        f"print([name for name in {HEAVY_MODULES!r} if sys.modules.get(name) is not None])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

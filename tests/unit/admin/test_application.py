@@ -1,0 +1,258 @@
+"""REST routes over an admin port in memory: statuses, bodies, and {"reason": ...} for everything that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from magnetar.admin.application import create_application
+from magnetar.errors import InvalidRequest, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, TopicExists, TopicNotFound
+from magnetar.names import NamespaceName, TopicName
+
+NAMESPACES = "/admin/v2/namespaces"
+TOPICS = "/admin/v2/persistent/public/default"
+PARTITIONS_MAX = 10
+
+
+class MemoryPort:
+    """The broker's side: namespaces and topics in dictionaries."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.created: dict[NamespaceName, tuple[int, dict[str, Any]]] = {NamespaceName("public", "default"): (4, {})}
+        self.partitioned: dict[TopicName, int] = {}
+        self.unloaded: list[tuple[TopicName, str]] = []
+        self.failure: Exception | None = None
+        self.application = create_application(self)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def live(self) -> bool:
+        return True
+
+    def metrics(self) -> bytes:
+        return b"magnetar_messages_in_total 1.0\n"
+
+    async def status(self) -> dict[str, Any]:
+        self._fail()
+        return {"leader": "broker-0.1"}
+
+    def version(self) -> str:
+        return "1.2.3"
+
+    async def lookup(self, topic: TopicName) -> dict[str, str]:
+        self._fail()
+        return {"brokerUrl": f"pulsar://host/{topic.local}"}
+
+    async def namespaces(self, tenant: str) -> list[str]:
+        return [str(name) for name in self.created if name.tenant == tenant]
+
+    async def namespace(self, name: NamespaceName) -> dict[str, Any]:
+        if name not in self.created:
+            raise TopicNotFound(f"namespace {name} does not exist")
+        bundles, policies = self.created[name]
+        return {**policies, "bundles": {"numBundles": bundles}}
+
+    async def create_namespace(self, name: NamespaceName, bundles: int, policies: dict[str, Any]) -> None:
+        if name in self.created:
+            raise TopicExists(f"namespace {name} already exists")
+        self.created[name] = (bundles, policies)
+
+    async def topics(self, name: NamespaceName) -> list[str]:
+        if name not in self.created:
+            raise NamespaceNotFound(f"namespace {name} does not exist")
+        return [f"persistent://{name}/t"]
+
+    async def partitions(self, topic: TopicName) -> int:
+        return self.partitioned.get(topic, 0)
+
+    async def create_partitions(self, topic: TopicName, partitions: int) -> None:
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidRequest(f"partitions: {partitions} is out of range; use 1..{PARTITIONS_MAX}")
+        if topic in self.partitioned:
+            raise TopicExists(f"topic {topic} already exists")
+        self.partitioned[topic] = partitions
+
+    async def stats(self, topic: TopicName) -> dict[str, Any]:
+        self._fail()
+        return {"topic": str(topic)}
+
+    async def roll(self, topic: TopicName) -> tuple[int, int]:
+        self._fail()
+        return 7, 40 + len(topic.local)
+
+    async def unload_topic(self, topic: TopicName, destination: str) -> None:
+        self._fail()
+        self.unloaded.append((topic, destination))
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+def ask(
+    port: MemoryPort,
+    method: str,
+    path: str,
+    *,
+    json: Any = None,
+    content: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
+    """One request through the whole application."""
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=port.application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, json=json, content=content, headers=headers)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def port() -> MemoryPort:
+    return MemoryPort()
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    """The reason of a refusal; nothing else is in its body."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert list(body) == ["reason"]
+    return str(body["reason"])
+
+
+def test_health_follows_the_broker(port: MemoryPort) -> None:
+    """Ready says whether clients should come; live says whether the process moves."""
+    for path in ("/ready", "/admin/v2/brokers/health", "/admin/v2/brokers/ready"):
+        assert (ask(port, "GET", path).status_code, ask(port, "GET", path).text) == (200, "ok")
+    port.is_ready = False
+    for path in ("/ready", "/admin/v2/brokers/health", "/admin/v2/brokers/ready"):
+        assert ask(port, "GET", path).status_code == 503
+    assert ask(port, "GET", "/live").status_code == 200
+
+
+def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
+    """Text where tools expect text, JSON where they expect JSON."""
+    for path in ("/metrics", "/metrics/"):
+        answer = ask(port, "GET", path)
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert answer.content == port.metrics()
+    assert ask(port, "GET", "/admin/v2/brokers/version").text == "1.2.3"
+    assert ask(port, "GET", "/admin/v2/clusters").json() == ["standalone"]
+    assert ask(port, "GET", "/magnetar/v1/status").json() == {"leader": "broker-0.1"}
+
+
+def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:
+    """204 without a body, then 409; bundles and policies arrive; without a body the defaults are taken."""
+    created = ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": {"numBundles": 8}, "retention": 5})
+    assert (created.status_code, created.content) == (204, b"")
+    assert port.created[NamespaceName("a", "b")] == (8, {"retention": 5})
+    assert "already exists" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json={}), 409)
+    assert ask(port, "PUT", f"{NAMESPACES}/a/c").status_code == 204
+    assert port.created[NamespaceName("a", "c")] == (4, {})
+    assert ask(port, "GET", f"{NAMESPACES}/a").json() == ["a/b", "a/c"]
+    assert ask(port, "GET", f"{NAMESPACES}/a/b").json() == {"bundles": {"numBundles": 8}, "retention": 5}
+    assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/a/absent"), 404)
+
+
+@pytest.mark.parametrize(
+    "body", [{"bundles": {"numBundles": "many"}}, {"bundles": {"numBundles": None}}, {"bundles": {"numBundles": 1.5}}]
+)
+def test_a_number_of_bundles_that_is_none_is_refused(port: MemoryPort, body: dict[str, Any]) -> None:
+    assert "numBundles" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json=body), 400)
+    assert NamespaceName("a", "b") not in port.created
+
+
+def test_topics_are_listed_under_both_paths(port: MemoryPort) -> None:
+    for path in (f"{NAMESPACES}/public/default/topics", TOPICS):
+        assert ask(port, "GET", path).json() == ["persistent://public/default/t"]
+    assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/no/where/topics"), 404)
+
+
+def test_a_partitioned_topic_is_created_once(port: MemoryPort) -> None:
+    """204, then 409, which clients take for "somebody was faster"."""
+    created = ask(port, "PUT", f"{TOPICS}/many/partitions", json=3)
+    assert (created.status_code, created.content) == (204, b"")
+    assert "already exists" in refused(ask(port, "PUT", f"{TOPICS}/many/partitions", json=3), 409)
+    assert ask(port, "GET", f"{TOPICS}/many/partitions").json()["partitions"] == 3
+    assert ask(port, "GET", f"{TOPICS}/single/partitions").json()["partitions"] == 0
+
+
+@pytest.mark.parametrize("content", [b"0", b"11", b'"three"', b"null", b"{}", b"3.5", b"", b"{"])
+def test_a_wrong_number_of_partitions_is_refused(port: MemoryPort, content: bytes) -> None:
+    """400 with a reason, whatever is wrong with it."""
+    answer = ask(port, "PUT", f"{TOPICS}/many/partitions", content=content, headers={"content-type": "application/json"})
+    assert refused(answer, 400)
+    assert not port.partitioned
+
+
+@pytest.mark.parametrize("local", ["plain", "with space", "ümlaut", "100%", "a%41b", "a/b", "a+b", "q?x", "#1", "x:y-partition-0"])
+def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -> None:
+    """Percent-encoded once by the client, decoded once here."""
+    encoded = "".join(f"%{byte:02X}" for byte in local.encode())
+    answer = ask(port, "GET", f"{TOPICS}/{encoded}/stats")
+    assert answer.json() == {"topic": f"persistent://public/default/{local}"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/v2/kafka/public/default/t/stats"),
+        ("GET", "/admin/v2/persistent/pub%20lic/default/t/stats"),
+        ("PUT", f"{NAMESPACES}/a/b%20c"),
+        ("GET", f"/admin/v2/persistent/public/default/{'t' * 2000}/stats"),
+        ("GET", "/lookup/v2/topic/kafka/public/default/t"),
+    ],
+)
+def test_an_invalid_name_is_412(port: MemoryPort, method: str, path: str) -> None:
+    """What Pulsar answers for a name outside its grammar."""
+    assert refused(ask(port, method, path), 412)
+
+
+def test_unload_takes_a_destination(port: MemoryPort) -> None:
+    topic = TopicName.parse("persistent://public/default/t")
+    assert ask(port, "PUT", f"{TOPICS}/t/unload").status_code == 204
+    assert ask(port, "PUT", f"{TOPICS}/t/unload?destinationBroker=broker-1&authoritative=false").status_code == 204
+    assert port.unloaded == [(topic, ""), (topic, "broker-1")]
+
+
+def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) -> None:
+    assert ask(port, "POST", f"{TOPICS}/t/roll").json() == {"position": {"ledgerId": 7, "entryId": 41}}
+    assert ask(port, "GET", "/lookup/v2/topic/persistent/public/default/t").json() == {"brokerUrl": "pulsar://host/t"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (NotOwner("ask http://other"), 503),
+        (ServiceNotReady("starting"), 503),
+        (StorageError("disk full"), 503),
+        (TopicNotFound("no such topic"), 404),
+        (InvalidRequest("field: x is not valid"), 400),
+    ],
+)
+def test_errors_leave_with_their_declared_status_and_their_text(port: MemoryPort, failure: Exception, status: int) -> None:
+    port.failure = failure
+    for method, path in (("GET", f"{TOPICS}/t/stats"), ("PUT", f"{TOPICS}/t/unload"), ("POST", f"{TOPICS}/t/roll")):
+        assert refused(ask(port, method, path), status) == str(failure)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/admin/v2/no/such/route/at/all", 404), ("DELETE", f"{TOPICS}/t/stats", 405)]
+)
+def test_what_is_not_offered_says_so_in_the_same_shape(port: MemoryPort, method: str, path: str, status: int) -> None:
+    """Admin clients parse `reason` for these, too."""
+    assert refused(ask(port, method, path), status)
+
+
+def test_the_description_lists_every_route(port: MemoryPort) -> None:
+    """OpenAPI is complete enough to generate a client from."""
+    paths = ask(port, "GET", "/openapi.json").json()["paths"]
+    for path in ("/ready", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", "/magnetar/v1/status"):
+        assert path in paths

@@ -1,0 +1,199 @@
+"""The bundle record's transitions, by example and over random courses."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from magnetar.balance import bundles as rules
+from magnetar.balance.bundles import TransitionRefused
+from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition, LogRange
+
+A, B, C = "a-1", "b-1", "c-1"
+
+
+def owned_by(incarnation: str, epoch: int = 7, start: LogPosition | None = None) -> BundleRecord:
+    assigned = rules.assign(None, incarnation, "lookup")
+    return rules.own(assigned, incarnation, epoch=epoch, start=start or LogPosition(0, 10))
+
+
+def test_a_new_bundle_is_assigned_then_owned() -> None:
+    """The Assigning record has no epoch of its own yet; Owned carries the one made of its revision."""
+    assigned = rules.assign(None, A, "lookup")
+    assert assigned == BundleRecord(BundleState.ASSIGNING, epoch=0, incarnation=A, reason="lookup")
+    owned = rules.own(assigned, A, epoch=7, start=LogPosition(0, 10))
+    assert (owned.state, owned.epoch, owned.epochs) == (BundleState.OWNED, 7, (7,))
+    assert owned.chain == (LogRange(A, LogPosition(0, 10), None),)
+
+
+def test_a_planned_move_hands_over_chain_and_checkpoint() -> None:
+    """Release, released with a checkpoint, owned: the chain holds exactly what the checkpoint does not."""
+    releasing = rules.release(owned_by(A), B, "drain")
+    assert (releasing.incarnation, releasing.destination) == (A, B)
+    checkpoint = CheckpointPointer("x", A, LogPosition(1, 5))
+    assigned = rules.released(releasing, B, end=LogPosition(1, 90), checkpoint=checkpoint)
+    assert (assigned.incarnation, assigned.source, assigned.destination) == (B, A, "")
+    assert assigned.chain == (LogRange(A, LogPosition(1, 5), LogPosition(1, 90)),)
+    owned = rules.own(assigned, B, epoch=9, start=LogPosition(3, 0))
+    assert owned.chain == (*assigned.chain, LogRange(B, LogPosition(3, 0), None))
+    assert (owned.epochs, owned.checkpoint) == ((7, 9), checkpoint)
+
+
+def test_a_release_to_nobody_frees_the_bundle() -> None:
+    """Free keeps chain and epoch, so that the next owner recovers everything and counts on."""
+    free = rules.released(rules.release(owned_by(A), "", "unload"), "", end=LogPosition(0, 50))
+    assert (free.state, free.incarnation, free.source, free.epoch) == (BundleState.FREE, "", "", 7)
+    owned = rules.own(rules.assign(free, A, "lookup"), A, epoch=8, start=LogPosition(0, 60))
+    assert owned.chain == (LogRange(A, LogPosition(0, 10), LogPosition(0, 50)), LogRange(A, LogPosition(0, 60), None))
+
+
+def test_an_override_keeps_the_range_open_until_the_taker_has_sealed_it() -> None:
+    """The taker must bring the sealed end, even if the first taker died too."""
+    first = rules.override(owned_by(A), B, owner_is_dead=True, reason="a is gone")
+    second = rules.override(first, C, owner_is_dead=True, reason="b is gone")
+    assert (second.incarnation, second.source, second.chain[-1].end) == (C, A, None)
+    with pytest.raises(TransitionRefused, match="sealed_end"):
+        rules.own(second, C, epoch=9, start=LogPosition(0, 0))
+    owned = rules.own(second, C, epoch=9, start=LogPosition(0, 0), sealed_end=LogPosition(2, 2))
+    assert [known.end for known in owned.chain] == [LogPosition(2, 2), None]
+
+
+def test_a_log_sealed_before_the_range_began_leaves_it_empty() -> None:
+    """The owner died before anything of its term was durable."""
+    taken = rules.override(owned_by(A, start=LogPosition(1, 10)), B, owner_is_dead=True, reason="")
+    owned = rules.own(taken, B, epoch=9, start=LogPosition(0, 0), sealed_end=LogPosition(0, 99))
+    assert owned.chain[0] == LogRange(A, LogPosition(1, 10), LogPosition(1, 10))
+
+
+REFUSED = {
+    "assign to a bundle that is owned": lambda: rules.assign(owned_by(A), B, ""),
+    "assign to nobody": lambda: rules.assign(None, "", ""),
+    "own by somebody else": lambda: rules.own(rules.assign(None, A, ""), B, epoch=7, start=LogPosition(0, 0)),
+    "own twice": lambda: rules.own(owned_by(A), A, epoch=8, start=LogPosition(0, 0)),
+    "an epoch that does not grow": lambda: rules.own(
+        rules.override(owned_by(A), B, owner_is_dead=True, reason=""), B, epoch=7, start=LogPosition(0, 0)
+    ),
+    "release to oneself": lambda: rules.release(owned_by(A), A, ""),
+    "release while releasing": lambda: rules.release(rules.release(owned_by(A), B, ""), C, ""),
+    "released to oneself": lambda: rules.released(rules.release(owned_by(A), "", ""), A, end=LogPosition(0, 50)),
+    "released without release": lambda: rules.released(owned_by(A), B, end=LogPosition(0, 50)),
+    "released before it began": lambda: rules.released(rules.release(owned_by(A), B, ""), B, end=LogPosition(0, 5)),
+    "override of the living": lambda: rules.override(owned_by(A), B, owner_is_dead=False, reason=""),
+    "override to the dead": lambda: rules.override(owned_by(A), A, owner_is_dead=True, reason=""),
+    "override of a split": lambda: rules.override(
+        replace(owned_by(A), state=BundleState.SPLITTING), B, owner_is_dead=True, reason=""
+    ),
+    "checkpoint by a stranger": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", B, LogPosition(9, 0))),
+    "checkpoint going back": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", A, LogPosition(0, 9))),
+    "checkpoint without an owner": lambda: rules.advance_checkpoint(
+        rules.assign(None, A, ""), CheckpointPointer("x", A, LogPosition(0, 9))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_rules_refuse(case: str) -> None:
+    """Each is a typed error that names the field."""
+    with pytest.raises(TransitionRefused, match=r"^(state|incarnation|destination|epoch|end|owner|checkpoint)"):
+        REFUSED[case]()
+
+
+class History:
+    """Applies calls at random; keeps every record that was allowed, and how it came about."""
+
+    def __init__(self) -> None:
+        self.record: BundleRecord | None = None
+        self.revision = 1
+        self.logs: dict[str, int] = dict.fromkeys((A, B, C), 0)
+        self.owners: dict[int, str] = {}
+        self.checkpointed: list[LogRange] = []
+
+    def position(self, incarnation: str, grow: int) -> LogPosition:
+        self.logs[incarnation] += grow
+        return LogPosition(self.logs[incarnation] // 50, self.logs[incarnation] % 50)
+
+    def call(self, name: str, who: str, grow: int) -> bool:
+        """One call with plausible or wrong arguments; False if it was refused."""
+        before = self.record
+        owner = before.incarnation if before is not None and before.incarnation else who
+        try:
+            after = self.transition(name, who, owner, grow)
+        except TransitionRefused:
+            return False
+        self.revision += 1
+        if after.state is BundleState.OWNED:
+            assert self.owners.setdefault(after.epoch, after.incarnation) == after.incarnation
+        self.check_step(name, before, after)
+        self.record = after
+        return True
+
+    def transition(self, name: str, who: str, owner: str, grow: int) -> BundleRecord:
+        if name == "assign":
+            return rules.assign(self.record, who, "test")
+        if self.record is None:
+            raise TransitionRefused("the other calls take a record")
+        if name == "own":
+            last = self.record.chain[-1] if self.record.chain else None
+            sealed = self.position(last.incarnation, grow) if last is not None and last.end is None else None
+            return rules.own(self.record, who, epoch=self.revision, start=self.position(who, grow), sealed_end=sealed)
+        if name == "release":
+            return rules.release(self.record, who, "test")
+        if name == "released":
+            return rules.released(self.record, who if grow % 3 else "", end=self.position(owner, grow))
+        if name == "override":
+            return rules.override(self.record, who, owner_is_dead=grow % 4 > 0, reason="test")
+        return rules.advance_checkpoint(self.record, CheckpointPointer("x", owner, self.position(owner, grow)))
+
+    def check_step(self, name: str, before: BundleRecord | None, after: BundleRecord) -> None:
+        state = before.state if before is not None else None
+        if name == "advance_checkpoint":
+            assert after.state is state
+        elif name == "override":
+            assert state in rules.OVERRIDABLE
+            assert after.state is BundleState.ASSIGNING
+        else:
+            assert after.state in rules.TRANSITIONS[state]
+        if after.state is BundleState.OWNED and name == "own":
+            assert after.epoch > (before.epoch if before is not None else 0), "epochs strictly increase"
+        else:
+            assert before is None or after.epoch == before.epoch, "only a new term changes the epoch"
+        assert len(after.chain) == len(after.epochs)
+        assert list(after.epochs) == sorted(set(after.epochs))
+        assert all(known.end is not None for known in after.chain[:-1]), "only the last range is open"
+        if after.state in rules.SERVING:
+            assert after.chain[-1].incarnation == after.incarnation
+            assert after.chain[-1].end is None
+        for incarnation in (A, B, C):
+            bounds = [
+                place
+                for known in after.chain
+                if known.incarnation == incarnation
+                for place in (known.start, known.end or LogPosition(1 << 60, 0))
+            ]
+            assert bounds == sorted(bounds, key=lambda place: (place.file, place.offset)), "ranges never overlap"
+        if before is not None and name != "advance_checkpoint":
+            assert [known.start for known in after.chain[: len(before.chain)]] == [known.start for known in before.chain]
+            assert after.checkpoint == before.checkpoint
+
+
+CALLS = ["assign", "own", "own", "release", "released", "override", "advance_checkpoint"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_course_keeps_the_invariants(seed: int) -> None:
+    """One owner per epoch, growing epochs, a chain that can be recovered, no transition outside the table."""
+    history, chance, seen = History(), random.Random(seed), set()
+    for _ in range(300):
+        if history.call(chance.choice(CALLS), chance.choice((A, B, C)), chance.randint(1, 60)):
+            assert history.record is not None
+            seen.add(history.record.state)
+    assert seen == {BundleState.ASSIGNING, BundleState.OWNED, BundleState.RELEASING, BundleState.FREE}
+    assert len(history.owners) >= 10, "a course of mostly refused calls would prove nothing"
+
+
+def test_records_survive_the_store() -> None:
+    """What the rules make can be encoded and decoded."""
+    record = rules.override(owned_by(A), B, owner_is_dead=True, reason="gone")
+    assert BundleRecord.decode(record.encode()) == record

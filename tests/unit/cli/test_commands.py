@@ -1,0 +1,116 @@
+"""The command line against a live standalone server, and its words when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dev.server_process import ServerProcess, free_port
+
+pytestmark = pytest.mark.slow
+TIMEOUT_S = 60
+
+
+def magnetar(*arguments: str, text: str = "", environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run one command; tables get a width that cuts nothing."""
+    return subprocess.run(
+        [sys.executable, "-m", "magnetar", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", **(environment or {})},
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path_factory.mktemp("server"))
+    process.start()
+    yield process
+    process.stop()
+
+
+def test_what_is_produced_is_consumed_in_order_and_once(server: ServerProcess) -> None:
+    """Arguments and lines of standard input; JSON has everything; what was acknowledged does not come back."""
+    url = ("--service-url", server.service_url)
+    first = magnetar("produce", "greetings", "-m", "one", "-m", "two", "--key", "k", *url)
+    assert (first.returncode, first.stdout) == (0, "2 messages published and durable\n")
+    second = magnetar("produce", "greetings", *url, text="three\nümlaut\n")
+    assert (second.returncode, second.stdout) == (0, "2 messages published and durable\n")
+    consumed = magnetar("consume", "greetings", "-s", "me", "--earliest", "-n", "3", "--output", "json", *url)
+    assert consumed.returncode == 0, consumed.stderr
+    rows = [json.loads(line) for line in consumed.stdout.splitlines()]
+    assert [(row["value"], row["key"]) for row in rows] == [("one", "k"), ("two", "k"), ("three", None)]
+    rest = magnetar("consume", "greetings", "-s", "me", "-n", "1", environment={"MAGNETAR_SERVICE_URL": server.service_url})
+    assert rest.stdout.rstrip().endswith(" ümlaut")
+
+
+def test_status_shows_the_broker_and_its_bundles(server: ServerProcess) -> None:
+    """The table for people names broker and state; JSON is what the server said."""
+    shown = magnetar("status", "--http-url", server.http_url)
+    assert shown.returncode == 0, shown.stderr
+    for word in ("standalone", "serving", server.service_url, "bundle"):
+        assert word in shown.stdout
+    parsed = json.loads(magnetar("status", "--output", "json", "--http-url", server.http_url).stdout)
+    assert [row["broker"] for row in parsed["brokers"]] == ["standalone"]
+    assert {"leader", "bundles", "storage_id", "volume"} <= set(parsed)
+
+
+def test_a_server_that_is_not_there_is_one_sentence() -> None:
+    """Exit 1, the address, what to check; no traceback."""
+    url = f"http://127.0.0.1:{free_port()}"
+    failed = magnetar("status", "--http-url", url)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("magnetar: ")
+    assert url in failed.stderr
+    assert "is the server running" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+
+
+def test_a_refusal_shows_the_servers_reason(server: ServerProcess) -> None:
+    """The topic's namespace does not exist: the sentence names it, and says how to create it."""
+    failed = magnetar("produce", "persistent://no/where/t", "-m", "x", "--service-url", server.service_url)
+    assert failed.returncode == 1
+    assert "no/where" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_wrong_usage_is_exit_2() -> None:
+    assert magnetar("consume", "t").returncode == 2
+    assert magnetar("no-such-command").returncode == 2
+
+
+def test_a_taken_port_stops_the_start_before_anything_is_touched(server: ServerProcess, tmp_path: Path) -> None:
+    """The owner is named, and no data directory is left behind."""
+    data = tmp_path / "data"
+    ports = ("--broker-port", str(server.broker_port), "--http-port", str(free_port()))
+    failed = magnetar("standalone", "--data-dir", str(data), *ports)
+    assert failed.returncode == 1
+    assert f"port {server.broker_port} is in use by" in failed.stderr
+    assert f"pid {server.pid}" in failed.stderr
+    assert "BROKER_PORT" in failed.stderr
+    assert not data.exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"MAGNETAR_LEASE_TTL_S": "0.1"}, "MAGNETAR_LEASE_TTL_S=0.1 is out of range: use 1..60"),
+        ({"MAGNETAR_PARTITIONS_MAX": "x"}, "MAGNETAR_PARTITIONS_MAX='x' is not a number"),
+    ],
+)
+def test_a_bad_setting_stops_the_start_with_its_name(tmp_path: Path, environment: dict[str, str], words: str) -> None:
+    """One line with variable, value and bounds."""
+    ports = ("--broker-port", str(free_port()), "--http-port", str(free_port()))
+    failed = magnetar("standalone", "--data-dir", str(tmp_path / "data"), *ports, environment=environment)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"magnetar: {words}")
+    assert len(failed.stderr.splitlines()) == 1

@@ -1,0 +1,92 @@
+"""The client's small parts: ids, acknowledgement words, compression, back-off, addresses, error codes."""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.client import EARLIEST, LATEST, MessageId
+from magnetar.client.backoff import Backoff
+from magnetar.client.compression import Compression, compress, decompress
+from magnetar.client.failures import BrokerRefused, failure_of
+from magnetar.client.messages import ack_mask, ack_words
+from magnetar.client.pool import Endpoint, parse_service_url
+from magnetar.clock import SystemClock
+from magnetar.errors import InvalidRequest, MagnetarError, ProtocolError, Retry, WireCode
+from magnetar.wire import pulsar_api_pb2 as api
+
+
+def test_ids_order_as_the_log_does() -> None:
+    """Ledger, entry, index in the batch."""
+    ids = [EARLIEST, MessageId(1, 9), MessageId(2, 0, 0), MessageId(2, 0, 5), MessageId(2, 1), LATEST]
+    assert sorted(set(ids)) == ids
+    assert [MessageId.from_wire(message_id.to_wire()) for message_id in ids] == ids
+
+
+@given(st.integers(1, 300), st.data())
+def test_acknowledgement_words_round_trip_as_signed_64_bits(size: int, data: st.DataObject) -> None:
+    """Any mask of any batch."""
+    mask = data.draw(st.integers(0, (1 << size) - 1))
+    words = ack_words(mask, size)
+    assert len(words) == (size + 63) // 64
+    assert all(-(2**63) <= word < 2**63 for word in words)
+    assert ack_mask(words) == mask
+
+
+PAYLOAD = b"abc" * 100
+
+
+@pytest.mark.parametrize(("kind", "codec"), [(api.LZ4, "lz4_raw"), (api.ZSTD, "zstd"), (api.SNAPPY, "snappy")])
+def test_other_clients_codecs_are_read_and_damage_is_typed(kind: int, codec: str) -> None:
+    """Through pyarrow, when a message needs it."""
+    packed = pyarrow.Codec(codec).compress(PAYLOAD, asbytes=True)
+    assert decompress(kind, memoryview(packed), len(PAYLOAD)) == PAYLOAD
+    with pytest.raises(ProtocolError, match="damaged"):
+        decompress(kind, memoryview(b"\xff" * 40), len(PAYLOAD))
+
+
+def test_zlib_round_trips_and_never_unpacks_more_than_announced() -> None:
+    """A bomb stops at the announced size."""
+    kind, packed = compress(Compression.ZLIB, PAYLOAD)
+    assert decompress(kind, memoryview(packed), len(PAYLOAD)) == PAYLOAD
+    bomb = zlib.compress(bytes(1_000_000))
+    assert len(decompress(api.ZLIB, memoryview(bomb), 10)) == 11
+    with pytest.raises(ProtocolError, match="limit"):
+        decompress(api.ZLIB, memoryview(bomb), 1 << 31)
+    with pytest.raises(ProtocolError, match="damaged"):
+        decompress(api.ZLIB, memoryview(b"nonsense"), 10)
+
+
+def test_backoff_doubles_with_jitter_up_to_its_limit_and_starts_anew() -> None:
+    """0.1, 0.2, 0.4 ... 60 seconds, each at most a fifth shorter."""
+    backoff = Backoff(SystemClock())
+    expected = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]
+    assert all(0.8 * full <= backoff.next() <= full for full in expected)
+    backoff.reset()
+    assert backoff.next() <= 0.1
+
+
+def test_service_urls() -> None:
+    """Several hosts, default port, IPv6; what this client cannot do says so."""
+    assert parse_service_url("pulsar://a:1,b,[::1]:2") == (Endpoint("a", 1), Endpoint("b", 6650), Endpoint("::1", 2))
+    assert str(Endpoint("::1", 2)) == "[::1]:2"
+    for bad in ("http://a:1", "pulsar+ssl://a:6651", "pulsar://", "pulsar://a:x"):
+        with pytest.raises(InvalidRequest, match="pulsar://host:6650"):
+            parse_service_url(bad)
+
+
+def test_every_wire_code_becomes_a_typed_error_and_new_ones_are_retried() -> None:
+    """Codes that stock clients treat as final are final here."""
+    errors = {code: failure_of(code, "m") for code in WireCode}
+    assert all(isinstance(error, MagnetarError) and "m" in str(error) for error in errors.values())
+    final = {int(code) for code, error in errors.items() if error.retry is Retry.NEVER}
+    assert {3, 4, 5, 8, 9, 11, 15, 16, 18, 19, 22, 25} <= final
+    assert final.isdisjoint({0, 1, 2, 6, 14})
+    assert failure_of(999, "new").retry is Retry.AFTER_BACKOFF
+    fenced = errors[WireCode.PRODUCER_FENCED]
+    assert isinstance(fenced, BrokerRefused)
+    assert fenced.code is WireCode.PRODUCER_FENCED

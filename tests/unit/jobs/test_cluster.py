@@ -1,0 +1,91 @@
+"""Finding a topic's partitions, bundle and owner, and asking the owner to roll."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from magnetar.clock import SystemClock
+from magnetar.errors import InvalidRequest, NamespaceNotFound, ServiceNotReady
+from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord, PartitionedTopicRecord
+from magnetar.names import TopicName, bundle_of, initial_boundaries
+from magnetar.server.http import HttpListener
+from magnetar_jobs.cluster import Position, bundle_of_topic, owner_of, partitions_of, roll_log
+
+TOPIC = TopicName.parse("persistent://public/default/a b")
+
+
+async def prepared() -> MemoryStore:
+    store = MemoryStore(SystemClock())
+    await store.put(keys.namespace(TOPIC.namespace_name), NamespaceRecord(initial_boundaries(4), {}).encode())
+    return store
+
+
+def test_a_partitioned_topic_stands_for_all_its_partitions() -> None:
+    async def body() -> None:
+        store = await prepared()
+        assert await partitions_of(store, TOPIC) == [TOPIC]
+        await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
+        assert await partitions_of(store, TOPIC) == [TOPIC.with_partition(index) for index in range(3)]
+
+    asyncio.run(body())
+
+
+def test_a_topic_that_stores_nothing_is_refused() -> None:
+    async def body() -> None:
+        with pytest.raises(InvalidRequest, match="not persistent"):
+            await partitions_of(await prepared(), TopicName.parse("non-persistent://public/default/x"))
+
+    asyncio.run(body())
+
+
+def test_the_bundle_is_the_one_brokers_use() -> None:
+    async def body() -> None:
+        assert await bundle_of_topic(await prepared(), TOPIC) == bundle_of(TOPIC.namespace_name, initial_boundaries(4), TOPIC.hash)
+        with pytest.raises(NamespaceNotFound, match="check --topic"):
+            await bundle_of_topic(MemoryStore(SystemClock()), TOPIC)
+
+    asyncio.run(body())
+
+
+def test_only_a_live_owner_counts() -> None:
+    async def body() -> None:
+        store = await prepared()
+        bundle = await bundle_of_topic(store, TOPIC)
+        assert await owner_of(store, bundle) is None
+        await store.put(keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode())
+        assert await owner_of(store, bundle) is None
+        record = IncarnationRecord("broker-0", "pulsar://h:6650", "http://h:8080", 1, "0.1.0")
+        await store.put(keys.incarnation("one"), record.encode())
+        assert await owner_of(store, bundle) == record
+
+    asyncio.run(body())
+
+
+@pytest.mark.slow
+def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> None:
+    async def body() -> None:
+        application = FastAPI()
+        asked: list[str] = []
+
+        @application.post("/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll")
+        async def roll(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+            asked.append(f"{tenant}/{namespace}/{topic}")
+            return {"position": {"ledgerId": 7, "entryId": 41}}
+
+        listener = HttpListener(application, "127.0.0.1", 0)
+        port = await listener.open()
+        try:
+            assert await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC) == Position(7, 41)
+            assert asked == ["public/default/a b"]
+        finally:
+            await listener.close()
+        with pytest.raises(ServiceNotReady, match="--no-roll"):
+            await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC)
+
+    asyncio.run(body())

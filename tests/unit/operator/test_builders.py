@@ -1,0 +1,148 @@
+"""The builders: stable, safe and complete."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar_operator import names
+from magnetar_operator.builders.broker_set import GRACE_BEYOND_DRAIN_S
+from magnetar_operator.builders.driver_pod import driver_pod
+from magnetar_operator.builders.storage_claim import storage_claim
+from magnetar_operator.desired import desired, identity_of
+from magnetar_operator.planning import plan, sealed
+from tests.unit.operator.samples import DEFAULTS, cluster, job
+
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "replicas": st.integers(0, 9),
+        "config": st.dictionaries(st.sampled_from(["keep_alive_s", "lease_ttl_s"]), st.sampled_from(["3", "4"])),
+        "drainTimeoutSeconds": st.integers(1, 600),
+        "storage": st.sampled_from(
+            [{}, {"volumeClaim": {"existingClaim": "mine"}}, {"volumeClaim": {"storageClassName": "fast", "size": "1024Mi"}}]
+        ),
+        "etcd": st.sampled_from([{"managed": {}}, {"external": {"endpoints": ["e:2379"]}}]),
+        "podTemplate": st.sampled_from([{}, {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "k", "operator": "Exists"}]}]),
+    },
+)
+
+
+def manifests(replicas: int = 1, **spec: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    return {identity_of(found): found for found in desired(cluster(**spec), DEFAULTS, replicas, {})}
+
+
+def broker_pod(**spec: Any) -> dict[str, Any]:
+    template: dict[str, Any] = manifests(**spec)["StatefulSet", "main-broker"]["spec"]["template"]
+    return template
+
+
+@pytest.mark.slow
+@given(specs)
+def test_planning_against_what_was_just_applied_yields_nothing(spec: dict[str, Any]) -> None:
+    """Also after the API server has added its own fields to every object."""
+    resource = cluster(**spec)
+    observed: dict[tuple[str, str], dict[str, Any]] = {}
+    for manifest in desired(resource, DEFAULTS, 2, {}):
+        stored = copy.deepcopy(sealed(manifest))
+        stored["metadata"] |= {"uid": "x", "resourceVersion": "7", "generation": 1}
+        stored.setdefault("spec", {})["addedByTheServer"] = True
+        observed[identity_of(manifest)] = stored
+    assert plan(desired(resource, DEFAULTS, 2, observed), observed, "u-1") == []
+
+
+def test_nothing_that_holds_data_is_owned_by_the_cluster() -> None:
+    for (kind, _), manifest in manifests().items():
+        owned = bool(manifest["metadata"].get("ownerReferences"))
+        assert owned == (kind != "PersistentVolumeClaim")
+    etcd = manifests()["StatefulSet", "main-etcd"]["spec"]
+    assert etcd["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+
+
+@pytest.mark.parametrize("name", ["main-broker", "main-etcd"])
+def test_pods_pass_the_restricted_security_standard(name: str) -> None:
+    pod = manifests()["StatefulSet", name]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@given(st.integers(1, 3600))
+def test_the_grace_period_outlasts_the_drain(seconds: int) -> None:
+    """A broker that is killed in its drain leaves its bundles to a takeover."""
+    pod = broker_pod(drainTimeoutSeconds=seconds)
+    assert pod["spec"]["terminationGracePeriodSeconds"] == seconds + GRACE_BEYOND_DRAIN_S
+    data = manifests(drainTimeoutSeconds=seconds)["ConfigMap", "main-broker"]["data"]
+    assert data["MAGNETAR_DRAIN_TIMEOUT_S"] == str(seconds)
+
+
+def test_settings_change_the_template_and_replicas_do_not() -> None:
+    """Only the first is a reason to restart."""
+    assert broker_pod() == broker_pod(replicas=7)
+    assert broker_pod() != broker_pod(config={"keep_alive_s": "9"})
+
+
+def test_brokers_are_started_on_the_clusters_store_and_volume() -> None:
+    container = broker_pod()["spec"]["containers"][0]
+    assert container["args"] == [
+        "magnetar", "broker", "--name", "$(POD_NAME)", "--store", "etcd://main-etcd.shop.svc:2379", "--volume", "/var/lib/magnetar",
+        "--advertised-address", "$(POD_IP)", "--broker-port", "6650", "--http-port", "8080",
+    ]  # fmt: skip
+    external = broker_pod(etcd={"external": {"endpoints": ["http://a:1", "b:2"]}})["spec"]["containers"][0]["args"]
+    assert external[external.index("--store") + 1] == "etcd://a:1,b:2"
+
+
+def test_an_adopted_claim_keeps_what_cannot_change() -> None:
+    """A cluster made again finds its volume, whatever class, modes and size it has now."""
+    existing = {
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "old", "resources": {"requests": {"storage": "20Gi"}}}
+    }
+    claim = storage_claim(cluster(storage={"volumeClaim": {"storageClassName": "new", "size": "10Gi"}}), existing)
+    assert claim is not None
+    assert claim["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
+    assert storage_claim(cluster(storage={"volumeClaim": {"existingClaim": "mine"}}), None) is None
+
+
+@pytest.mark.slow
+def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
+    """Every option is one of `magnetar_jobs.compact`'s own parser."""
+    compact = pytest.importorskip("magnetar_jobs.compact")
+    pod = driver_pod(
+        job(compaction={"topic": "persistent://a/b/c", "retainKeyless": True}), cluster(), DEFAULTS, "once-01234567", 2
+    )
+    arguments = pod["spec"]["containers"][0]["args"]
+    assert arguments[:3] == ["python3", "-m", "magnetar_jobs.compact"]
+    parsed = compact.parse_arguments(arguments[3:])
+    assert (parsed.topic, parsed.job, parsed.run, parsed.retain_keyless) == (
+        "persistent://a/b/c",
+        "shop/prices",
+        "once-01234567",
+        True,
+    )
+    assert (parsed.claim, parsed.service_account, parsed.namespace) == ("main-storage", "magnetar-spark", "shop")
+    assert parsed.image == DEFAULTS.image
+
+
+def test_a_drivers_name_follows_from_resource_run_and_attempt() -> None:
+    """Making it twice is refused; another run or attempt is another pod."""
+    found = {names.driver_pod("prices", uid, run, attempt) for uid in ("u", "v") for run in ("a", "b") for attempt in (1, 2)}
+    assert len(found) == 8
+    assert names.driver_pod("prices", "u", "a", 1) == names.driver_pod("prices", "u", "a", 1)
+    assert max(map(len, found)) <= 63
+
+
+@given(st.lists(st.integers(0, 120), unique=True, min_size=1))
+def test_pods_are_ordered_by_number(ordinals: list[int]) -> None:
+    """broker-10 comes after broker-9."""
+    pods = [names.broker_pod("main", ordinal) for ordinal in ordinals]
+    assert [names.ordinal_of(pod) for pod in sorted(pods, key=names.ordinal_of)] == sorted(ordinals)

@@ -1,0 +1,92 @@
+"""One run of a job: the record decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.metadata.records import JobRunRecord
+from magnetar_operator.conditions import Reason
+from magnetar_operator.job_plan import FAILED, PENDING, RUNNING, SUCCEEDED, SUSPENDED, Attempt, JobView, plan_job
+
+SUCCESS = JobRunRecord("compaction", "succeeded", 1, 2, {})
+STARTED = JobRunRecord("compaction", "started", 1, 0, {})
+FAILURE = JobRunRecord("compaction", "failed", 1, 2, {}, "StorageError: disk")
+FRESH = JobView(suspended=False, attempts_max=3, last_attempt=0, attempts=(), record=None, other_driver="", now_ms=1_000_000)
+FAILED_POD = Attempt(1, "Failed", exit_code=1, finished_ms=0)
+
+
+def test_a_new_run_makes_its_first_driver() -> None:
+    assert plan_job(FRESH).create == 1
+
+
+def test_an_earlier_runs_driver_must_end_first() -> None:
+    plan = plan_job(replace(FRESH, other_driver="prices-1"))
+    assert (plan.create, plan.state) == (0, PENDING)
+
+
+def test_success_is_what_the_record_says_whatever_the_pod_says() -> None:
+    for attempts in ((), (FAILED_POD,), (Attempt(1, "Running"),)):
+        assert plan_job(replace(FRESH, last_attempt=1, attempts=attempts, record=SUCCESS)).state == SUCCEEDED
+
+
+def test_a_pod_that_succeeded_without_a_record_did_not() -> None:
+    plan = plan_job(replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Succeeded", 0),), record=STARTED))
+    assert plan.create == 2
+
+
+def test_a_vanished_pod_is_followed_by_another() -> None:
+    plan = plan_job(replace(FRESH, last_attempt=1, record=STARTED))
+    assert (plan.create, plan.reason) == (2, Reason.RETRYING)
+
+
+def test_attempts_wait_longer_each_time_and_end() -> None:
+    recent = replace(FAILED_POD, number=2, finished_ms=999_000)
+    waiting = plan_job(replace(FRESH, last_attempt=2, attempts=(recent,), record=FAILURE))
+    assert (waiting.create, waiting.again_s) == (0, 9.0)
+    last = plan_job(replace(FRESH, last_attempt=3, attempts=(replace(FAILED_POD, number=3),), record=FAILURE))
+    assert (last.state, last.again_s) == (FAILED, None)
+    assert "StorageError: disk" in last.message
+
+
+def test_unusable_arguments_are_not_tried_again() -> None:
+    plan = plan_job(replace(FRESH, last_attempt=1, attempts=(replace(FAILED_POD, exit_code=2, message="no such topic"),)))
+    assert (plan.state, plan.create) == (FAILED, 0)
+    assert "no such topic" in plan.message
+
+
+def test_suspending_stops_the_driver_and_costs_no_attempt() -> None:
+    stopped = plan_job(replace(FRESH, suspended=True, last_attempt=2, attempts=(Attempt(2, "Running"),)))
+    assert (stopped.state, stopped.stop, stopped.attempt) == (SUSPENDED, True, 1)
+    resumed = plan_job(replace(FRESH, last_attempt=stopped.attempt))
+    assert resumed.create == 2
+
+
+phases = st.sampled_from(["Pending", "Running", "Succeeded", "Failed"])
+views = st.builds(
+    JobView,
+    suspended=st.booleans(),
+    attempts_max=st.integers(1, 4),
+    last_attempt=st.integers(0, 4),
+    attempts=st.lists(st.builds(Attempt, st.integers(1, 4), phases, st.sampled_from([None, 0, 1, 2])), max_size=3).map(tuple),
+    record=st.sampled_from([None, SUCCESS, STARTED, FAILURE]),
+    other_driver=st.sampled_from(["", "other"]),
+    now_ms=st.integers(0, 10**9),
+)
+
+
+@given(views)
+def test_any_view_leads_on(view: JobView) -> None:
+    """Never a second driver beside a living one; whatever is not final is looked at again; no attempt beyond the last."""
+    plan = plan_job(view)
+    alive = any(not attempt.is_over for attempt in view.attempts)
+    if plan.create:
+        assert not alive
+        assert not view.other_driver
+        assert not view.suspended
+        assert plan.create == plan.attempt <= max(view.attempts_max, 1)
+    assert (plan.again_s is None) == (plan.state in (SUCCEEDED, FAILED, SUSPENDED))
+    if plan.state == RUNNING:
+        assert alive

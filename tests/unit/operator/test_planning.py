@@ -1,0 +1,90 @@
+"""The comparison of wanted and observed objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from magnetar_operator.planning import Create, Remove, Taken, Update, describe, differences, plan, sealed
+
+OURS = {"app.kubernetes.io/managed-by": "magnetar-operator"}
+OWNER = [{"uid": "u-1", "controller": True, "kind": "BrokerCluster", "name": "main"}]
+
+
+def service(selector: str = "main", **metadata: Any) -> dict[str, Any]:
+    base = {"name": "main", "namespace": "shop", "labels": OURS, "ownerReferences": OWNER}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": base | metadata, "spec": {"selector": {"c": selector}}}
+
+
+def test_what_is_missing_is_created() -> None:
+    (step,) = plan([service()], {}, "u-1")
+    assert isinstance(step, Create)
+
+
+def test_drift_is_told_apart_from_a_new_wish() -> None:
+    """The hash says whether it is the wish that changed."""
+    drifted = sealed(service())
+    drifted["spec"] = {"selector": {"c": "other"}}
+    (step,) = plan([service()], {("Service", "main"): drifted}, "u-1")
+    assert isinstance(step, Update)
+    assert step.drift
+    assert describe(step.changes) == "spec.selector.c: 'other' -> 'main'"
+    (step,) = plan([service("new")], {("Service", "main"): sealed(service())}, "u-1")
+    assert isinstance(step, Update)
+    assert not step.drift
+
+
+def test_a_field_that_is_no_longer_wanted_is_noticed() -> None:
+    """Everything wanted is there, and still the object must be applied again: something else has to go."""
+    before = service()
+    before["spec"]["sessionAffinity"] = "ClientIP"
+    (step,) = plan([service()], {("Service", "main"): sealed(before)}, "u-1")
+    assert isinstance(step, Update)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ownerReferences": [{"uid": "other", "controller": True, "kind": "BrokerCluster", "name": "x"}]},
+        {"ownerReferences": [], "labels": {}},
+    ],
+)
+def test_objects_of_others_are_left_alone(change: dict[str, Any]) -> None:
+    (step,) = plan([service()], {("Service", "main"): service(**change)}, "u-1")
+    assert isinstance(step, Taken)
+
+
+def test_only_what_holds_no_data_is_removed() -> None:
+    """And only what this very cluster owns."""
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "x", "labels": OURS, "ownerReferences": OWNER},
+    }
+    have = {
+        ("Service", "main"): service(),
+        ("PersistentVolumeClaim", "x"): claim,
+        ("Service", "theirs"): service(name="theirs", ownerReferences=[{"uid": "other", "controller": True}]),
+    }
+    (step,) = plan([], have, "u-1")
+    assert isinstance(step, Remove)
+    assert step.observed["metadata"]["name"] == "main"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "observed", "same"),
+    [
+        ({"requests": {"memory": "1024Mi"}}, {"requests": {"memory": "1Gi"}}, True),
+        ({"requests": {"cpu": "0.5"}}, {"requests": {"cpu": "500m"}}, True),
+        ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "2"}}, False),
+        ({"data": {"a": "1024Mi"}}, {"data": {"a": "1Gi"}}, False),
+        ({"items": [{"name": "a", "x": 1}]}, {"items": [{"name": "sidecar"}, {"name": "a", "x": 1, "y": 2}]}, True),
+        ({"items": [1, 2]}, {"items": [1, 2, 3]}, False),
+        ({"labels": {}}, {}, True),
+        ({"flag": False}, {}, False),
+        ({"flag": 0}, {"flag": 0}, True),
+    ],
+)
+def test_only_real_differences_count(wanted: dict[str, Any], observed: dict[str, Any], same: bool) -> None:
+    assert (not list(differences(wanted, observed))) == same

@@ -1,0 +1,364 @@
+"""One connection, frame by frame through a transport that only remembers: handshake, keep-alive, malformed input, writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from magnetar.server.connection import Connection, ConnectionTable
+from magnetar.server.service import BrokerService
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from magnetar.wire.frames import HEADER_BYTES
+from tests.unit.metadata.virtual_time import VirtualLoop, run_virtually
+from tests.unit.server.brokers import SETTINGS, Type, command_frame, entry
+
+CONNECT = requests.connect("test", 21)
+PING, PONG = command_frame("ping"), command_frame("pong")
+KEEP_ALIVE_S = SETTINGS.keep_alive_s
+
+
+class Transport(asyncio.Transport):
+    """Remembers what it is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.state = "open"
+        self.reading = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert self.state == "open", "nothing may be written after the end"
+        self.writes.append(bytes(data))
+
+    def close(self) -> None:
+        self.state = "closed"
+
+    def abort(self) -> None:
+        self.state = "aborted"
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.state != "open"
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert (high, low) == (SETTINGS.write_buffer_bytes_max, None)
+
+    def commands(self) -> list[api.BaseCommand]:
+        """Everything written, as commands."""
+        data, found = b"".join(self.writes), []
+        while data:
+            total, size = int.from_bytes(data[:4], "big"), int.from_bytes(data[4:8], "big")
+            found.append(api.BaseCommand.FromString(data[HEADER_BYTES : HEADER_BYTES + size]))
+            data = data[4 + total :]
+        return found
+
+    def kinds(self) -> list[int]:
+        return [command.type for command in self.commands()]
+
+
+class Disk:
+    """Of the service only what a connection asks before it reads: whether the disk keeps up. No command here reaches more."""
+
+    def __init__(self) -> None:
+        self.behind = False
+        self.waiting: list[Callable[[], None]] = []
+
+    def disk_is_behind(self) -> bool:
+        return self.behind
+
+    def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
+        self.waiting.append(resume)
+
+
+class Line:
+    """A connection and its transport; what it is fed is handled before `feed` returns."""
+
+    def __init__(self, table: ConnectionTable | None = None, *, ready: bool = True) -> None:
+        self.transport = Transport()
+        self.table = table if table is not None else ConnectionTable(SETTINGS)  # an empty table is false
+        self.disk = Disk()
+        if ready:
+            self.table.open_gate()
+        self.connection = Connection(self.table, lambda: cast(BrokerService, self.disk))
+        self.connection.connection_made(self.transport)
+
+    async def feed(self, data: bytes, *, pieces: tuple[int, ...] = ()) -> None:
+        """Bytes from the peer, split after each offset of `pieces`."""
+        for low, high in zip((0, *pieces), (*pieces, len(data)), strict=True):
+            piece = memoryview(data)[low:high]
+            while piece and self.transport.state == "open":
+                room = self.connection.get_buffer(-1)
+                count = min(len(room), len(piece))
+                room[:count] = piece[:count]
+                self.connection.buffer_updated(count)
+                piece = piece[count:]
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run in virtual time, so that keep-alives need no waiting."""
+    run_virtually(scenario(), VirtualLoop())
+
+
+def test_connected_announces_the_limit_and_the_lower_version() -> None:
+    """CONNECTED answers CONNECT, with the message size and a protocol version that both sides know."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(requests.connect("old", 12))
+        [command] = line.transport.commands()
+        assert command.type == Type.CONNECTED
+        assert command.connected.protocol_version == 12
+        assert command.connected.max_message_size == SETTINGS.max_message_bytes
+        assert command.connected.server_version.startswith("Pulsar Server")
+        assert line.connection.client_version == "old"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("first", [PING, command_frame("lookup", topic="t", request_id=1), requests.send(1, 0, entry(b"x"))])
+def test_the_first_command_must_be_connect(first: bytes) -> None:
+    """Anything before the handshake ends the connection without an answer."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(first)
+        assert (line.transport.state, line.transport.commands()) == ("closed", [])
+
+    run(scenario)
+
+
+def test_connect_is_accepted_once() -> None:
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT + CONNECT)
+        assert (line.transport.state, line.transport.kinds()) == ("closed", [Type.CONNECTED])
+
+    run(scenario)
+
+
+def test_ping_is_answered_and_commands_of_the_future_are_passed_over() -> None:
+    """A type number that this version does not know is no reason to close."""
+
+    async def scenario() -> None:
+        line = Line()
+        unknown = b"\x08\xe8\x07"  # type = 1000
+        frame = (len(unknown) + 4).to_bytes(4, "big") + len(unknown).to_bytes(4, "big") + unknown
+        await line.feed(CONNECT + PING + frame + PING)
+        assert line.transport.kinds() == [Type.CONNECTED, Type.PONG, Type.PONG]
+        assert line.transport.state == "open"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x00",
+        b"\x00\x00\x00\x08\x00\x00\x00\x20xxxx",
+        b"\x00\x00\x00\x08\x00\x00\x00\x04\xff\xff\xff\xff",
+        (SETTINGS.max_message_bytes + (1 << 20)).to_bytes(4, "big"),
+        requests.send(7, 0, entry(b"x")),
+    ],
+    ids=["http", "size -1", "size 0", "command beyond frame", "no protobuf", "too large", "SEND of no producer"],
+)
+def test_malformed_input_closes_only_its_own_connection(damage: bytes) -> None:
+    """What was good before it is answered, nothing after it is read, and the neighbour does not notice."""
+
+    async def scenario() -> None:
+        table = ConnectionTable(SETTINGS)
+        line, neighbour = Line(table), Line(table)
+        await neighbour.feed(CONNECT)
+        await line.feed(CONNECT + PING + damage + PING)
+        assert line.transport.kinds() == [Type.CONNECTED, Type.PONG]
+        assert line.transport.state == "closed"
+        line.connection.connection_lost(None)
+        assert len(table) == 1
+        await neighbour.feed(PING)
+        assert neighbour.transport.kinds() == [Type.CONNECTED, Type.PONG]
+
+    run(scenario)
+
+
+def test_a_stream_may_be_split_at_every_byte() -> None:
+    """Two reads with any border between them, and single bytes, give what one read gives."""
+    stream = CONNECT + PING + command_frame("flow", consumer_id=3, messagePermits=10) + PONG + PING
+
+    async def scenario() -> None:
+        whole = Line()
+        await whole.feed(stream)
+        expected = whole.transport.kinds()
+        assert expected == [Type.CONNECTED, Type.PONG, Type.PONG]
+        for border in range(1, len(stream)):
+            line = Line()
+            await line.feed(stream, pieces=(border,))
+            assert line.transport.kinds() == expected, border
+        line = Line()
+        await line.feed(stream, pieces=tuple(range(1, len(stream))))
+        assert line.transport.kinds() == expected
+
+    run(scenario)
+
+
+def test_everything_of_one_turn_leaves_in_one_write() -> None:
+    """However many commands one read brings, their answers cost one write."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT + PING * 50)
+        assert len(line.transport.writes) == 1
+        assert line.transport.kinds() == [Type.CONNECTED] + [Type.PONG] * 50
+        await line.feed(PING)
+        assert len(line.transport.writes) == 2
+
+    run(scenario)
+
+
+def test_a_closed_connection_sends_what_it_had_queued_and_nothing_more() -> None:
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        line.connection.queue(PING)
+        line.connection.close()
+        line.connection.queue(PING)
+        await asyncio.sleep(0)
+        assert line.transport.kinds() == [Type.CONNECTED, Type.PING]
+        assert line.transport.state == "closed"
+
+    run(scenario)
+
+
+def test_an_aborted_connection_sends_nothing() -> None:
+    """A fenced broker's last words must not leave it."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        line.connection.queue(PING)
+        line.table.abort_all()
+        await asyncio.sleep(0)
+        assert (line.transport.kinds(), line.transport.state) == ([Type.CONNECTED], "aborted")
+
+    run(scenario)
+
+
+def test_a_silent_peer_is_asked_and_then_dropped() -> None:
+    """PING after one interval without a word, the end after another."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        await asyncio.sleep(KEEP_ALIVE_S + 1)
+        assert line.transport.kinds() == [Type.CONNECTED, Type.PING]
+        await asyncio.sleep(KEEP_ALIVE_S)
+        assert line.transport.state == "aborted"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("sign_of_life", [PONG, PING, command_frame("flow", consumer_id=1, messagePermits=1)])
+def test_any_command_is_a_sign_of_life(sign_of_life: bytes) -> None:
+    """A peer that answers, or says anything else, stays."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        for _ in range(5):
+            await asyncio.sleep(KEEP_ALIVE_S - 1)
+            await line.feed(sign_of_life)
+        assert line.transport.state == "open"
+
+    run(scenario)
+
+
+def test_a_peer_that_never_shakes_hands_is_dropped() -> None:
+    """Half a CONNECT holds a connection no longer than one interval."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT[:-1])
+        await asyncio.sleep(KEEP_ALIVE_S + 1)
+        assert line.transport.state == "aborted"
+
+    run(scenario)
+
+
+def test_connections_beyond_the_limit_are_dropped_at_once() -> None:
+    """The limit counts what is open: a place that was given up can be taken again."""
+
+    async def scenario() -> None:
+        table = ConnectionTable(replace(SETTINGS, connections_max=2))
+        first, _second, third = Line(table), Line(table), Line(table)
+        assert [first.transport.state, third.transport.state] == ["open", "aborted"]
+        third.connection.connection_lost(None)
+        first.connection.connection_lost(None)
+        assert Line(table).transport.state == "open"
+
+    run(scenario)
+
+
+def test_requests_wait_until_the_broker_is_ready_but_not_without_limit() -> None:
+    """Before the gate opens a request waits; a peer that sends more than it may keep waiting is closed."""
+
+    async def scenario() -> None:
+        table = ConnectionTable(replace(SETTINGS, requests_per_connection_max=3))
+        line = Line(table, ready=False)
+        lookup = command_frame("lookup", topic="t", request_id=1)
+        await line.feed(CONNECT + lookup * 3)
+        assert (line.transport.kinds(), line.transport.state) == ([Type.CONNECTED], "open")
+        await line.feed(lookup)
+        assert line.transport.state == "closed"
+        line.connection.connection_lost(None)
+        await asyncio.sleep(0)
+
+    run(scenario)
+
+
+def test_a_peer_is_not_read_while_the_disk_is_behind() -> None:
+    """What was read already is kept and handled when the disk has caught up, before anything newer, and nothing is lost."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        line.disk.behind = True
+        await line.feed(PING * 3 + PING[:5])
+        assert not line.transport.reading
+        assert line.transport.kinds() == [Type.CONNECTED]
+        line.disk.behind = False
+        [resume] = line.disk.waiting
+        resume()
+        await asyncio.sleep(0)
+        assert line.transport.reading
+        assert line.transport.kinds() == [Type.CONNECTED] + [Type.PONG] * 3
+        await line.feed(PING[5:])
+        assert line.transport.kinds() == [Type.CONNECTED] + [Type.PONG] * 4
+
+    run(scenario)
+
+
+def test_a_connection_that_ends_while_it_is_held_back_stays_ended() -> None:
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        line.disk.behind = True
+        await line.feed(PING)
+        line.transport.close()
+        line.connection.connection_lost(None)
+        line.disk.waiting[0]()
+        await asyncio.sleep(0)
+        assert line.transport.kinds() == [Type.CONNECTED]
+        assert not line.transport.reading
+
+    run(scenario)

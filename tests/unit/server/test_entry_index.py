@@ -1,0 +1,60 @@
+"""Where entries lie: the index against a list, and the tail cache against its limit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.server.entry_index import EntryIndex, Run, TailCache
+
+LENGTHS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=5), max_size=12)
+
+
+def build(first: int, runs: list[list[int]]) -> tuple[EntryIndex, list[tuple[int, int, int]]]:
+    """An index, and the same as a list: (run, offset in the file, length) per entry."""
+    index, model, ordinal = EntryIndex(), [], first
+    for number, lengths in enumerate(runs):
+        offset = 4096 + 10_000 * number
+        index.add(Run(ordinal, "broker-0.1", number, offset, lengths, [2] * len(lengths)))
+        at = offset
+        for length in lengths:
+            model.append((number, at, length))
+            at += length
+        ordinal += len(lengths)
+    return index, model
+
+
+@given(st.integers(0, 1000), LENGTHS)
+def test_every_ordinal_is_found_where_it_was_put(first: int, runs: list[list[int]]) -> None:
+    """The run, the offset and the length of every entry; nothing before and nothing behind."""
+    index, model = build(first, runs)
+    assert index.first == (first if runs else None)
+    assert index.message_total == 2 * len(model)
+    for position, (number, offset, length) in enumerate(model):
+        found = index.run_of(first + position)
+        assert found == number
+        run = index.runs[number]
+        low = first + position - run.first
+        offsets = run.offsets()
+        assert (run.offset + offsets[low], offsets[low + 1] - offsets[low]) == (offset, length)
+    assert index.run_of(first - 1) is None
+    assert index.run_of(first + len(model)) is None
+    for before, after in zip(index.runs, list(index.runs)[1:], strict=False):
+        assert before.end == after.first
+        assert before.bytes == before.offsets()[-1]
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=50), st.integers(1, 400))
+def test_the_tail_cache_drops_the_oldest_runs_first(sizes: list[int], limit: int) -> None:
+    """It holds the longest tail of runs within its limit, and always the newest one, however large."""
+    cache, runs = TailCache(limit), []
+    for number, size in enumerate(sizes):
+        run = Run(number, "broker-0.1", 0, number, [size], [1])
+        cache.keep(run, [memoryview(bytes(size))])
+        runs.append(run)
+        kept, total = 1, size
+        while kept < len(runs) and total + runs[-kept - 1].bytes <= limit:
+            kept += 1
+            total += runs[-kept].bytes
+        assert [held.entries is not None for held in runs] == [False] * (len(runs) - kept) + [True] * kept
+        assert cache.bytes == total

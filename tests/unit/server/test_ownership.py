@@ -1,0 +1,240 @@
+"""Bundles that change hands between brokers of one process: moves meet checkpoints, store outages and one another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.errors import StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.metadata.faulty import FaultPlan, FaultyStore
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import BundleRecord, BundleState
+from magnetar.names import BundleName, TopicName
+from magnetar.server.broker import Broker
+from magnetar.storage.manifest import load_manifest
+from magnetar.wire import requests
+from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, entry, open_peer, running_broker, volume_in
+
+MESSAGE = bytes(64 << 10)
+LOADED = {"max_message_bytes": 128 << 10, "log_file_bytes": 1 << 20, "checkpoint_files_max": 1}
+"""A megabyte of messages fills a file, and each file asks for a checkpoint."""
+
+
+class Pair:
+    """Two brokers over one store; the first reaches it through a network that can fail."""
+
+    def __init__(self, first: Broker, second: Broker, network: FaultyStore, store: MemoryStore) -> None:
+        self.first, self.second, self.network, self.store = first, second, network, store
+
+    async def bundle(self) -> BundleName:
+        return await self.first.ownership.bundle_of(TopicName.parse(TOPIC))
+
+    async def record(self) -> BundleRecord:
+        """TOPIC's bundle as the store has it."""
+        item = await self.store.get(keys.bundle(await self.bundle()))
+        assert item is not None
+        return BundleRecord.decode(item.value)
+
+    def other(self, broker: Broker) -> Broker:
+        return self.second if broker is self.first else self.first
+
+    async def owner(self) -> Broker:
+        """The broker that serves TOPIC's bundle once it has settled."""
+        name = str(await self.bundle())
+        await until(lambda: any(name in broker.ownership.owned for broker in (self.first, self.second)))
+        return self.first if name in self.first.ownership.owned else self.second
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Poll what has no event."""
+    async with asyncio.timeout(15):
+        while not reached():
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def pair(directory: Path, **settings: Any) -> AsyncIterator[Pair]:
+    """Two brokers; TOPIC's bundle is served by the first."""
+    store = MemoryStore(CLOCK)
+    network = FaultyStore(store, CLOCK, FaultPlan(), owns_inner=False)
+    async with volume_in(directory) as volume, running_broker(directory, store=store, name="second", **settings) as second:
+        first = await Node(network, volume, "first", replace(SETTINGS, **settings)).start()
+        try:
+            found = Pair(first, second, network, store)
+            await until(lambda: len(second.views.incarnations.items) == 2 == len(first.views.incarnations.items))
+            await first.ownership.resolve(await found.bundle())
+            if await found.owner() is second:
+                await second.ownership.move(str(await found.bundle()), first.incarnation, "test")
+                await until(lambda: len(first.ownership.owned) == 1)
+            yield found
+        finally:
+            network.plan = FaultPlan()
+            await first.close()
+    await network.close()
+    await store.close()
+
+
+async def publish(peer: Peer, first: int, count: int) -> None:
+    """Send messages of 64 KiB and wait for their receipts."""
+    for number in range(first, first + count):
+        peer.write(requests.send(1, number, entry(MESSAGE, number)))
+    for number in range(first, first + count):
+        assert (await peer.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == number
+
+
+async def count_stored(broker: Broker) -> int:
+    """Messages of TOPIC as its present owner reads them, by sequence."""
+    async with open_peer(broker) as reader:
+        assert (await reader.subscribe(subscription="reader", durable=False)).type == Type.SUCCESS
+        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        expected = topic.core.ledgers.end - topic.core.ledgers.first
+        reader.write(requests.flow(1, expected))
+        for _ in range(expected):
+            await reader.message()
+        return expected
+
+
+def test_a_move_that_meets_a_checkpoint_is_done_all_the_same(tmp_path: Path) -> None:
+    """The checkpoint changes the record between the look and the request: the request is repeated, not refused."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            name = str(await cluster.bundle())
+            stale = cluster.first.views.bundles.items[name]
+            cluster.network.plan = FaultPlan(delay=1.0, delay_s_max=0.001)
+            await cluster.store.put(keys.bundle(await cluster.bundle()), replace(stale.record, reason="changed").encode())
+            await cluster.first.ownership.move(name, "", "test")
+            assert (await cluster.owner()) is cluster.second
+            assert not cluster.first.ownership.owned
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_moves_back_and_forth_keep_everything(tmp_path: Path) -> None:
+    """With more to scan than a move leaves behind, every move writes a checkpoint, also where a term began inside a small file."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, **LOADED) as cluster:
+            name, sent = str(await cluster.bundle()), 0
+            for number in range(6):
+                owner = await cluster.owner()
+                async with open_peer(owner) as peer:
+                    await peer.produce()
+                    await publish(peer, sent, 40 if number % 3 == 0 else 2)
+                    sent += 40 if number % 3 == 0 else 2
+                    await owner.ownership.move(name, "", "test")
+                    assert owner.ready, "a move never ends a broker"
+                    assert (await peer.answer()).type == Type.CLOSE_PRODUCER
+            assert await count_stored(await cluster.owner()) == sent
+            record = await cluster.record()
+            assert record.checkpoint is not None
+            assert len(record.chain) <= 4, "checkpoints keep the chain short"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_an_outage_of_the_store_does_not_end_a_broker_whose_files_roll(tmp_path: Path) -> None:
+    """Checkpoints wait for the store, publishing does not; afterwards they are made up for, and a move works."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, **LOADED) as cluster:
+            async with open_peer(cluster.first) as peer:
+                await peer.produce()
+                cluster.network.plan = FaultPlan(unreachable=True)
+                await publish(peer, 0, 60)
+                assert cluster.first.ready
+                assert (await cluster.record()).checkpoint is None
+                cluster.network.plan = FaultPlan()
+                await publish(peer, 60, 40)
+                await until(lambda: cluster.first.views.bundles.items[str(name)].record.checkpoint is not None)
+            await cluster.first.ownership.move(str(name), "", "test")
+            assert await count_stored(await cluster.owner()) == 100
+
+    name = BundleName.parse("public/default/0x80000000_0xc0000000")
+    assert name.contains(TopicName.parse(TOPIC))
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_store_that_fails_during_recovery_delays_it(tmp_path: Path) -> None:
+    """The taker loads a manifest from the store: without it the bundle stays Assigning, and is taken when the store is back."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            name = str(await cluster.bundle())
+            await cluster.first.ownership.move(name, "", "test")
+            real = cluster.network.get
+
+            async def refuse(key: str) -> Any:
+                if key.startswith(keys.MANIFESTS):
+                    raise StoreUnavailable("injected: no manifest now")
+                return await real(key)
+
+            cluster.network.get = refuse  # type: ignore[method-assign]
+            owner = await cluster.owner()
+            moving = asyncio.create_task(owner.ownership.move(name, cluster.first.incarnation, "test"))
+            await until(lambda: cluster.first.views.bundles.items[name].record.state is BundleState.ASSIGNING)
+            await asyncio.sleep(0.05)
+            assert cluster.first.ready
+            cluster.network.get = real  # type: ignore[method-assign]
+            await moving
+            await until(lambda: name in cluster.first.ownership.owned)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_roll_on_request_covers_everything_acknowledged(tmp_path: Path) -> None:
+    """However little is in the current file: a job that starts afterwards finds it in files that the manifest lists."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await peer.produce()
+            for number in range(3):
+                last = await peer.send(b"small", number)
+            assert await broker.service.roll(TopicName.parse(TOPIC)) == last
+            bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
+            manifest, _, _ = await load_manifest(broker.context.store, broker.context.volume, bundle)
+            assert [(file.incarnation, file.file) for file in manifest.level0] == [(broker.incarnation, 0)]
+            await peer.send(b"after", 3)
+            await broker.service.roll(TopicName.parse(TOPIC))
+            await broker.service.roll(TopicName.parse(TOPIC))
+            manifest, _, _ = await load_manifest(broker.context.store, broker.context.volume, bundle)
+            assert [file.file for file in manifest.level0] == [0, 1], "an empty file is not rolled again"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_an_incarnation_that_ends_writes_nothing_more(tmp_path: Path) -> None:
+    """Acknowledgements that wait to be written die with it: no timer writes into a closed log."""
+
+    async def scenario() -> None:
+        problems: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
+        async with running_broker(tmp_path, ack_write_delay_s=0.05) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await peer.produce()
+            ledger, number = await peer.send(b"x")
+            await peer.subscribe()
+            peer.write(requests.flow(1, 1))
+            message, _ = await peer.message()
+            assert (message.message_id.ledgerId, message.message_id.entryId) == (ledger, number)
+            peer.write(requests.ack(1, [message.message_id]))
+            assert await peer.is_quiet()
+            broker.fail("test")
+            await broker.close()
+        await asyncio.sleep(0.1)
+        assert problems == []
+
+    asyncio.run(scenario())

@@ -1,0 +1,165 @@
+"""Manifests: golden bytes; commits under contention, lost answers and vanished intents."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from magnetar.errors import CorruptData, StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import ManifestPointer
+from magnetar.metadata.store import Compare, MetadataStore, Operation, TxnResult
+from magnetar.names import BundleName
+from magnetar.storage.manifest import (
+    CommitResult,
+    Compacted,
+    LevelZero,
+    Manifest,
+    Outcome,
+    Rewrite,
+    SegmentReference,
+    TopicSegments,
+    commit_manifest,
+    commit_rewrite,
+    decode_manifest,
+    encode_manifest,
+    load_manifest,
+)
+from magnetar.storage.posix import PosixVolume
+from tests.unit.storage.logs import CLOCK, run_on_volume
+
+BUNDLE = BundleName.parse("a/b/0x00000000_0x40000000")
+TOPIC = "persistent://a/b/c"
+SEGMENT = SegmentReference("segments/a/b/0x00000000_0x40000000/1.seg", 1000, 10, 900, (3, 0), (3, 9))
+NEWER = dataclasses.replace(SEGMENT, object="segments/a/b/0x00000000_0x40000000/2.seg", first=(3, 10), last=(5, 1))
+GOLDEN = (
+    b'{"bundle":"a/b/0x00000000_0x40000000","generation":4,"kind":"manifest","level0":[{"epochs":[7],"file":2,"incarnation":"broker-0.5f",'
+    b'"length":4096}],"parent":null,"topics":{"persistent://a/b/c":{"compacted":{"generation":1,"horizon":[3,9],"segments":[]},"level1":'
+    b'[{"bytes":900,"entries":10,"first":[3,0],"last":[3,9],"length":1000,"object":"segments/a/b/0x00000000_0x40000000/1.seg"}],'
+    b'"trimmed":[1,5]}},"version":1}\ncrc32c=7b1f3c30\n'
+)
+
+
+def golden_manifest() -> Manifest:
+    topic = TopicSegments((SEGMENT,), Compacted(1, (3, 9), ()), (1, 5))
+    return Manifest(str(BUNDLE), 4, None, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic})
+
+
+def test_golden_manifest() -> None:
+    """Version 1 never changes."""
+    assert encode_manifest(golden_manifest()) == GOLDEN
+    assert decode_manifest(GOLDEN, "m") == golden_manifest()
+
+
+@pytest.mark.parametrize("data", [b"", GOLDEN[:-1], GOLDEN.replace(b"900", b"901"), GOLDEN[:-9] + b"00000000\n"])
+def test_damage_is_found(data: bytes) -> None:
+    with pytest.raises(CorruptData, match="m: "):
+        decode_manifest(data, "m")
+
+
+def with_segment(segment: SegmentReference) -> Rewrite:
+    return Rewrite(TOPIC, "job-1", 0, level1=(segment,))
+
+
+def test_concurrent_commits_all_take_effect(tmp_path: Path) -> None:
+    """Ten writers, one pointer: every edit is in the last manifest, generations have no gap, superseded objects stay readable."""
+
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+
+        async def add(number: int) -> CommitResult:
+            entry = LevelZero("broker-0.5f", number, 4096, (1,))
+            return await commit_manifest(
+                store, volume, CLOCK, BUNDLE, lambda found: dataclasses.replace(found, level0=(*found.level0, entry))
+            )
+
+        results = await asyncio.gather(*(add(number) for number in range(10)))
+        manifest, name, _ = await load_manifest(store, volume, BUNDLE)
+        assert {entry.file for entry in manifest.level0} == set(range(10))
+        assert sorted(result.manifest.generation for result in results) == list(range(1, 11))
+        item = await store.get(keys.manifest(BUNDLE))
+        assert item is not None
+        assert ManifestPointer.decode(item.value) == ManifestPointer(10, name)
+
+    run_on_volume(tmp_path, script)
+
+
+def test_an_edit_may_decline(tmp_path: Path) -> None:
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+        result = await commit_manifest(store, volume, CLOCK, BUNDLE, lambda _: None)
+        assert result == CommitResult(Outcome.DECLINED, Manifest(str(BUNDLE), 0), "")
+        assert await volume.list("manifests") == []
+
+    run_on_volume(tmp_path, script)
+
+
+class LostAnswers:
+    """A store whose transactions are applied, but whose answer to them is lost."""
+
+    def __init__(self, inner: MetadataStore) -> None:
+        self._inner = inner
+        self.get = inner.get
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        await self._inner.transact(compares, operations)
+        raise StoreUnavailable("the answer was lost")
+
+
+def test_a_commit_whose_answer_was_lost_is_recognised(tmp_path: Path) -> None:
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+        await store.put(keys.intent("job-1"), b"")
+        result = await commit_rewrite(LostAnswers(store), volume, CLOCK, BUNDLE, with_segment(SEGMENT))  # type: ignore[arg-type]
+        assert result.outcome == Outcome.COMMITTED
+        assert (await load_manifest(store, volume, BUNDLE))[0].topic(TOPIC).level1 == (SEGMENT,)
+
+    run_on_volume(tmp_path, script)
+
+
+def test_no_intent_no_commit(tmp_path: Path) -> None:
+    """The intent is compared and removed by the commit itself: a collected intent refuses, and a second commit finds none."""
+
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+        refused = await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(SEGMENT))
+        assert refused.outcome == Outcome.REFUSED
+        await store.put(keys.intent("job-1"), b"")
+        assert (await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(SEGMENT))).outcome == Outcome.COMMITTED
+        assert await store.get(keys.intent("job-1")) is None
+        assert (await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(NEWER))).outcome == Outcome.REFUSED
+
+    run_on_volume(tmp_path, script)
+
+
+def test_a_rewrite_replaces_only_what_is_still_there() -> None:
+    """Inputs that are gone, or another compaction in between, decline; everything else of the manifest stays."""
+    base = golden_manifest()
+    compaction = Rewrite(
+        TOPIC, "i", 1, level0=(("broker-0.5f", 2),), segments=(SEGMENT.object,), compacted=Compacted(2, (5, 1), (NEWER,))
+    )
+    compacted = compaction.apply(base)
+    assert compacted is not None
+    assert compacted.topic(TOPIC) == TopicSegments((SEGMENT,), Compacted(2, (5, 1), (NEWER,)), (1, 5))
+    assert compacted.level0 == base.level0
+    assert compaction.apply(compacted) is None, "the generation has moved on"
+    assert dataclasses.replace(compaction, segments=("gone",)).apply(base) is None
+    assert dataclasses.replace(compaction, level0=(("broker-0.5f", 3),)).apply(base) is None
+    merged = Rewrite(TOPIC, "i", 1, replaced=(SEGMENT.object,), level1=(NEWER,)).apply(base)
+    assert merged is not None
+    assert merged.topic(TOPIC).level1 == (NEWER,)
+
+
+def test_a_missing_object_is_reported_with_the_remedy(tmp_path: Path) -> None:
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+        await store.put(keys.manifest(BUNDLE), ManifestPointer(1, "manifests/gone").encode())
+        with pytest.raises(CorruptData, match="metadata rebuild"):
+            await load_manifest(store, volume, BUNDLE)
+
+    run_on_volume(tmp_path, script)

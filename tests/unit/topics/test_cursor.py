@@ -1,0 +1,159 @@
+"""Cursors: what is acknowledged, and that the log carries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.topics.cursor import Cursor
+from magnetar.topics.ledgers import LedgerTable, Position
+from magnetar.topics.state import CursorDelta
+
+LEDGERS = [(3, 7), (5, 1), (9, 12)]
+ENTRIES = 20
+FULL = 0b1111
+
+ORDINALS = st.integers(0, ENTRIES)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("range"), ORDINALS, ORDINALS),
+        st.tuples(st.just("cumulative"), ORDINALS, st.just(0)),
+        st.tuples(st.just("partial"), ORDINALS, st.integers(0, FULL)),
+        st.tuples(st.just("reset"), ORDINALS, st.just(0)),
+        st.tuples(st.just("seek inside a batch"), ORDINALS, st.integers(1, FULL)),
+        st.tuples(st.just("log"), st.just(0), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@dataclass
+class Model:
+    """Acknowledged entries as a set, and masks of the others."""
+
+    acknowledged: set[int] = field(default_factory=set)
+    partial: dict[int, int] = field(default_factory=dict)
+
+    def acknowledge(self, ordinals: range) -> None:
+        self.acknowledged |= {ordinal for ordinal in ordinals if ordinal < ENTRIES}
+        self.partial = {ordinal: mask for ordinal, mask in self.partial.items() if ordinal not in self.acknowledged}
+
+    def acknowledge_partial(self, ordinal: int, mask: int) -> None:
+        if ordinal < ENTRIES and ordinal not in self.acknowledged:
+            self.partial[ordinal] = self.partial.get(ordinal, mask) & mask
+            if not self.partial[ordinal]:
+                self.acknowledge(range(ordinal, ordinal + 1))
+
+    def reset(self, ordinal: int) -> None:
+        self.acknowledged, self.partial = set(range(min(ordinal, ENTRIES))), {}
+
+
+def apply(cursor: Cursor, model: Model, step: tuple[str, int, int]) -> None:
+    name, one, other = step
+    if name == "range":
+        cursor.acknowledge(min(one, other), max(one, other))
+        model.acknowledge(range(min(one, other), max(one, other)))
+    elif name == "cumulative":
+        cursor.acknowledge_cumulative(one)
+        model.acknowledge(range(one + 1))
+    elif name == "partial":
+        cursor.acknowledge_partial(one, other)
+        model.acknowledge_partial(one, other)
+    elif name == "reset":
+        cursor.reset(one)
+        model.reset(one)
+    elif name == "seek inside a batch":
+        cursor.reset(one, other)
+        model.reset(one)
+        model.acknowledge_partial(one, other)
+
+
+def check_equal(cursor: Cursor, model: Model) -> None:
+    assert {ordinal for ordinal in range(ENTRIES) if cursor.is_acknowledged(ordinal)} == model.acknowledged
+    assert cursor.partial == model.partial
+    assert cursor.backlog == ENTRIES - len(model.acknowledged)
+    gap = next((ordinal for ordinal in range(ENTRIES) if ordinal not in model.acknowledged), ENTRIES)
+    assert cursor.mark_delete == gap, "mark-delete is exactly at the first unacknowledged entry"
+    assert cursor.acknowledged_end == max((ordinal + 1 for ordinal in model.acknowledged), default=0)
+
+
+@given(STEPS)
+def test_agrees_with_a_set(steps: list[tuple[str, int, int]]) -> None:
+    """After any steps the cursor knows what a plain set knows, and mark-delete never passes an unacknowledged entry."""
+    cursor, model = Cursor(LedgerTable(LEDGERS), 0), Model()
+    for step in steps:
+        apply(cursor, model, step)
+        check_equal(cursor, model)
+
+
+@given(STEPS, st.data())
+def test_deltas_and_checkpoints_restore_the_same_cursor(steps: list[tuple[str, int, int]], data: st.DataObject) -> None:
+    """A checkpoint plus the deltas since, replayed from any earlier moment on, equals the live cursor."""
+    live, model = Cursor(LedgerTable(LEDGERS), 0), Model()
+    deltas: list[CursorDelta] = []
+    states = []
+    for step in [*steps, ("log", 0, 0)]:
+        apply(live, model, step)
+        if step[0] == "log":
+            delta = live.take_delta()
+            if delta is not None:
+                deltas.append(delta)
+            states.append((len(deltas), live.to_state()))
+    covered, state = data.draw(st.sampled_from(states))
+    replay_from = data.draw(st.integers(0, covered))
+    restored = Cursor(LedgerTable(LEDGERS), ENTRIES)
+    restored.apply_delta(state.as_delta())
+    for delta in deltas[replay_from:]:
+        restored.apply_delta(delta)
+    check_equal(restored, model)
+    assert restored.to_state() == live.to_state()
+    assert not restored.dirty, "what came from the log need not be written again"
+    assert live.take_delta() is None
+
+
+def test_a_delta_carries_only_what_changed() -> None:
+    """The log's record holds new ranges per ledger; a contiguous acknowledgement is just a new mark-delete."""
+    cursor = Cursor(LedgerTable(LEDGERS), 0)
+    assert cursor.take_delta() == CursorDelta(Position(3, -1), reset=True)
+    cursor.acknowledge(5, 10)
+    assert cursor.take_delta() == CursorDelta(Position(3, -1), ((3, 5, 6), (5, 0, 0), (9, 0, 1)))
+    cursor.acknowledge(12, 13)
+    cursor.acknowledge_partial(11, 0b10)
+    assert cursor.take_delta() == CursorDelta(Position(3, -1), ((9, 4, 4),), ((9, 3, (2,)),))
+    cursor.acknowledge(0, 5)
+    assert cursor.take_delta() == CursorDelta(Position(9, 1))
+    assert cursor.take_delta() is None
+
+
+def test_a_partly_acknowledged_batch_is_done_when_no_bit_is_left() -> None:
+    """Ack sets are ANDed, and a later wider ack set brings nothing back."""
+    cursor = Cursor(LedgerTable(LEDGERS), 0)
+    assert cursor.acknowledge_partial(0, 0b0111) == 0b0111
+    assert cursor.acknowledge_partial(0, 0b1110) == 0b0110
+    assert cursor.acknowledge_partial(0, 0b1111) == 0b0110
+    assert cursor.acknowledge_partial(0, 0b1001) == 0
+    assert (cursor.mark_delete, cursor.partial) == (1, {})
+
+
+def test_holes_are_limited_without_forgetting_any() -> None:
+    """At the limit the cursor says so; ranges already acknowledged stay acknowledged."""
+    cursor = Cursor(LedgerTable([(3, 100)]), 0, acknowledged_ranges_max=3)
+    for ordinal in (2, 4, 6):
+        assert not cursor.saturated
+        cursor.acknowledge(ordinal, ordinal + 1)
+    assert cursor.saturated
+    cursor.acknowledge(8, 9)
+    assert cursor.is_acknowledged(8)
+    cursor.acknowledge(3, 6)
+    assert cursor.range_count == 2
+    assert not cursor.saturated
+
+
+def test_acknowledging_beyond_the_end_is_ignored() -> None:
+    """A client cannot acknowledge what has not been published."""
+    cursor = Cursor(LedgerTable([(3, 4)]), 0)
+    assert cursor.acknowledge(2, 100) == 2
+    assert cursor.acknowledge_partial(4, 0b1) == 0
+    assert (cursor.mark_delete, cursor.acknowledged_end, cursor.backlog) == (0, 4, 2)

@@ -1,0 +1,213 @@
+"""Topics: ids, confirmation, registries, recovery."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.errors import (
+    ConsumerBusy,
+    CorruptData,
+    NotAllowed,
+    ProducerBusy,
+    ServiceNotReady,
+    SubscriptionNotFound,
+)
+from magnetar.topics.dispatch import SubscriptionType
+from magnetar.topics.ledgers import EARLIEST, LATEST, Position
+from magnetar.topics.producers import Producer
+from magnetar.topics.state import CursorDelta, CursorState, TopicState
+from magnetar.topics.topic import Topic, ledger_of_epoch
+
+NAME = "persistent://public/default/t"
+
+
+def topic_with(entries: int, epoch: int = 4) -> Topic:
+    topic = Topic(NAME, epoch, created_ms=17)
+    if entries:
+        topic.confirm(topic.publish(entries), entries)
+    return topic
+
+
+def test_ids_are_assigned_in_runs_of_the_terms_ledger() -> None:
+    """Ledger 2*epoch+1, entries 0, 1, 2, ..."""
+    topic = Topic(NAME, 4)
+    assert topic.publish(3) == Position(9, 0)
+    assert topic.publish(1) == Position(9, 3)
+    assert topic.unconfirmed == 4
+
+
+def test_only_confirmed_entries_can_be_delivered() -> None:
+    """Dispatch and GET_LAST_MESSAGE_ID see an entry once it is durable, not before."""
+    topic = Topic(NAME, 4)
+    consumer = topic.subscribe("s", EARLIEST)
+    consumer.add_consumer("a", SubscriptionType.EXCLUSIVE)
+    consumer.flow("a", 10)
+    first = topic.publish(3)
+    assert (consumer.next_read(10), topic.last_message_position()) == (None, EARLIEST)
+    topic.confirm(first, 2)
+    assert consumer.next_read(10) == (0, 2)
+    assert (topic.last_message_position(), topic.unconfirmed) == (Position(9, 1), 1)
+
+
+def test_a_frozen_topic_refuses_publishing_until_it_thaws() -> None:
+    """During a planned move no id is assigned; what was published before can still be confirmed."""
+    topic = Topic(NAME, 4)
+    first = topic.publish(1)
+    topic.freeze()
+    with pytest.raises(ServiceNotReady, match="being unloaded"):
+        topic.publish(1)
+    topic.confirm(first, 1)
+    topic.thaw()
+    assert topic.publish(1) == Position(9, 1)
+
+
+def test_rolling_goes_on_in_a_greater_ledger() -> None:
+    """Ids keep increasing over a roll inside a term, entries under way included."""
+    topic = Topic(NAME, 4)
+    first = topic.publish(2)
+    topic.roll(31)
+    second = topic.publish(1)
+    assert second == Position(31, 0)
+    topic.confirm(first, 2)
+    topic.confirm(second, 1)
+    assert topic.ledgers.ledgers() == [(9, 2), (31, 1)]
+
+
+@pytest.mark.parametrize(
+    ("start", "first"), [(EARLIEST, 0), (LATEST, 5), ((9, 2), 2), ((9, 99), 5), ((1, 0), 0), ((12, 0), 5), ((9, -1), 0)]
+)
+def test_a_new_subscription_starts_where_it_was_asked_to(start: tuple[int, int], first: int) -> None:
+    """Inclusive; a position that does not exist means the next one that does."""
+    assert topic_with(5).subscribe("s", start).cursor.mark_delete == first
+
+
+def test_an_existing_subscription_ignores_the_start() -> None:
+    """Subscribing again finds the same cursor."""
+    topic = topic_with(5)
+    assert topic.subscribe("s", LATEST) is topic.subscribe("s", EARLIEST)
+
+
+def test_durable_and_reader_cannot_share_a_name() -> None:
+    """Either way round it is NotAllowed."""
+    topic = topic_with(5)
+    topic.subscribe("s", LATEST)
+    topic.subscribe("r", LATEST, durable=False)
+    with pytest.raises(NotAllowed, match="'s' is durable"):
+        topic.subscribe("s", LATEST, durable=False)
+    with pytest.raises(NotAllowed, match="'r' is not durable"):
+        topic.subscribe("r", LATEST)
+
+
+@pytest.mark.parametrize("name", ["", "  ", "pulsar.dedup", "pulsar.repl.west"])
+def test_reserved_subscription_names_are_refused(name: str) -> None:
+    """Pulsar keeps them for itself."""
+    with pytest.raises(NotAllowed, match="reserved"):
+        topic_with(0).subscribe(name, LATEST)
+
+
+def test_unsubscribing_needs_an_empty_subscription() -> None:
+    """Connected consumers keep it alive."""
+    topic = topic_with(1)
+    topic.subscribe("s", LATEST).add_consumer("a", SubscriptionType.SHARED)
+    with pytest.raises(ConsumerBusy):
+        topic.remove_subscription("s")
+    topic.subscription("s").remove_consumer("a")
+    topic.remove_subscription("s")
+    with pytest.raises(SubscriptionNotFound):
+        topic.subscription("s")
+
+
+def test_producer_names_belong_to_one_producer() -> None:
+    """Only the same producer id on the same connection with a higher epoch takes over."""
+    producers = topic_with(0).producers
+    held = Producer("p", "handle 1", "connection 1", 7, epoch=1)
+    assert producers.add(held) is None
+    for other in (
+        Producer("p", "x", "connection 2", 7, epoch=2),
+        Producer("p", "x", "connection 1", 8, epoch=2),
+        Producer("p", "x", "connection 1", 7, epoch=1),
+    ):
+        with pytest.raises(ProducerBusy, match="already connected"):
+            producers.add(other)
+    assert producers.add(Producer("p", "handle 2", "connection 1", 7, epoch=2)) is held
+    assert not producers.remove("p", "handle 1"), "the old handle no longer owns the name"
+    assert producers.remove("p", "handle 2")
+    assert len(producers) == 0
+
+
+def test_a_checkpoint_restores_topic_and_cursors() -> None:
+    """State out, state in, into a later term: the same state, new ids above the old ones."""
+    topic = topic_with(6)
+    topic.properties = {"k": "v"}
+    topic.subscribe("s", EARLIEST, properties={"a": "b"}).acknowledge(None, [(0, 2), (4, 5)], [(3, 0b10)])
+    topic.subscribe("reader", EARLIEST, durable=False)
+    state = topic.to_state()
+    assert state == TopicState(17, ((9, 6),), {"s": CursorState((9, 1), ((9, 4, 4),), ((9, 3, (2,)),), {"a": "b"})}, {"k": "v"})
+    restored = Topic.from_state(NAME, 5, state)
+    assert restored.to_state() == state
+    assert restored.publish(1) == Position(11, 0)
+
+
+def test_an_empty_topic_survives_a_checkpoint() -> None:
+    """A subscription made before the first message sees that message after recovery."""
+    topic = topic_with(0)
+    topic.subscribe("s", LATEST)
+    restored = Topic.from_state(NAME, 5, topic.to_state())
+    restored.confirm(restored.publish(1), 1)
+    assert restored.subscription("s").backlog == 1
+
+
+def test_replay_is_idempotent_from_any_earlier_record() -> None:
+    """A checkpoint may cover records that are replayed again: nothing changes, whichever record replay begins with."""
+    topic = topic_with(0)
+    records: list[tuple[str, tuple[object, ...]]] = []
+
+    def log_cursor(name: str) -> None:
+        records.append(("apply_cursor", (name, topic.subscription(name).take_delta())))
+
+    records.append(("apply_topic", (17, {})))
+    topic.subscribe("s", LATEST, properties={"a": "b"})
+    log_cursor("s")
+    for count in (3, 2, 4):
+        first = topic.publish(count)
+        topic.confirm(first, count)
+        records.append(("apply_entries", (*first, count)))
+    topic.subscription("s").acknowledge(None, [(1, 3), (5, 6)])
+    log_cursor("s")
+    topic.subscription("s").reset(2)
+    log_cursor("s")
+    topic.remove_subscription("s")
+    records.append(("apply_subscription_removed", ("s",)))
+    topic.subscribe("s", LATEST)
+    log_cursor("s")
+    topic.confirm(topic.publish(1), 1)
+    records.append(("apply_entries", (9, 9, 1)))
+    topic.subscription("s").replace_properties({"c": "d"})
+    log_cursor("s")
+    final = topic.to_state()
+    for covered in range(len(records) + 1):
+        checkpoint = Topic(NAME, 8)
+        for method, arguments in records[:covered]:
+            getattr(checkpoint, method)(*arguments)
+        state = checkpoint.to_state()
+        for replayed_from in range(covered + 1):
+            restored = Topic.from_state(NAME, 8, state)
+            for method, arguments in records[replayed_from:]:
+                getattr(restored, method)(*arguments)
+            assert restored.to_state() == final, (covered, replayed_from)
+
+
+def test_replay_reports_corruption() -> None:
+    """A hole in the entries, or a ledger that cannot be older than this term, stops recovery."""
+    topic = Topic.from_state(NAME, 5, TopicState(0, ((9, 6),)))
+    with pytest.raises(CorruptData):
+        topic.apply_entries(9, 7, 1)
+    with pytest.raises(CorruptData, match="not older"):
+        topic.apply_entries(ledger_of_epoch(5), 0, 1)
+
+
+def test_a_cursor_record_of_a_removed_subscription_is_ignored() -> None:
+    """Only a record that creates it brings a subscription back."""
+    topic = topic_with(1)
+    topic.apply_cursor("gone", CursorDelta(Position(9, 0)))
+    assert not topic.subscriptions
