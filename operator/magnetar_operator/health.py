@@ -69,7 +69,9 @@ class Health:
             await asyncio.sleep(HEARTBEAT_S)
 
 
-async def beat(api: KubernetesApi, clock: Clock, namespace: str, name: str, leading: Callable[[], bool]) -> None:
+async def beat(
+    api: KubernetesApi, clock: Clock, metrics: OperatorMetrics, namespace: str, name: str, leading: Callable[[], bool]
+) -> None:
     """While this process leads, change the sentinel every `BEAT_S`; until cancelled."""
     while True:
         if leading():
@@ -85,6 +87,7 @@ async def beat(api: KubernetesApi, clock: Clock, namespace: str, name: str, lead
             }
             try:
                 await api.apply(manifest)
+                metrics.beats.inc()
             except KubernetesError as error:
                 log.warning("sentinel.failed", error=str(error))
         await asyncio.sleep(BEAT_S if leading() else HEARTBEAT_S)

@@ -70,7 +70,7 @@ class Operator:
                 return
             lease = asyncio.create_task(self.leadership.run(self._client), name="lease")
             watching = asyncio.create_task(self._watch(unwatch), name="watch")
-            sentinel = beat(self.api, self._clock, settings.lease_namespace, settings.lease_name, self._leads)
+            sentinel = beat(self.api, self._clock, self.metrics, settings.lease_namespace, settings.lease_name, self._leads)
             parts += [
                 asyncio.create_task(sentinel, name="sentinel"),
                 asyncio.create_task(self.controller.run(settings.resync_s), name="controller"),

@@ -62,6 +62,7 @@ class OperatorMetrics:
         self.store_writes = Counter(
             "magnetar_operator_store_writes_total", "Transactions sent to clusters' etcd", registry=registry
         )
+        self.beats = Counter("magnetar_operator_sentinel_beats_total", "Changes of the sentinel by this leader", registry=registry)
         self.events = Counter("magnetar_operator_events_total", "Events written", ["reason"], registry=registry)
 
     def request(self, method: str, status: int, seconds: float) -> None:
