@@ -125,6 +125,11 @@ class _Replay:
         if record.operation is TopicOperation.DELETE:
             self.topics.pop(record.topic, None)
             return
+        if record.operation is TopicOperation.UPDATE:
+            updated = self.topics.get(record.topic)
+            if updated is not None:  # else of a topic that has been deleted since
+                updated.core.apply_update(record.properties)
+            return
         created_ms = int(record.properties.get("created_ms", "0"))
         found = self.topics.get(record.topic)
         if found is None:

@@ -8,7 +8,7 @@ first; entries read from storage are verified against the checksum the client se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
@@ -18,7 +18,7 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
-from magnetar.storage.log_format import encode_entries
+from magnetar.storage.log_format import TopicOperation, encode_entries, encode_topic
 from magnetar.storage.names import log_file
 from magnetar.storage.places import RecordPlace
 from magnetar.topics.dispatch import ReadRequest
@@ -71,6 +71,14 @@ class TopicHost:
     def frozen(self) -> bool:
         """Whether a planned move has stopped publishing and delivery."""
         return self.core.frozen
+
+    async def update_properties(self, changes: Mapping[str, str]) -> None:
+        """Set properties of the topic durably ("" removes one); in force when this returns. Raises ServiceNotReady, StorageError."""
+        if self.frozen:
+            raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
+        record = encode_topic(epoch=self._epoch, topic=str(self.name), operation=TopicOperation.UPDATE, properties=changes)
+        self.context.log.append(record.buffers, record.size, 1, lambda _place: self.core.apply_update(changes))
+        await self.context.log.barrier()
 
     # --- publishing ------------------------------------------------------------------------------------------------------------
 

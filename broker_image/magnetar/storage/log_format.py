@@ -68,10 +68,11 @@ class CursorOperation(enum.IntEnum):
 
 
 class TopicOperation(enum.IntEnum):
-    """Life of a topic."""
+    """Life of a topic. UPDATE sets those of its properties that the record holds, and removes those that are empty there."""
 
     CREATE = 1
     DELETE = 2
+    UPDATE = 3
 
 
 # --- the file's header --------------------------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ class CursorRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic was created or deleted."""
+    """A topic was created or deleted, or some of its properties changed."""
 
     epoch: int
     topic: str

@@ -190,9 +190,17 @@ class Topic:
         return topic
 
     def apply_topic(self, created_ms: int, properties: Mapping[str, str]) -> None:
-        """Replay a record of the topic itself (created, or properties changed)."""
+        """Replay the topic's creation."""
         self.created_ms = created_ms
         self.properties = dict(properties)
+
+    def apply_update(self, changes: Mapping[str, str]) -> None:
+        """Set these properties, and remove those whose value is empty: live once the record is durable, and in replay."""
+        for name, value in changes.items():
+            if value:
+                self.properties[name] = value
+            else:
+                self.properties.pop(name, None)
 
     def apply_entries(self, ledger: int, first: int, count: int) -> int:
         """Replay a run of entries; returns how many were new. Raises CorruptData if records before it are missing."""

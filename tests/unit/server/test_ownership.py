@@ -101,6 +101,27 @@ async def count_stored(broker: Broker) -> int:
         return expected
 
 
+def test_properties_of_a_topic_survive_moves(tmp_path: Path) -> None:
+    """What was set is there at every later owner, what was removed is not, whether it comes from the log or from a checkpoint."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, **LOADED) as cluster:
+            name, topic = str(await cluster.bundle()), TopicName.parse(TOPIC)
+            for number in range(4):
+                owner = await cluster.owner()
+                host = await owner.service.open_topic(topic, create=number == 0)
+                await host.update_properties({"kept": f"value {number}", "gone": "" if number % 2 else "here"})
+                if number == 2:
+                    async with open_peer(owner) as peer:
+                        await peer.produce()
+                        await publish(peer, 0, 40)  # enough for the move to write a checkpoint
+                await owner.ownership.move(name, "", "test")
+                found = (await (await cluster.owner()).service.open_topic(topic, create=False)).core.properties
+                assert found == {"kept": f"value {number}", **({} if number % 2 else {"gone": "here"})}
+
+    asyncio.run(scenario())
+
+
 def test_a_move_that_meets_a_checkpoint_is_done_all_the_same(tmp_path: Path) -> None:
     """The checkpoint changes the record between the look and the request: the request is repeated, not refused."""
 

@@ -166,6 +166,10 @@ def test_replay_is_idempotent_from_any_earlier_record() -> None:
         records.append(("apply_cursor", (name, topic.subscription(name).take_delta())))
 
     records.append(("apply_topic", (17, {})))
+    for changes in ({"a": "1", "b": "2"}, {"a": ""}, {"b": "3", "c": "4"}):
+        topic.apply_update(changes)
+        records.append(("apply_update", (changes,)))
+    topic.created_ms = 17
     topic.subscribe("s", LATEST, properties={"a": "b"})
     log_cursor("s")
     for count in (3, 2, 4):
