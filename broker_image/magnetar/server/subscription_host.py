@@ -15,6 +15,7 @@ import structlog
 
 from magnetar.errors import StorageError
 from magnetar.server.sessions import ConsumerSession
+from magnetar.server.traits import traits_of
 from magnetar.topics.dispatch import Delivery, ReadRequest
 from magnetar.topics.subscription import Subscription
 
@@ -34,6 +35,7 @@ class SubscriptionHost:
         self.topic, self.core = topic, core
         self._scheduled = False
         self._reading: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.read_compacted = False
 
     # --- consumers -------------------------------------------------------------------------------------------------------------
@@ -92,11 +94,25 @@ class SubscriptionHost:
         self._scheduled = False
         if self._reading is not None or self.topic.frozen:
             return
+        self._deliver_what_is_due()
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        """Look again when something becomes due by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_ms = self.core.next_wakeup_ms()
+        if due_ms is not None:
+            delay_s = max(0.0, (due_ms - self.topic.context.clock.wall_ms()) / 1000)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.schedule)
+
+    def _deliver_what_is_due(self) -> None:
         budget = self.topic.context.settings.read_batch_entries_max
         while budget > 0:
             if not all(session.connection.writable for session in self.sessions()):
                 return  # its resume_writing schedules us again
-            request = self.core.next_read(min(budget, READ_ENTRIES_MAX))
+            request = self.core.next_read(min(budget, READ_ENTRIES_MAX), self.topic.context.clock.wall_ms())
             if request is None:
                 return
             if self.read_compacted and self.topic.compacted_before(request.first):
@@ -141,7 +157,7 @@ class SubscriptionHost:
         self.core.acknowledge(None, removed, found.partial)
         if not found.entries:
             return True
-        if self.core.next_read(len(found.entries)) is None:
+        if self.core.next_read(len(found.entries), self.topic.context.clock.wall_ms()) is None:
             return False  # moves delivery on to `first`; nobody takes it any more
         return self._hand_out(found.first, found.entries, found.message_counts)
 
@@ -149,7 +165,7 @@ class SubscriptionHost:
         """Send what dispatch decides; False if it could deliver nothing."""
         if self.topic.frozen:
             return False
-        deliveries = self.core.dispatch(first, message_counts)
+        deliveries = self.core.dispatch(first, message_counts, traits_of(entries, self.core.traits_wanted))
         for delivery in deliveries:
             self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
         return bool(deliveries)
@@ -179,5 +195,8 @@ class SubscriptionHost:
 
     def stop(self) -> None:
         """End deliveries for good."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._reading is not None:
             self._reading.cancel()

@@ -31,6 +31,35 @@ class SubscriptionType(enum.IntEnum):
     KEY_SHARED = 3
 
 
+class TraitsWanted(enum.Enum):
+    """Of which entries a dispatcher must know the traits."""
+
+    NONE = 0
+    SPECIAL = 1
+    """Of delayed and chunked ones only."""
+    ALL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTrait:
+    """The entry is chunk `id` of the `count` chunks of message `uuid`."""
+
+    uuid: str
+    id: int
+    count: int
+
+
+class EntryTraits(NamedTuple):
+    """What a client wrote about an entry that decides to whom it goes, and when.
+
+    `key_hash` is the Murmur3 of its key, 0..0x7fffffff (-1: not asked for); `deliver_at_ms` is wall-clock time, 0 = at once.
+    """
+
+    key_hash: int = -1
+    deliver_at_ms: int = 0
+    chunk: ChunkTrait | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
     """Limits of one subscription; 0 switches an unacknowledged-messages limit off."""
@@ -98,6 +127,7 @@ class Dispatcher(Protocol):
     """
 
     kind: ClassVar[SubscriptionType]
+    traits_wanted: ClassVar[TraitsWanted]
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -137,15 +167,22 @@ class Dispatcher(Protocol):
         """After a seek: forget what was delivered and all permits; read from the mark-delete."""
         ...
 
-    def next_read(self, limit_entries: int) -> ReadRequest | None:
+    def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
         """What to fetch next, or None while nothing can be delivered."""
         ...
 
-    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+    def dispatch(
+        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+    ) -> list[Delivery]:
         """Hand out what was fetched.
 
-        `message_counts[i]` (>= 1) belongs to entry first+i. Anything not due any more is passed over.
+        `message_counts[i]` (>= 1) and `traits[i]` belong to entry first+i. Traits are given as `traits_wanted` says: None stands
+        for an entry, or all of them, without anything special. Anything not due any more is passed over.
         """
+        ...
+
+    def next_wakeup_ms(self) -> int | None:
+        """When, on the clock of `now_ms`, to look at `next_read` again although nothing happened; None if never."""
         ...
 
 

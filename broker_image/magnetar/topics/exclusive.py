@@ -17,8 +17,10 @@ from magnetar.topics.dispatch import (
     Consumer,
     Delivery,
     DispatchLimits,
+    EntryTraits,
     ReadRequest,
     SubscriptionType,
+    TraitsWanted,
     ack_sets_of,
     entries_within,
     read_span,
@@ -30,6 +32,7 @@ class ExclusiveDispatcher:
     """Delivers to the only consumer."""
 
     kind: ClassVar[SubscriptionType] = SubscriptionType.EXCLUSIVE
+    traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.NONE
 
     def __init__(self, cursor: Cursor, _limits: DispatchLimits) -> None:
         self._cursor = cursor
@@ -78,7 +81,8 @@ class ExclusiveDispatcher:
         if self._consumer is not None:
             self._consumer.permits = 0
 
-    def next_read(self, limit_entries: int) -> ReadRequest | None:
+    def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
+        del now_ms
         consumer, cursor = self._consumer, self._cursor
         if consumer is None or consumer.permits <= 0:
             return None
@@ -90,7 +94,13 @@ class ExclusiveDispatcher:
             return ReadRequest(read, min(limit, cursor.end - read))
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
-    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+    def next_wakeup_ms(self) -> int | None:
+        return None
+
+    def dispatch(
+        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+    ) -> list[Delivery]:
+        del traits
         consumer, cursor = self._consumer, self._cursor
         end = first + len(message_counts)
         deliveries: list[Delivery] = []

@@ -18,8 +18,10 @@ from magnetar.topics.dispatch import (
     Consumer,
     Delivery,
     DispatchLimits,
+    EntryTraits,
     ReadRequest,
     SubscriptionType,
+    TraitsWanted,
     ack_sets_of,
     entries_within,
     read_span,
@@ -33,6 +35,7 @@ class SharedDispatcher:
     """Delivers in turns of up to `turn_entries_max` entries."""
 
     kind: ClassVar[SubscriptionType] = SubscriptionType.SHARED
+    traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.SPECIAL
 
     def __init__(self, cursor: Cursor, limits: DispatchLimits) -> None:
         self._cursor = cursor
@@ -174,7 +177,8 @@ class SharedDispatcher:
 
     # --- what goes out ----------------------------------------------------------------------------------------------------------
 
-    def next_read(self, limit_entries: int) -> ReadRequest | None:
+    def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
+        del now_ms
         limit = 0 if self._blocked else min(limit_entries, self._rotation.permits(limit_entries))
         if limit <= 0:
             return None
@@ -188,7 +192,13 @@ class SharedDispatcher:
             return ReadRequest(read, min(limit, cursor.end - read))
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
-    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+    def next_wakeup_ms(self) -> int | None:
+        return None
+
+    def dispatch(
+        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+    ) -> list[Delivery]:
+        del traits
         deliveries: list[Delivery] = []
         costs = remaining_costs(self._cursor, first, message_counts)
         turn = self._limits.turn_entries_max

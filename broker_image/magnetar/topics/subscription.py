@@ -17,7 +17,16 @@ from types import MappingProxyType
 
 from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
 from magnetar.topics.cursor import Cursor
-from magnetar.topics.dispatch import Consumer, Delivery, Dispatcher, DispatchLimits, ReadRequest, SubscriptionType
+from magnetar.topics.dispatch import (
+    Consumer,
+    Delivery,
+    Dispatcher,
+    DispatchLimits,
+    EntryTraits,
+    ReadRequest,
+    SubscriptionType,
+    TraitsWanted,
+)
 from magnetar.topics.exclusive import ExclusiveDispatcher
 from magnetar.topics.shared import SharedDispatcher
 from magnetar.topics.state import CursorDelta, CursorState
@@ -192,18 +201,32 @@ class Subscription:
 
     # --- delivery ---------------------------------------------------------------------------------------------------------------
 
-    def next_read(self, limit_entries: int) -> ReadRequest | None:
-        """Entries to fetch for delivery now, at most `limit_entries`; None if there are none or nobody may take them."""
-        return self._dispatcher.next_read(limit_entries) if self._dispatcher is not None else None
+    @property
+    def traits_wanted(self) -> TraitsWanted:
+        """Of which entries `dispatch` wants the traits."""
+        return self._dispatcher.traits_wanted if self._dispatcher is not None else TraitsWanted.NONE
 
-    def dispatch(self, first: int, message_counts: Sequence[int]) -> list[Delivery]:
+    def next_read(self, limit_entries: int, now_ms: int = 0) -> ReadRequest | None:
+        """Entries to fetch for delivery now, at most `limit_entries`; None if there are none or nobody may take them.
+
+        `now_ms` is wall-clock time; it decides what is due.
+        """
+        return self._dispatcher.next_read(limit_entries, now_ms) if self._dispatcher is not None else None
+
+    def next_wakeup_ms(self) -> int | None:
+        """When to look at `next_read` again although nothing happened; None if never."""
+        return self._dispatcher.next_wakeup_ms() if self._dispatcher is not None else None
+
+    def dispatch(
+        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+    ) -> list[Delivery]:
         """Hand out entries first, first+1, ....
 
-        `message_counts` has the messages of each (>= 1). What is left over is read again.
+        `message_counts` has the messages of each (>= 1), `traits` what `traits_wanted` asks for. What is left over is read again.
         """
         if self._dispatcher is None:
             return []
-        deliveries = self._dispatcher.dispatch(first, message_counts)
+        deliveries = self._dispatcher.dispatch(first, message_counts, traits)
         for delivery in deliveries:
             self.messages_out += delivery.messages
         return deliveries
