@@ -28,6 +28,7 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
 from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
+from magnetar.server.garbage import GarbageSchedule
 from magnetar.server.http import HttpListener
 from magnetar.server.load import ProcessUsage
 from magnetar.server.settings import BrokerSettings
@@ -65,6 +66,7 @@ class BrokerProcess:
         self._on_ready = on_ready
         self._stopping = asyncio.Event()
         self._clock: Clock = SystemClock()
+        self._collecting: asyncio.Task[None] | None = None
         self.broker: Broker | None = None
 
     @property
@@ -103,6 +105,8 @@ class BrokerProcess:
             try:
                 await self._serve(ports, identity)
             finally:
+                if self._collecting is not None:
+                    self._collecting.cancel()
                 await http.close()
                 await volume.close()
 
@@ -119,6 +123,10 @@ class BrokerProcess:
                 failures = 0
                 if self._on_ready is not None:
                     self._on_ready(broker)
+                if self._collecting is None:
+                    garbage = GarbageSchedule(self._messages)
+                    garbage.begin()
+                    self._collecting = asyncio.create_task(garbage.run(), name="garbage collection")
                 await self._until_over(broker)
             except StoreUnavailable as error:
                 # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.
@@ -134,6 +142,12 @@ class BrokerProcess:
             await broker.close()
             failures += 1
             await asyncio.sleep(min(RESTART_MAX_S, RESTART_BASE_S * 2**failures) * self._clock.uniform(0.5, 1.0))
+
+    def _messages(self) -> int:
+        """Messages in and out of the current incarnation."""
+        if self.broker is None:
+            return 0
+        return self.broker.metrics.messages_in + self.broker.metrics.messages_out
 
     async def _until_over(self, broker: Broker) -> None:
         stopping = asyncio.ensure_future(self._stopping.wait())
