@@ -186,7 +186,10 @@ class Broker:
         await self.close()
 
     async def drain(self, reason: str) -> None:
-        """Take no more bundles and hand over those we have; gives up (bundles are then taken over) after `drain_timeout_s`."""
+        """Take no more bundles and hand over those we have.
+
+        Gives up after `drain_timeout_s`, and once the store has been away for `drain_store_patience_s`: bundles are then taken over.
+        """
         if self._draining:
             return
         self._draining = True
@@ -195,14 +198,28 @@ class Broker:
             await self._register(draining=True)
         await self.leader.stop()
         release = asyncio.create_task(self.ownership.release_all(reason))
-        either: list[asyncio.Future[Any]] = [release, self._ended]
+        hopeless = asyncio.create_task(self._store_stays_away())
+        either: list[asyncio.Future[Any]] = [release, self._ended, hopeless]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         release.cancel()
+        hopeless.cancel()
         try:
             with contextlib.suppress(asyncio.CancelledError):  # we have failed meanwhile: there is nothing left to hand over
                 await release
         except TimeoutError:
             log.error("broker.drain_timeout", left=sorted(self.ownership.owned), seconds=self._settings.drain_timeout_s)
+
+    async def _store_stays_away(self) -> None:
+        """Return once the lease has not been renewed for so long that nobody will take what we hand over.
+
+        A cluster that is deleted as a whole loses its etcd and its brokers at the same moment.
+        """
+        seen = self._ports.clock.boottime()
+        while (now := self._ports.clock.boottime()) - seen < self._settings.drain_store_patience_s:
+            if self._lease.valid():
+                seen = now
+            await asyncio.sleep(DRAIN_LOOK_S)
+        log.error("broker.drain_given_up", left=sorted(self.ownership.owned), store_away_s=self._settings.drain_store_patience_s)
 
     async def close(self) -> None:
         """Release everything this process holds; also after a failed start. Never raises for what is gone already."""

@@ -32,6 +32,12 @@ class BrokerSettings:
     claim_check_s: float = _bounded(1.0, 0.05, 60, "interval at which an idle owner looks for its claim")
     park_timeout_s: float = _bounded(20.0, 0.1, 120, "how long LOOKUP, PRODUCER and SUBSCRIBE wait for a bundle that changes hands")
     drain_timeout_s: float = _bounded(120.0, 1, 3600, "how long a stopping broker tries to hand its bundles over")
+    drain_store_patience_s: float = _bounded(
+        10.0,
+        0.1,
+        3600,
+        "how long a stopping broker waits for a metadata store that is away before it leaves its bundles to a takeover",
+    )
     log_file_bytes: int = _bounded(64 * _MIB, 1 * _MIB, 4096 * _MIB, "size at which a log file is rolled")
     log_pending_bytes_max: int = _bounded(
         64 * _MIB, 64 * _KIB, 4096 * _MIB, "bytes waiting for a flush above which connections are not read"

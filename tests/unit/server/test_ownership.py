@@ -185,6 +185,23 @@ def test_an_outage_of_the_store_does_not_end_a_broker_whose_files_roll(tmp_path:
     asyncio.run(scenario())
 
 
+def test_a_broker_that_stops_without_its_store_leaves_its_bundles_to_a_takeover(tmp_path: Path) -> None:
+    """It does not use up its drain time-out when nobody can take what it hands over; nothing acknowledged is lost by that."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, lease_ttl_s=1.0, drain_timeout_s=600.0, drain_store_patience_s=0.5) as cluster:
+            async with open_peer(cluster.first) as peer:
+                await peer.produce()
+                await publish(peer, 0, 3)
+            cluster.network.plan = FaultPlan(unreachable=True)
+            async with asyncio.timeout(60):
+                await cluster.first.stop()
+            await until(lambda: bool(cluster.second.ownership.owned))
+            assert await count_stored(cluster.second) == 3
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.slow
 def test_a_store_that_fails_during_recovery_delays_it(tmp_path: Path) -> None:
     """The taker loads a manifest from the store: without it the bundle stays Assigning, and is taken when the store is back."""
