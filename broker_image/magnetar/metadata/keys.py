@@ -1,7 +1,8 @@
 """Keys of the metadata store.
 
 Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal.
-Durable: bundles/, namespaces/, topics/, logs/, manifests/, brokers/, cordons/, intents/, jobs/, cluster, operator/term.
+Durable: bundles/, namespaces/, topics/, logs/, manifests/, brokers/, cordons/, intents/, jobs/, policies/, tenants/, clusters/,
+cluster, operator/term.
 Bound to a broker's lease: incarnations/, load/, leader. Bound to the operator's or a job's lease: none.
 """
 
@@ -22,6 +23,9 @@ LOGS = "logs/"
 TOPICS = "topics/"
 INTENTS = "intents/"
 JOBS = "jobs/"
+POLICIES = "policies/"
+TENANTS = "tenants/"
+CLUSTERS = "clusters/"
 
 
 def bundle(name: BundleName) -> str:
@@ -76,3 +80,21 @@ def job_run(job: str, run: str) -> str:
 
 def intent(identifier: str) -> str:
     return f"{INTENTS}{identifier}"
+
+
+def topic_policies(name: TopicName) -> str:
+    """Policies of a partitioned or non-persistent topic; those of any other persistent topic are its own properties."""
+    return f"{POLICIES}{name.tenant}/{name.namespace}/{name.domain}/{name.local}"
+
+
+def topic_policies_in(name: NamespaceName) -> str:
+    return f"{POLICIES}{name}/"
+
+
+def tenant(name: str) -> str:
+    return f"{TENANTS}{name}"
+
+
+def cluster_data(name: str) -> str:
+    """What an administrator said about a cluster (Pulsar's ClusterData); `CLUSTER` is about ourselves."""
+    return f"{CLUSTERS}{name}"

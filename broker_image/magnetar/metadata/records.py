@@ -202,6 +202,28 @@ class PartitionedTopicRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class TopicPoliciesRecord(Record):
+    """`policies/...`: policies of a partitioned topic (for all its partitions) or of a non-persistent one, under the names of `policies`."""
+
+    policies: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRecord(Record):
+    """`tenants/<tenant>`: Pulsar's TenantInfo."""
+
+    admin_roles: tuple[str, ...] = ()
+    allowed_clusters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDataRecord(Record):
+    """`clusters/<cluster>`: Pulsar's ClusterData as it was given."""
+
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestPointer(Record):
     """`manifests/<bundle>`: the bundle's current manifest object in the volume; `generation` grows by one per change."""
 

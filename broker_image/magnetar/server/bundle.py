@@ -19,6 +19,7 @@ from magnetar.metadata.records import CheckpointPointer, LogPosition
 from magnetar.names import BundleName, TopicName
 from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
+from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import EntryIndex, TailCache
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
@@ -52,9 +53,15 @@ class OwnedBundle:
     """One bundle between our Owned record and our RELEASE."""
 
     def __init__(
-        self, context: BrokerContext, name: BundleName, epoch: int, recovered: RecoveredBundle, tail_cache: TailCache
+        self,
+        context: BrokerContext,
+        name: BundleName,
+        epoch: int,
+        recovered: RecoveredBundle,
+        tail_cache: TailCache,
+        policies: EffectivePolicies,
     ) -> None:
-        self.context, self.name, self.epoch, self.tail_cache = context, name, epoch, tail_cache
+        self.context, self.name, self.epoch, self.tail_cache, self.policies = context, name, epoch, tail_cache, policies
         self.catalog = recovered.catalog
         self.serving = True
         self._checkpoints = 0
@@ -103,6 +110,11 @@ class OwnedBundle:
         core = Topic(str(name), self.epoch, created_ms=created_ms)
         host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
         return host
+
+    def refresh_policies(self) -> None:
+        """Policies of our namespace, or of topics in it, may have changed."""
+        for host in self.topics.values():
+            host.refresh_policies()
 
     # --- cursors ---------------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from magnetar.metadata.store import Compare, Put
 from magnetar.names import BundleName, TopicName, bundle_of
 from magnetar.server.bundle import OwnedBundle
 from magnetar.server.context import BrokerContext
+from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import TailCache
 from magnetar.server.recovery import recover_bundle
 from magnetar.server.rolling import LogRoller
@@ -57,6 +58,7 @@ class Ownership:
         self._tail_cache = TailCache(context.settings.tail_cache_bytes_max)
         self._roller = LogRoller(context)
         self._owned: dict[str, OwnedBundle] = {}
+        self.policies = EffectivePolicies(context.settings, views, self._owned)
         self._work: dict[str, asyncio.Task[None]] = {}
         self._assigning: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -276,7 +278,7 @@ class Ownership:
         if await self._commit(name, assigned.mod_revision, record) is None and not self._is_ours(name, epoch):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
-        self._owned[name] = OwnedBundle(self._context, BundleName.parse(name), epoch, recovered, self._tail_cache)
+        self._owned[name] = OwnedBundle(self._context, BundleName.parse(name), epoch, recovered, self._tail_cache, self.policies)
         self._context.metrics.bundles_owned.set(len(self._owned))
         self._context.metrics.acquisitions.labels("takeover" if recovered.fenced else "move").inc()
         seconds = round(self._context.clock.monotonic() - started, 4)

@@ -18,6 +18,7 @@ from magnetar.errors import MagnetarError, NamespaceNotFound, NotAllowed, TopicN
 from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.names import NamespaceName, TopicName
+from magnetar.policies import Policies
 from magnetar.server.acknowledgements import acknowledge, redeliver, statistics
 from magnetar.server.bundle import check_partition
 from magnetar.server.connection import Connection
@@ -126,6 +127,10 @@ class BrokerService:
         await self._ownership.bundle_of(topic)
         item = await self._context.store.get(keys.partitioned_topic(topic))
         return PartitionedTopicRecord.decode(item.value).partitions if item is not None else 0
+
+    def namespace_policies(self, name: NamespaceName) -> Policies:
+        """Policies that hold for topics of a namespace that have none of their own."""
+        return self._ownership.policies.namespace(name)
 
     # --- for REST and the load report ------------------------------------------------------------------------------------------
 

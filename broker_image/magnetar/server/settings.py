@@ -57,6 +57,20 @@ class BrokerSettings:
     topics_per_namespace_max: int = _bounded(100_000, 1, 10_000_000, "topics that clients may create in one namespace")
     partitions_max: int = _bounded(4096, 1, 100_000, "partitions of one topic")
     moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")
+    inactive_topic_s: float = _bounded(
+        60.0,
+        0,
+        1 << 31,
+        "age at which a topic without subscriptions and producers is deleted unless a policy says otherwise; 0 = never",
+    )
+    topic_check_s: float = _bounded(5.0, 0.02, 3600, "interval at which topics are looked at for what has become due")
+    inactive_check_s: float = _bounded(60.0, 0.02, 86_400, "interval of looking for inactive topics")
+    expiry_check_s: float = _bounded(300.0, 0.02, 86_400, "interval of looking for messages beyond their time to live")
+    backlog_quota_check_s: float = _bounded(60.0, 0.02, 86_400, "interval of comparing backlogs with their quotas")
+    retention_check_s: float = _bounded(120.0, 0.02, 86_400, "interval of looking for messages that nobody needs any more")
+    trim_grace_s: float = _bounded(
+        600.0, 0, 1 << 31, "age that a message reaches before it is dropped, even if nothing asks to retain it"
+    )
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 
     @staticmethod

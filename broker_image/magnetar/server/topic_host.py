@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
 from magnetar.names import TopicName
+from magnetar.policies import Policies
 from magnetar.server.catalog import CompactedRead
 from magnetar.server.context import BrokerContext
+from magnetar.server.effective_policies import PROPERTY
 from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
@@ -63,6 +65,7 @@ class TopicHost:
         self.partition = name.partition
         self._encoded_name = str(name).encode()
         self._epoch = bundle.epoch
+        self.policies: Policies = bundle.policies.topic(name, core.properties)
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
         }
@@ -77,8 +80,17 @@ class TopicHost:
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
         record = encode_topic(epoch=self._epoch, topic=str(self.name), operation=TopicOperation.UPDATE, properties=changes)
-        self.context.log.append(record.buffers, record.size, 1, lambda _place: self.core.apply_update(changes))
+        self.context.log.append(record.buffers, record.size, 1, lambda _place: self._updated(changes))
         await self.context.log.barrier()
+
+    def _updated(self, changes: Mapping[str, str]) -> None:
+        self.core.apply_update(changes)
+        if PROPERTY in changes:
+            self.refresh_policies()
+
+    def refresh_policies(self) -> None:
+        """Policies of the topic or of its namespace may have changed."""
+        self.policies = self.bundle.policies.topic(self.name, self.core.properties)
 
     # --- publishing ------------------------------------------------------------------------------------------------------------
 

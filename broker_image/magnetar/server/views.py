@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -25,6 +25,7 @@ from magnetar.metadata.records import (
     LoadRecord,
     NamespaceRecord,
     Record,
+    TopicPoliciesRecord,
 )
 from magnetar.metadata.store import MetadataStore
 from magnetar.server.context import BrokerContext
@@ -166,6 +167,7 @@ class ClusterViews:
     namespaces: StoreView[NamespaceRecord]
     cordons: StoreView[CordonRecord]
     load: StoreView[LoadRecord]
+    policies: StoreView[TopicPoliciesRecord]
 
     @staticmethod
     def create(context: BrokerContext) -> ClusterViews:
@@ -176,12 +178,16 @@ class ClusterViews:
             StoreView(store, clock, keys.NAMESPACES, NamespaceRecord),
             StoreView(store, clock, keys.CORDONS, CordonRecord),
             StoreView(store, clock, keys.LOAD, LoadRecord),
+            StoreView(store, clock, keys.POLICIES, TopicPoliciesRecord),
         )
 
     async def start(self) -> None:
-        for view in (self.bundles, self.incarnations, self.namespaces, self.cordons, self.load):
+        for view in self._all():
             await view.start()
 
     async def stop(self) -> None:
-        for view in (self.bundles, self.incarnations, self.namespaces, self.cordons, self.load):
+        for view in self._all():
             await view.stop()
+
+    def _all(self) -> tuple[StoreView[Any], ...]:
+        return self.bundles, self.incarnations, self.namespaces, self.cordons, self.load, self.policies
