@@ -1,0 +1,147 @@
+"""Policies: which level wins, what every key means, and that a bad value is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.errors import InvalidRequest
+from magnetar.policies import (
+    CAUGHT_UP,
+    EVICT,
+    READERS,
+    REFUSE,
+    SUBSCRIPTION_TYPES,
+    AutoTopicCreation,
+    BacklogQuota,
+    DelayedDelivery,
+    InactiveTopic,
+    Policies,
+    check,
+    effective,
+    readable,
+)
+
+GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
+    "deduplicationEnabled": (True, {"deduplication_enabled": True}),
+    "deduplicationSnapshotIntervalSeconds": (7, {"deduplication_snapshot_interval": 7}),
+    "encryption_required": (True, {"encryption_required": True}),
+    "autoTopicCreationOverride": (
+        {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3},
+        {"auto_topic_creation": AutoTopicCreation(True, "partitioned", 3)},
+    ),
+    "autoSubscriptionCreationOverride": ({"allowAutoSubscriptionCreation": False}, {"auto_subscription_creation": False}),
+    "retention_policies": (
+        {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1},
+        {"retention_minutes": 10, "retention_mb": -1},
+    ),
+    "message_ttl_in_seconds": (60, {"message_ttl_s": 60}),
+    "backlog_quota_map": (
+        {"destination_storage": {"limit": 10, "policy": "producer_exception"}},
+        {"backlog_quotas": {"destination_storage": BacklogQuota(10, -1, REFUSE)}},
+    ),
+    "max_producers_per_topic": (1, {"max_producers": 1}),
+    "max_consumers_per_topic": (2, {"max_consumers": 2}),
+    "max_consumers_per_subscription": (3, {"max_consumers_per_subscription": 3}),
+    "max_subscriptions_per_topic": (4, {"max_subscriptions": 4}),
+    "max_topics_per_namespace": (5, {"max_topics": 5}),
+    "max_unacked_messages_per_consumer": (6, {"max_unacked_per_consumer": 6}),
+    "max_unacked_messages_per_subscription": (7, {"max_unacked_per_subscription": 7}),
+    "delayed_delivery_policies": (
+        {"tickTime": 250, "active": True, "maxDeliveryDelayInMillis": None},
+        {"delayed_delivery": DelayedDelivery(True, 250, 0)},
+    ),
+    "inactive_topic_policies": (
+        {"inactiveTopicDeleteMode": CAUGHT_UP, "maxInactiveDurationSeconds": 5, "deleteWhileInactive": True},
+        {"inactive_topic": InactiveTopic(True, CAUGHT_UP, 5)},
+    ),
+    "subscription_types_enabled": (["Shared"], {"subscription_types_enabled": frozenset({"Shared"})}),
+    "subscription_expiration_time_minutes": (9, {"subscription_expiration_minutes": 9}),
+    "max_message_size": (1000, {"max_message_bytes": 1000}),
+    "compaction_threshold": (1 << 40, {"compaction_threshold": 1 << 40}),
+}
+
+BAD: list[tuple[str, Any]] = [
+    ("deduplicationEnabled", "yes"),
+    ("deduplicationEnabled", 1),
+    ("message_ttl_in_seconds", -1),
+    ("message_ttl_in_seconds", True),
+    ("message_ttl_in_seconds", 1.5),
+    ("message_ttl_in_seconds", 1 << 31),
+    ("retention_policies", 5),
+    ("retention_policies", {"retentionTimeInMinutes": 10, "retentionSizeInMB": 0}),
+    ("retention_policies", {"retentionTimeInMinutes": -2, "retentionSizeInMB": 1}),
+    ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "round"}),
+    ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 0}),
+    ("backlog_quota_map", {"disk": {}}),
+    ("backlog_quota_map", {"message_age": {"policy": "wait"}}),
+    ("delayed_delivery_policies", {"tickTime": 0}),
+    ("inactive_topic_policies", {"inactiveTopicDeleteMode": "never"}),
+    ("subscription_types_enabled", "Shared"),
+    ("subscription_types_enabled", ["Broadcast"]),
+]
+
+
+@pytest.mark.parametrize("key", sorted(READERS))
+def test_every_policy_is_read_and_only_it_changes(key: str) -> None:
+    value, changed = GOOD[key]
+    found = effective(Policies(), {key: value}, {})
+    for field, expected in changed.items():
+        assert getattr(found, field) == expected
+    for field in Policies.__dataclass_fields__:
+        assert field in changed or getattr(found, field) == getattr(Policies(), field), field
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_a_value_that_cannot_be_read_is_refused_by_name_and_kept_apart(key: str, value: Any) -> None:
+    """Nothing bad is stored; and what is stored badly by somebody else spoils nothing but itself."""
+    with pytest.raises(InvalidRequest, match=key):
+        check({key: value})
+    with pytest.raises(InvalidRequest, match=key):
+        effective(Policies(), {}, {key: value})
+    assert readable({key: value, "x": 1}) == {"x": 1}
+
+
+@given(st.sets(st.sampled_from(sorted(READERS))), st.sets(st.sampled_from(sorted(READERS))))
+def test_a_topic_wins_over_its_namespace_and_null_is_not_set(at_namespace: set[str], at_topic: set[str]) -> None:
+    """Per key: the topic's value if set, else the namespace's, else the broker's; keys without effect are passed over."""
+    namespace = {key: GOOD[key][0] if key in at_namespace else None for key in sorted(READERS)} | {"unheard_of": {"a": 1}}
+    other = {"message_ttl_in_seconds": 5, "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
+    topic = {key: other.get(key, GOOD[key][0]) for key in at_topic}
+    expected: dict[str, Any] = {}
+    for key in sorted(at_namespace):
+        expected.update(GOOD[key][1])
+    for key in sorted(at_topic):
+        expected.update(
+            {"message_ttl_s": 5}
+            if key == "message_ttl_in_seconds"
+            else {"retention_minutes": -1, "retention_mb": -1}
+            if key == "retention_policies"
+            else GOOD[key][1]
+        )
+    found = effective(Policies(), namespace, topic)
+    for field in Policies.__dataclass_fields__:
+        assert getattr(found, field) == expected.get(field, getattr(Policies(), field)), field
+
+
+def test_backlog_quotas_are_merged_by_type() -> None:
+    """A topic may have its own limit of age and keep its namespace's limit of size; `limitSize` counts before the old `limit`."""
+    namespace = {"backlog_quota_map": {"destination_storage": {"limit": 1, "limitSize": 2, "policy": EVICT}}}
+    topic = {"backlog_quota_map": {"message_age": {"limitTime": 3, "policy": REFUSE}}}
+    found = effective(Policies(), namespace, topic).backlog_quotas
+    assert found == {"destination_storage": BacklogQuota(2, -1, EVICT), "message_age": BacklogQuota(-1, 3, REFUSE)}
+
+
+def test_without_policies_everybody_shares_the_brokers_defaults() -> None:
+    """Ten thousand topics must not hold ten thousand copies."""
+    defaults = Policies(message_ttl_s=3)
+    assert effective(defaults, {}, {"properties": {"a": "b"}}) is defaults
+    assert not defaults.retains_for_ever
+    assert Policies(retention_minutes=-1, retention_mb=-1).retains_for_ever
+
+
+def test_no_types_enabled_means_all_of_them() -> None:
+    assert effective(Policies(), {"subscription_types_enabled": []}, {}).subscription_types_enabled == frozenset(SUBSCRIPTION_TYPES)
