@@ -70,8 +70,7 @@ class TopicName:
     @property
     def partition(self) -> int:
         """Partition index, or -1 for a topic that is not a partition."""
-        match = _PARTITION.match(self.local)
-        return int(match["index"]) if match else -1
+        return partition_of(self.local)
 
     @property
     def base(self) -> TopicName:
@@ -165,3 +164,9 @@ def bundle_of(namespace: NamespaceName, boundaries: Sequence[int], position: int
 def bundles_of(namespace: NamespaceName, boundaries: Sequence[int]) -> list[BundleName]:
     """All bundles of a namespace in hash order."""
     return [BundleName(namespace, low, high) for low, high in itertools.pairwise(boundaries)]
+
+
+def partition_of(topic: str) -> int:
+    """Partition index of the topic with this name (or local name), or -1 for a topic that is not a partition."""
+    match = _PARTITION.match(topic)
+    return int(match["index"]) if match else -1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from magnetar.client.messages import MessageId
 from magnetar.client.outgoing import Outgoing
 from magnetar.client.sending import PartitionProducer, Receipt
-from magnetar.wire.hashes import java_string_hash, murmur3
+from magnetar.hashes import java_string_hash, murmur3
 
 
 class KeyHash(enum.Enum):

@@ -112,8 +112,7 @@ async def seek(connection: Connection, request: api.CommandSeek, context: Broker
     if host.topic.frozen:
         raise ServiceNotReady(f"topic {host.topic.name} is being unloaded; seek again after the reconnect")
     mask = mask_of_words(request.message_id.ack_set) if request.message_id.ack_set else None
-    for other in host.sessions():
-        other.close_by_broker(None)  # they subscribe again; a reader then names its new start itself
+    host.disconnect_for_seek()
     if host.core.durable:
         host.core.reset(host.topic.core.ledgers.clamp(Position(*commands.position_of(request.message_id))), mask)
         host.topic.bundle.write_cursor(host, lambda: None)

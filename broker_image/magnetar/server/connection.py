@@ -101,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
         self.client_version = ""
+        self.protocol_version = 0
         self.peer = ""
 
     # --- asyncio ---------------------------------------------------------------------------------------------------------------
@@ -124,7 +125,6 @@ class Connection(asyncio.BufferedProtocol):
             self._ping_timer.cancel()
         for task in list(self._requests):
             task.cancel()
-        self.writable = True  # a dead connection must not hold up the other consumers of its subscriptions
         for producer in list(self.producers.values()):
             producer.closed = True
             producer.topic.core.producers.remove(producer.name, producer)
@@ -152,10 +152,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.writable = False
+        for consumer in self.consumers.values():
+            consumer.subscription.core.pause(consumer)
 
     def resume_writing(self) -> None:
         self.writable = True
         for consumer in self.consumers.values():
+            consumer.subscription.core.resume(consumer)
             consumer.subscription.schedule()
 
     # --- reading ---------------------------------------------------------------------------------------------------------------
@@ -283,8 +286,10 @@ class Connection(asyncio.BufferedProtocol):
     def _handshake(self, connect: api.CommandConnect) -> None:
         self._connected = True
         self.client_version = connect.client_version[:200]
-        version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
-        self.queue(commands.connected(SERVER_VERSION, version, self._settings.max_message_bytes, topic_watchers=False))
+        self.protocol_version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
+        self.queue(
+            commands.connected(SERVER_VERSION, self.protocol_version, self._settings.max_message_bytes, topic_watchers=False)
+        )
 
     def _flow(self, flow: api.CommandFlow) -> None:
         consumer = self.consumers.get(flow.consumer_id)

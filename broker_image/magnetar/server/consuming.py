@@ -91,6 +91,7 @@ class Consuming:
             raise ServiceNotReady(f"topic {topic.name} is being unloaded; look it up again")
         self._attach_consumer(connection, request, host)
         connection.queue(commands.success(request.request_id))
+        host.schedule()  # after SUCCESS: a consumer may have to be told that it is active, or is not
 
     def _attach_consumer(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
         """Register the consumer with its subscription. Raises ConsumerBusy, NotAllowed."""
@@ -113,6 +114,8 @@ class Consuming:
         except MagnetarError:
             self._drop_if_unused(host)
             raise
+        if not connection.writable:
+            host.core.pause(session)
         host.read_compacted = request.read_compacted
         connection.consumers[request.consumer_id] = session
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from magnetar.server.subscription_host import SubscriptionHost
     from magnetar.server.topic_host import TopicHost
 
+ACTIVE_CONSUMER_CHANGE_SINCE = 12
+"""Protocol version."""
+
 
 class ProducerSession:
     """One producer. `pending` counts entries whose receipt is not out yet."""
@@ -68,3 +71,8 @@ class ConsumerSession:
             self.closed = True
             self.connection.forget_consumer(self)
             self.connection.queue(commands.close_consumer(self.consumer_id, service_url))
+
+    def tell_active(self, active: bool) -> None:
+        """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""
+        if not self.closed and self.connection.protocol_version >= ACTIVE_CONSUMER_CHANGE_SINCE:
+            self.connection.queue(commands.active_consumer_change(self.consumer_id, active=active))

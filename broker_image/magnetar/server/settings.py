@@ -47,6 +47,9 @@ class BrokerSettings:
     read_batch_bytes_max: int = _bounded(4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes fetched at once for a reader that is behind")
     read_batch_entries_max: int = _bounded(1000, 1, 100_000, "entries dispatched to one subscription before others get their turn")
     ack_write_delay_s: float = _bounded(1.0, 0.0, 60, "an acknowledgement without request id is in the log at most this much later")
+    failover_delay_ms: int = _bounded(
+        1000, 0, 600_000, "wait of a Failover consumer that takes over, for its predecessor's last acks"
+    )
     connections_max: int = _bounded(20_000, 1, 1_000_000, "open client connections")
     producers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "producers of one connection")
     consumers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "consumers of one connection")

@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 READ_ENTRIES_MAX = 500
 READ_RETRY_S = 0.5
+WAKEUP_MIN_S = 0.005
 
 
 class SubscriptionHost:
@@ -34,6 +35,7 @@ class SubscriptionHost:
     def __init__(self, topic: TopicHost, core: Subscription) -> None:
         self.topic, self.core = topic, core
         self._scheduled = False
+        self._missed = False
         self._reading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.read_compacted = False
@@ -43,6 +45,13 @@ class SubscriptionHost:
     def sessions(self) -> list[ConsumerSession]:
         """Consumers connected now, in order of arrival."""
         return [handle for handle in self.core.consumers if isinstance(handle, ConsumerSession)]
+
+    def disconnect_for_seek(self) -> None:
+        """Have those subscribe again whom a seek concerns: all consumers, of Failover only the active one."""
+        active = self.core.active
+        for session in self.sessions():
+            if active is None or active.handle is session:
+                session.close_by_broker(None)  # a reader then names its new start itself
 
     def detach(self, session: ConsumerSession) -> None:
         """A consumer has left; what it held goes to the others. A reader's subscription goes with its last consumer."""
@@ -92,9 +101,15 @@ class SubscriptionHost:
 
     def _deliver(self) -> None:
         self._scheduled = False
-        if self._reading is not None or self.topic.frozen:
+        if self.topic.frozen:
             return
-        self._deliver_what_is_due()
+        for session, active in self.core.advance(self.topic.context.clock.wall_ms()):
+            assert isinstance(session, ConsumerSession)
+            session.tell_active(active)
+        if self._reading is not None:
+            self._missed = True
+        else:
+            self._deliver_what_is_due()
         self._arm_timer()
 
     def _arm_timer(self) -> None:
@@ -104,14 +119,12 @@ class SubscriptionHost:
             self._timer = None
         due_ms = self.core.next_wakeup_ms()
         if due_ms is not None:
-            delay_s = max(0.0, (due_ms - self.topic.context.clock.wall_ms()) / 1000)
+            delay_s = max(WAKEUP_MIN_S, (due_ms - self.topic.context.clock.wall_ms()) / 1000)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.schedule)
 
     def _deliver_what_is_due(self) -> None:
         budget = self.topic.context.settings.read_batch_entries_max
         while budget > 0:
-            if not all(session.connection.writable for session in self.sessions()):
-                return  # its resume_writing schedules us again
             request = self.core.next_read(min(budget, READ_ENTRIES_MAX), self.topic.context.clock.wall_ms())
             if request is None:
                 return
@@ -146,7 +159,9 @@ class SubscriptionHost:
             await asyncio.sleep(READ_RETRY_S)
         finally:
             self._reading = None
-        if progress:
+        # Whatever happened during the read (permits, a change of the active consumer, a seek) found it under way and was put off.
+        if progress or self._missed:
+            self._missed = False
             self.schedule()
 
     async def _fetch_compacted(self, request: ReadRequest) -> bool:

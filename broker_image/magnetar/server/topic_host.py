@@ -23,7 +23,7 @@ from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.storage.log_format import TopicOperation, encode_entries, encode_topic
 from magnetar.storage.names import log_file
 from magnetar.storage.places import RecordPlace
-from magnetar.topics.dispatch import ReadRequest
+from magnetar.topics.dispatch import DispatchLimits, ReadRequest
 from magnetar.topics.ledgers import Position
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
@@ -66,6 +66,7 @@ class TopicHost:
         self._encoded_name = str(name).encode()
         self._epoch = bundle.epoch
         self.policies: Policies = bundle.policies.topic(name, core.properties)
+        core.limit(DispatchLimits(failover_delay_ms=self.context.settings.failover_delay_ms))
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
         }

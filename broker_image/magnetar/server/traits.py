@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from magnetar.errors import ProtocolError
+from magnetar.hashes import murmur3
 from magnetar.topics.dispatch import ChunkTrait, EntryTraits, TraitsWanted
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import BROKER_METADATA_MAGIC, CHECKSUM_BYTES, CHECKSUM_MAGIC
 from magnetar.wire.entries import dispatch_key, parse_metadata
-from magnetar.wire.hashes import murmur3
 
 DELIVER_AT_TAG = b"\x98\x01"
 CHUNK_COUNT_TAG = b"\xd8\x01"

@@ -68,6 +68,7 @@ class DispatchLimits:
     unacknowledged_per_subscription_messages_max: int = 200_000
     turn_entries_max: int = 20
     acknowledged_ranges_max: int = ACKNOWLEDGED_RANGES_MAX
+    failover_delay_ms: int = 1000
 
 
 class ReadRequest(NamedTuple):
@@ -97,10 +98,23 @@ class Delivery(NamedTuple):
 class Consumer:
     """One consumer of a subscription, as dispatch sees it.
 
-    `unacknowledged` (messages) and `pending` (ordinals) are kept by Shared types only. `queued` belongs to `rotation`.
+    `unacknowledged` (messages) and `pending` (ordinals) are kept by Shared types only. `queued` belongs to `rotation`. `paused` means
+    that its connection takes no more for now.
     """
 
-    __slots__ = ("blocked", "epoch", "handle", "messages_out", "name", "pending", "permits", "priority", "queued", "unacknowledged")
+    __slots__ = (
+        "blocked",
+        "epoch",
+        "handle",
+        "messages_out",
+        "name",
+        "paused",
+        "pending",
+        "permits",
+        "priority",
+        "queued",
+        "unacknowledged",
+    )
 
     def __init__(self, handle: Hashable, name: str = "", priority: int = 0, epoch: int = 0) -> None:
         self.handle = handle
@@ -110,6 +124,7 @@ class Consumer:
         self.permits = 0
         self.unacknowledged = 0
         self.blocked = False
+        self.paused = False
         self.queued = False
         self.pending = IntervalSet()
         self.messages_out = 0
@@ -117,7 +132,7 @@ class Consumer:
     @property
     def ready(self) -> bool:
         """May be given entries."""
-        return self.permits > 0 and not self.blocked
+        return self.permits > 0 and not self.blocked and not self.paused
 
 
 class Dispatcher(Protocol):
@@ -132,6 +147,11 @@ class Dispatcher(Protocol):
     @property
     def consumers(self) -> Sequence[Consumer]:
         """Those connected, in order of arrival."""
+        ...
+
+    @property
+    def active(self) -> Consumer | None:
+        """The one consumer that is served, of types that have one; it may still wait for its turn to begin."""
         ...
 
     @property
@@ -165,6 +185,10 @@ class Dispatcher(Protocol):
 
     def rewind(self) -> None:
         """After a seek: forget what was delivered and all permits; read from the mark-delete."""
+        ...
+
+    def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
+        """Let time pass; the handles to be told now whether they are active (Failover only)."""
         ...
 
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:

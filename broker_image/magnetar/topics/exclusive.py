@@ -1,6 +1,7 @@
 """Exclusive: one consumer, strict order.
 
-Owns: the read position of an Exclusive subscription. Imports: dispatch, cursor. Pure.
+Owns: `SingleActiveDispatcher`, the read position of a subscription that delivers to one consumer at a time, and its simplest form.
+Imports: dispatch, cursor. Pure.
 Invariants: entries leave in order, acknowledged ones excepted; redelivery means reading again from the mark-delete, with redelivery
 counts 0 and the consumer's new epoch, by which a client tells old copies from new ones. Cost is per run: nothing is tracked per
 entry.
@@ -8,7 +9,7 @@ entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from magnetar.errors import ConsumerBusy
@@ -28,35 +29,22 @@ from magnetar.topics.dispatch import (
 )
 
 
-class ExclusiveDispatcher:
-    """Delivers to the only consumer."""
+class SingleActiveDispatcher:
+    """Delivers to `_serving`, if there is one; who that is, subclasses say."""
 
-    kind: ClassVar[SubscriptionType] = SubscriptionType.EXCLUSIVE
     traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.NONE
 
-    def __init__(self, cursor: Cursor, _limits: DispatchLimits) -> None:
+    def __init__(self, cursor: Cursor, limits: DispatchLimits, topic: str) -> None:
         self._cursor = cursor
-        self._consumer: Consumer | None = None
+        self._limits = limits
+        self._topic = topic
+        self._serving: Consumer | None = None
         self._read = cursor.mark_delete
-
-    @property
-    def consumers(self) -> Sequence[Consumer]:
-        return () if self._consumer is None else (self._consumer,)
 
     @property
     def unacknowledged(self) -> int:
         """Not tracked for this type."""
         return 0
-
-    def add(self, consumer: Consumer) -> None:
-        if self._consumer is not None:
-            raise ConsumerBusy("Exclusive consumer is already connected; close it first or subscribe as Shared or Failover")
-        self._consumer = consumer
-        self._read = self._cursor.mark_delete
-
-    def remove(self, consumer: Consumer) -> None:
-        assert consumer is self._consumer
-        self._consumer = None
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
@@ -71,20 +59,29 @@ class ExclusiveDispatcher:
         return False
 
     def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
-        """Rewind, whatever the ranges are: single entries cannot come back without breaking the order."""
+        """Rewind, whatever the ranges are: single entries cannot come back without breaking the order.
+
+        The epoch counts in any case, even if somebody else is served.
+        """
         del ranges
         consumer.epoch = max(consumer.epoch, epoch)
-        self._read = self._cursor.mark_delete
+        if self._may_rewind(consumer):
+            self._read = self._cursor.mark_delete
 
-    def rewind(self) -> None:
-        self._read = self._cursor.mark_delete
-        if self._consumer is not None:
-            self._consumer.permits = 0
+    def _may_rewind(self, consumer: Consumer) -> bool:
+        return consumer is self._serving
+
+    def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
+        del now_ms
+        return ()
+
+    def next_wakeup_ms(self) -> int | None:
+        return None
 
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
         del now_ms
-        consumer, cursor = self._consumer, self._cursor
-        if consumer is None or consumer.permits <= 0:
+        consumer, cursor = self._serving, self._cursor
+        if consumer is None or not consumer.ready:
             return None
         self._read = read = cursor.first_unacknowledged(self._read)
         if read >= cursor.end or (cursor.saturated and read >= cursor.acknowledged_end):
@@ -94,21 +91,18 @@ class ExclusiveDispatcher:
             return ReadRequest(read, min(limit, cursor.end - read))
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
-    def next_wakeup_ms(self) -> int | None:
-        return None
-
     def dispatch(
         self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
     ) -> list[Delivery]:
         del traits
-        consumer, cursor = self._consumer, self._cursor
+        consumer, cursor = self._serving, self._cursor
         end = first + len(message_counts)
         deliveries: list[Delivery] = []
         if consumer is None or not first <= self._read < end:
             return deliveries
         costs = remaining_costs(cursor, first, message_counts)
         for start, stop in cursor.unacknowledged(self._read, end):
-            if consumer.permits <= 0:
+            if not consumer.ready:
                 return deliveries
             count, messages = entries_within(consumer.permits, costs, start - first, stop - first)
             ack_sets = ack_sets_of(cursor, start, count)
@@ -117,3 +111,32 @@ class ExclusiveDispatcher:
             consumer.messages_out += messages
             self._read = start + count
         return deliveries
+
+
+class ExclusiveDispatcher(SingleActiveDispatcher):
+    """Delivers to the only consumer."""
+
+    kind: ClassVar[SubscriptionType] = SubscriptionType.EXCLUSIVE
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        return () if self._serving is None else (self._serving,)
+
+    @property
+    def active(self) -> Consumer | None:
+        return self._serving
+
+    def add(self, consumer: Consumer) -> None:
+        if self._serving is not None:
+            raise ConsumerBusy("Exclusive consumer is already connected; close it first or subscribe as Shared or Failover")
+        self._serving = consumer
+        self._read = self._cursor.mark_delete
+
+    def remove(self, consumer: Consumer) -> None:
+        assert consumer is self._serving
+        self._serving = None
+
+    def rewind(self) -> None:
+        self._read = self._cursor.mark_delete
+        if self._serving is not None:
+            self._serving.permits = 0

@@ -10,7 +10,7 @@ redelivery.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import ClassVar
 
 from magnetar.topics.cursor import Cursor
@@ -37,7 +37,7 @@ class SharedDispatcher:
     kind: ClassVar[SubscriptionType] = SubscriptionType.SHARED
     traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.SPECIAL
 
-    def __init__(self, cursor: Cursor, limits: DispatchLimits) -> None:
+    def __init__(self, cursor: Cursor, limits: DispatchLimits, _topic: str) -> None:
         self._cursor = cursor
         self._limits = limits
         self._consumers: list[Consumer] = []
@@ -54,6 +54,10 @@ class SharedDispatcher:
     @property
     def consumers(self) -> Sequence[Consumer]:
         return self._consumers
+
+    @property
+    def active(self) -> Consumer | None:
+        return None
 
     @property
     def unacknowledged(self) -> int:
@@ -176,6 +180,10 @@ class SharedDispatcher:
                 del redeliveries[ordinal]
 
     # --- what goes out ----------------------------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
+        del now_ms
+        return ()
 
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
         del now_ms

@@ -11,7 +11,7 @@ None. Anything may happen between `next_read` and `dispatch`: what is not due an
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -28,11 +28,12 @@ from magnetar.topics.dispatch import (
     TraitsWanted,
 )
 from magnetar.topics.exclusive import ExclusiveDispatcher
+from magnetar.topics.failover import FailoverDispatcher
 from magnetar.topics.shared import SharedDispatcher
 from magnetar.topics.state import CursorDelta, CursorState
 
-_DISPATCHERS: Mapping[SubscriptionType, type[ExclusiveDispatcher] | type[SharedDispatcher]] = MappingProxyType(
-    {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, SharedDispatcher)}
+_DISPATCHERS: Mapping[SubscriptionType, Callable[[Cursor, DispatchLimits, str], Dispatcher]] = MappingProxyType(
+    {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, FailoverDispatcher, SharedDispatcher)}
 )
 
 
@@ -45,11 +46,13 @@ class Subscription:
         durable: bool,
         cursor: Cursor,
         *,
+        topic: str = "",
         limits: DispatchLimits | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.durable = durable
+        self._topic = topic
         self.cursor = cursor
         self._properties = dict(properties or {})
         self._limits = limits or DispatchLimits()
@@ -74,6 +77,11 @@ class Subscription:
     def kind(self) -> SubscriptionType | None:
         """Type of the connected consumers, or None."""
         return self._dispatcher.kind if self._dispatcher is not None else None
+
+    @property
+    def active(self) -> Consumer | None:
+        """The consumer that is served, of an Exclusive or Failover subscription."""
+        return self._dispatcher.active if self._dispatcher is not None else None
 
     @property
     def unacknowledged(self) -> int:
@@ -111,7 +119,9 @@ class Subscription:
         if kind not in _DISPATCHERS:
             offered = " or ".join(known.name for known in _DISPATCHERS)
             raise NotAllowed(f"subscription type {kind.name} is not offered; use {offered}")
-        dispatcher = self._dispatcher if self._dispatcher is not None else _DISPATCHERS[kind](self.cursor, self._limits)
+        dispatcher = (
+            self._dispatcher if self._dispatcher is not None else _DISPATCHERS[kind](self.cursor, self._limits, self._topic)
+        )
         consumer = Consumer(handle, name, priority, epoch)
         dispatcher.add(consumer)
         self._dispatcher = dispatcher
@@ -138,6 +148,23 @@ class Subscription:
         consumer = self._consumers.get(handle)
         if consumer is not None and self._dispatcher is not None:
             self._dispatcher.flow(consumer, permits)
+
+    def pause(self, handle: Hashable) -> None:
+        """The consumer's connection takes no more: others get their entries meanwhile."""
+        consumer = self._consumers.get(handle)
+        if consumer is not None:
+            consumer.paused = True
+
+    def resume(self, handle: Hashable) -> None:
+        """The consumer's connection takes more again."""
+        consumer = self._consumers.get(handle)
+        if consumer is not None and self._dispatcher is not None:
+            consumer.paused = False
+            self._dispatcher.flow(consumer, 0)
+
+    def limit(self, limits: DispatchLimits) -> None:
+        """Other limits, from the next first consumer on."""
+        self._limits = limits
 
     # --- acknowledgements -------------------------------------------------------------------------------------------------------
 
@@ -200,6 +227,10 @@ class Subscription:
             self._dispatcher.rewind()
 
     # --- delivery ---------------------------------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
+        """Let time pass (`now_ms`: wall clock); the handles to be told now whether they are active."""
+        return self._dispatcher.advance(now_ms) if self._dispatcher is not None else ()
 
     @property
     def traits_wanted(self) -> TraitsWanted:

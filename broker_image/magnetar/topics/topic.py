@@ -154,6 +154,12 @@ class Topic:
             raise NotAllowed(f"subscription name {name!r} is blank or reserved; choose another name")
         return self._create(name, self.ledgers.clamp(start), durable, properties)
 
+    def limit(self, limits: DispatchLimits) -> None:
+        """Other limits for its subscriptions."""
+        self._limits = limits
+        for subscription in self._subscriptions.values():
+            subscription.limit(limits)
+
     def remove_subscription(self, name: str) -> Subscription:
         """Unsubscribe. Raises SubscriptionNotFound, and ConsumerBusy while consumers are connected (disconnect them first)."""
         found = self.subscription(name)
@@ -163,7 +169,7 @@ class Topic:
 
     def _create(self, name: str, start: int, durable: bool, properties: Mapping[str, str] | None) -> Subscription:
         cursor = Cursor(self.ledgers, start, acknowledged_ranges_max=self._limits.acknowledged_ranges_max)
-        created = Subscription(name, durable, cursor, limits=self._limits, properties=properties)
+        created = Subscription(name, durable, cursor, topic=self.name, limits=self._limits, properties=properties)
         self._subscriptions[name] = created
         return created
 

@@ -187,7 +187,7 @@ def test_type_changes_only_when_nobody_is_connected() -> None:
 
 def test_types_that_are_not_offered_are_refused() -> None:
     """The client hears which types it can use."""
-    with pytest.raises(NotAllowed, match="use EXCLUSIVE or SHARED"):
+    with pytest.raises(NotAllowed, match="use EXCLUSIVE or FAILOVER or SHARED"):
         subscription_over(1).add_consumer("a", SubscriptionType.KEY_SHARED)
 
 

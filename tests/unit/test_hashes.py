@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.wire.hashes import java_string_hash, murmur3
+from magnetar.hashes import java_string_hash, murmur3
 
 
 @pytest.mark.parametrize(
