@@ -66,7 +66,7 @@ class TopicHost:
         self._encoded_name = str(name).encode()
         self._epoch = bundle.epoch
         self.policies: Policies = bundle.policies.topic(name, core.properties)
-        core.limit(DispatchLimits(failover_delay_ms=self.context.settings.failover_delay_ms))
+        core.limit(self._dispatch_limits())
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
         }
@@ -92,6 +92,14 @@ class TopicHost:
     def refresh_policies(self) -> None:
         """Policies of the topic or of its namespace may have changed."""
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
+        self.core.limit(self._dispatch_limits())
+
+    def _dispatch_limits(self) -> DispatchLimits:
+        return DispatchLimits(
+            unacknowledged_per_consumer_messages_max=self.policies.max_unacked_per_consumer,
+            unacknowledged_per_subscription_messages_max=self.policies.max_unacked_per_subscription,
+            failover_delay_ms=self.context.settings.failover_delay_ms,
+        )
 
     # --- publishing ------------------------------------------------------------------------------------------------------------
 
