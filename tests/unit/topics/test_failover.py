@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.hashes import murmur3
@@ -55,6 +55,7 @@ def test_only_the_best_priority_counts() -> None:
     assert active(subscription) == "b"
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=8), st.sets(st.text(max_size=4), min_size=1, max_size=6))
 def test_a_topic_without_partitions_picks_from_the_ring(topic: str, names: set[str]) -> None:
     """The same choice as a ring of 100 points per consumer, written down plainly: ceiling of the topic's hash, with wrap-around."""
