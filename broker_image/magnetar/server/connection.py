@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
 
 SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
+LARGE_PIECE_BYTES = 4096
+"""Mean size of what is queued from which on it is written without joining it."""
 FORGOTTEN_SENDS_S = 30.0
 """SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
 
@@ -65,14 +67,14 @@ class ConnectionTable:
 
 
 class _SendGroup:
-    """Consecutive SENDs of one producer in one read."""
+    """Consecutive SENDs of one producer in one read. `entries` are views of the receive buffer."""
 
-    __slots__ = ("bytes", "counts", "highest", "sequences", "session", "spans")
+    __slots__ = ("bytes", "counts", "entries", "highest", "sequences", "session")
 
     def __init__(self, session: ProducerSession) -> None:
         self.session = session
         self.bytes = 0
-        self.spans: list[tuple[int, int]] = []
+        self.entries: list[memoryview] = []
         self.counts: list[int] = []
         self.sequences: list[int] = []
         self.highest: list[int] = []
@@ -225,11 +227,29 @@ class Connection(asyncio.BufferedProtocol):
             self._publish(group)
             group = _SendGroup(session)
         group.bytes += end - body
-        group.spans.append((body, end))
+        group.entries.append(self._inbound.view[body:end])
         group.counts.append(max(1, count))
         group.sequences.append(sequence)
         group.highest.append(highest)
+        self._collect_following(group, start, body, end)
         return group
+
+    def _collect_following(self, group: _SendGroup, start: int, body: int, end: int) -> None:
+        """Add the SENDs that differ from the group's last one, view[start:end], in what each of them must differ in only."""
+        inbound, settings, sequence = self._inbound, self._settings, group.sequences[-1]
+        room = settings.publish_bytes_max - group.bytes
+        entries, reached = runs.following_sends(
+            inbound.view, start, body, end, inbound.received, sequence, settings.max_message_bytes, room
+        )
+        count = len(entries)
+        if not count:
+            return
+        inbound.skip_to(reached)
+        group.bytes += reached - end
+        group.entries += entries
+        group.counts += group.counts[-1:] * count
+        group.highest += group.highest[-1:] * count
+        group.sequences.extend(range(sequence + 1, sequence + 1 + count))
 
     def _refuse_send(self, body: int, end: int, *, transactional: bool) -> tuple[WireCode, str] | None:
         """Why one SEND is not taken, or None."""
@@ -244,12 +264,9 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
     def _publish(self, group: _SendGroup) -> None:
-        """Hand a group over: one copy for all of its entries, since the receive buffer is reused."""
-        low, high = group.spans[0][0], group.spans[-1][1]
-        chunk = memoryview(bytes(self._inbound.view[low:high]))
-        entries = [chunk[start - low : end - low] for start, end in group.spans]
+        """Hand a group over; the topic copies the entries, since the receive buffer is reused."""
         highest = group.highest if any(group.highest) else None
-        group.session.topic.publish(group.session, entries, group.counts, group.sequences, highest)
+        group.session.topic.publish(group.session, group.entries, group.counts, group.sequences, highest)
 
     def _was_closed_by_us(self, producer_id: int) -> bool:
         until = self._forgotten.get(producer_id)
@@ -363,7 +380,13 @@ class Connection(asyncio.BufferedProtocol):
             self._out.clear()
             return
         out, self._out = self._out, []
-        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        # Small pieces are joined: a copy costs less than a vector each. Large entries go out from where they are.
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif sum(map(len, out)) < LARGE_PIECE_BYTES * len(out):
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
 
     # --- sessions --------------------------------------------------------------------------------------------------------------
 

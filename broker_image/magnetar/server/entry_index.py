@@ -12,13 +12,13 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 class Run:
     """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's first byte."""
 
-    __slots__ = ("bytes", "count", "entries", "file", "first", "incarnation", "lengths", "message_counts", "offset")
+    __slots__ = ("bytes", "count", "file", "first", "incarnation", "lengths", "message_counts", "offset", "payload")
 
     def __init__(
         self, first: int, incarnation: str, file: int, offset: int, lengths: Sequence[int], message_counts: Sequence[int]
@@ -31,7 +31,7 @@ class Run:
         self.lengths = array("I", lengths)
         self.message_counts = array("I", message_counts)
         self.bytes = sum(lengths)
-        self.entries: list[memoryview] | None = None
+        self.payload: bytes | None = None
 
     @property
     def end(self) -> int:
@@ -41,6 +41,17 @@ class Run:
     def offsets(self) -> list[int]:
         """Where each entry begins, relative to `offset`; one more element: the end."""
         return [0, *accumulate(self.lengths)]
+
+    def entries(self, low: int, high: int) -> list[memoryview] | None:
+        """The entries low..high-1 of this run (counted from 0) if they are in memory. Made on demand: what is only kept costs nothing per entry."""
+        if self.payload is None:
+            return None
+        view = memoryview(self.payload)
+        size = self.lengths[0]
+        if size * self.count == self.bytes and self.lengths.count(size) == self.count:
+            return [view[at : at + size] for at in range(low * size, high * size, size)]
+        ends = accumulate(self.lengths[low:high], initial=sum(self.lengths[:low]))
+        return [view[start:end] for start, end in pairwise(ends)]
 
 
 class EntryIndex:
@@ -88,12 +99,12 @@ class TailCache:
         self._held: deque[Run] = deque()
         self.bytes = 0
 
-    def keep(self, run: Run, entries: list[memoryview]) -> None:
-        """Hold the entries of a run that has just become durable."""
-        run.entries = entries
+    def keep(self, run: Run, payload: bytes) -> None:
+        """Hold the entries of a run that has just become durable, back to back as in the log."""
+        run.payload = payload
         self._held.append(run)
         self.bytes += run.bytes
         while self.bytes > self._bytes_max and len(self._held) > 1:
             oldest = self._held.popleft()
-            oldest.entries = None
+            oldest.payload = None
             self.bytes -= oldest.bytes

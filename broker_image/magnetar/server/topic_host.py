@@ -36,20 +36,21 @@ if TYPE_CHECKING:
 class _PublishedRun:
     """A run on its way to stable storage: called by the log, in order, once it is there."""
 
-    __slots__ = ("bytes", "entries", "entries_offset", "highest", "message_counts", "position", "sequences", "session", "topic")
+    __slots__ = ("entries_offset", "highest", "lengths", "message_counts", "payload", "position", "sequences", "session", "topic")
 
     def __init__(
         self,
         topic: TopicHost,
         session: ProducerSession,
         position: Position,
-        entries: list[memoryview],
+        payload: bytes,
+        lengths: Sequence[int],
         message_counts: Sequence[int],
         sequences: Sequence[int],
         highest: Sequence[int] | None,
         entries_offset: int,
     ) -> None:
-        self.topic, self.session, self.position, self.entries = topic, session, position, entries
+        self.topic, self.session, self.position, self.payload, self.lengths = topic, session, position, payload, lengths
         self.message_counts, self.sequences, self.highest, self.entries_offset = message_counts, sequences, highest, entries_offset
 
     def __call__(self, place: RecordPlace) -> None:
@@ -113,12 +114,13 @@ class TopicHost:
     ) -> None:
         """Take a run of entries of one producer; receipts follow when it is durable.
 
-        `entries` are the bytes after each SEND command and must stay unchanged. While frozen they are dropped: the client sends them again
-        to the new owner, which CLOSE_PRODUCER will name.
+        `entries` are the bytes after each SEND command; they are copied once, back to back: for the log, and for readers at the tail. While
+        frozen they are dropped: the client sends them again to the new owner, which CLOSE_PRODUCER will name.
         """
         if self.core.frozen:
             return
         position = self.core.publish(len(entries))
+        payload, lengths = b"".join(entries), list(map(len, entries))
         encoded = encode_entries(
             epoch=self._epoch,
             ledger=position.ledger,
@@ -128,26 +130,27 @@ class TopicHost:
             producer=session.encoded_name,
             message_counts=message_counts,
             sequences=highest if highest is not None else sequences,
-            entries=entries,
+            entries=[payload],
+            lengths=lengths,
         )
         session.pending += len(entries)
-        run = _PublishedRun(self, session, position, entries, message_counts, sequences, highest, encoded.entries_offset)
+        run = _PublishedRun(self, session, position, payload, lengths, message_counts, sequences, highest, encoded.entries_offset)
         self.context.log.append(encoded.buffers, encoded.size, 1, run)
 
     def durable(self, run: _PublishedRun, place: RecordPlace) -> None:
         """The log has a run on stable storage: confirm, answer, deliver."""
-        count = len(run.entries)
+        count = len(run.lengths)
         ordinal = self.core.confirm(run.position, count)
         stored = Run(
             ordinal,
             self.context.incarnation,
             place.file,
             place.offset + run.entries_offset,
-            [len(e) for e in run.entries],
+            run.lengths,
             run.message_counts,
         )
         self.index.add(stored)
-        self.bundle.tail_cache.keep(stored, run.entries)
+        self.bundle.tail_cache.keep(stored, run.payload)
         run.session.durable(run.position.ledger, run.position.entry, run.sequences, run.highest)
         messages = sum(run.message_counts)
         metrics, counters = self.context.metrics, self.core.counters
@@ -167,15 +170,14 @@ class TopicHost:
             self.context.metrics.tail_misses += 1
             return None
         run = self.index.runs[at]
-        if run.entries is None:
+        low = request.first - run.first
+        high = min(low + request.entries, run.count)
+        entries = run.entries(low, high)
+        if entries is None:
             self.context.metrics.tail_misses += 1
             return None
         self.context.metrics.tail_hits += 1
-        low = request.first - run.first
-        high = min(low + request.entries, run.count)
-        if low == 0 and high == run.count:
-            return run.entries, run.message_counts
-        return run.entries[low:high], run.message_counts[low:high]
+        return entries, run.message_counts if high - low == run.count else run.message_counts[low:high]
 
     async def read(self, request: ReadRequest) -> tuple[list[memoryview], list[int]]:
         """Entries of the request from storage, as many as one read may hold (at least one), with their message counts.
@@ -192,7 +194,7 @@ class TopicHost:
             if left <= 0 or budget <= 0:
                 break
             low = max(0, request.first - run.first)
-            found = run.entries[low : low + left] if run.entries is not None else await self._read_run(run, low, left, budget)
+            found = run.entries(low, min(run.count, low + left)) or await self._read_run(run, low, left, budget)
             entries += found
             message_counts += run.message_counts[low : low + len(found)]
             left -= len(found)

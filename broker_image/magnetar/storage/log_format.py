@@ -241,15 +241,18 @@ def encode_entries(
     message_counts: Sequence[int],
     sequences: Sequence[int],
     entries: Sequence[Buffer],
+    lengths: Sequence[int] | None = None,
 ) -> Encoded:
     """An ENTRIES record; the entries are referred to, not copied. The first buffer holds everything before them.
 
-    Raises LimitExceeded for a name beyond 65535 bytes.
+    With `lengths`, `entries` are buffers that hold entries of these lengths back to back. Raises LimitExceeded for a name beyond 65535 bytes.
     """
-    count = len(entries)
+    if lengths is None:
+        lengths = list(map(len, entries))
+    count = len(lengths)
     assert count == len(message_counts) == len(sequences) > 0, (count, len(message_counts), len(sequences))
-    lengths = [len(entry) for entry in entries]
     entry_bytes = sum(lengths)
+    assert entry_bytes == sum(map(len, entries)), "the lengths do not add up to the entries' bytes"
     entries_offset = _ENTRIES.size + len(topic) + len(producer) + 16 * count
     payload = entries_offset + entry_bytes
     head = b"".join(

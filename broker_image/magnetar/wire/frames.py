@@ -77,10 +77,20 @@ class InboundBuffer:
         assert self._have <= len(self.data), "more bytes than the buffer had room for"
         return self._frames()
 
+    @property
+    def received(self) -> int:
+        """Where the received bytes end in `data`."""
+        return self._have
+
+    def skip_to(self, end: int) -> None:
+        """Whole frames up to `end` were taken by other means: the iterator under way goes on behind them."""
+        assert self._consumed <= end <= self._have, (self._consumed, end, self._have)
+        self._consumed = end
+
     def _frames(self) -> Iterator[Frame]:
         sizes, data = _SIZES.unpack_from, self.data
-        start, have, limit = self._consumed, self._have, self._frame_bytes_max
-        while have - start >= HEADER_BYTES:
+        have, limit = self._have, self._frame_bytes_max
+        while have - (start := self._consumed) >= HEADER_BYTES:
             total, command = sizes(data, start)
             if total > limit or command > total - SIZE_BYTES:
                 raise _malformed(total, command, limit)
@@ -89,7 +99,6 @@ class InboundBuffer:
                 return
             self._consumed = end
             yield start + HEADER_BYTES, start + HEADER_BYTES + command, end
-            start = end
         if have - start >= SIZE_BYTES:
             (total,) = _U32.unpack_from(data, start)
             if not SIZE_BYTES <= total <= limit:

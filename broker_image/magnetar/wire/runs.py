@@ -11,11 +11,12 @@ Invariant: the bytes are those `commands` would produce (a test compares them); 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.checksum import Buffer
+from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, Buffer, crc32c
 from magnetar.wire.commands import UNSIGNED_MASK, decode_command
 
 TEMPLATE_RUN_MIN = 4
@@ -101,6 +102,78 @@ def _parse_send_plain(data: Buffer, start: int, end: int) -> SendValues:
     )
 
 
+class FollowingSends(NamedTuple):
+    """SENDs that repeat the one before them with the next sequence ids: their bodies (views of the buffer), and where the last ends."""
+
+    bodies: list[memoryview]
+    end: int
+
+
+def following_sends(
+    view: memoryview, start: int, body: int, at: int, have: int, sequence_id: int, body_bytes_max: int, total_bytes_max: int
+) -> FollowingSends:
+    """The frames from `at` on that continue the SEND whose command is view[start:body] and whose sequence id is `sequence_id`.
+
+    A client that does not batch sends hundreds of them in a row. They differ in sequence id, size and checksum only, so that the bytes
+    of the next one's command are known beforehand: one comparison replaces parsing (0.15 us against 0.8), with the same outcome, since
+    equal bytes have equal meaning. Bodies with a wrong checksum or without one, larger ones than `body_bytes_max`, and what makes more
+    than `total_bytes_max` together, end the run: they, and everything else, are left to `parse_send`. `have` is where the received
+    bytes end.
+    """
+    bodies: list[memoryview] = []
+    data = view.obj
+    assert isinstance(data, bytearray)
+    place = _sequence_place(data, start, body, sequence_id)
+    if place is None:
+        return FollowingSends(bodies, at)
+    low, high = place
+    before, after = bytes(data[start - _SIZE_BYTES : low]), bytes(data[high:body]) + CHECKSUM_MAGIC
+    head = body - start + 2 * _SIZE_BYTES
+    parts = _send_parts(head)
+    least, longest = head + CHECKSUM_BYTES, body_bytes_max + head
+    append, mask, checksum = bodies.append, WINDOW - 1, crc32c
+    last = min(have, at + total_bytes_max)
+    window_end = 0
+    sequence_low, rest = _WHOLE, after
+    while at + least <= last:
+        sequence_id += 1
+        if sequence_id >= window_end:
+            _, window_end, sequence_low, high_bytes = _window(sequence_id)
+            if len(varint(sequence_id)) != high - low:
+                break  # a longer number: other lengths in front of it, too
+            rest = high_bytes + after
+        total, command, expected = parts(data, at)
+        if command != before + sequence_low[sequence_id & mask] + rest:
+            break
+        end = at + _SIZE_BYTES + total
+        if end > last or not least <= end - at <= longest or checksum(view[at + least : end]) != expected:
+            break
+        append(view[at + head : end])
+        at = end
+    return FollowingSends(bodies, at)
+
+
+@cache
+def _send_parts(head: int) -> Callable[[Buffer, int], tuple[int, bytes, int]]:
+    """Reads (frame size, command with its size and the checksum's magic, checksum) of a SEND with `head` bytes before its body."""
+    return struct.Struct(f">I{head - _SIZE_BYTES + len(CHECKSUM_MAGIC)}sI").unpack_from
+
+
+def _sequence_place(data: bytearray, start: int, end: int, sequence_id: int) -> tuple[int, int] | None:
+    """Where the number of the sequence id lies in the SEND data[start:end], if it is written as every known client writes it."""
+    at = start + 4  # type and length of the sub-message
+    if not 4 <= end - at <= 0x7F or data[at] != 0x08:
+        return None
+    at += 1
+    while data[at] > 0x7F:
+        at += 1
+    at += 1
+    encoded = varint(sequence_id)
+    if data[at] != 0x10 or not data.startswith(encoded, at + 1) or at + 1 + len(encoded) > end:
+        return None
+    return at + 1, at + 1 + len(encoded)
+
+
 def varint(value: int) -> bytes:
     """The protobuf encoding of an unsigned integer."""
     out = bytearray()
@@ -122,6 +195,11 @@ class _Window(NamedTuple):
     end: int
     low: list[bytes]
     high: bytes
+
+    def numbers(self, first: int, count: int) -> list[bytes]:
+        """The low bytes of `count` numbers from `first` on, all within the window."""
+        at = first & (WINDOW - 1)
+        return self.low[at : at + count]
 
 
 def _window(value: int) -> _Window:
@@ -146,24 +224,31 @@ def send_receipts(
     """
     if highest_sequences is not None or len(sequences) < TEMPLATE_RUN_MIN:
         return _send_receipts_plain(producer_id, ledger, first_entry, sequences, highest_sequences)
+    count, first_sequence = len(sequences), sequences[0]
+    if sequences != (consecutive := range(first_sequence, first_sequence + count)) and list(sequences) != list(consecutive):
+        return _send_receipts_plain(producer_id, ledger, first_entry, sequences, highest_sequences)
     producer = b"\x08" + varint(producer_id) + b"\x10"
     log = b"\x08" + varint(ledger) + b"\x10"
     frames: list[bytes] = []
-    append, mask = frames.append, WINDOW - 1
-    sequence_first = sequence_end = entry_end = 0
-    before = between = after = b""
-    sequence_low = entry_low = _WHOLE
-    for entry, sequence in enumerate(sequences, first_entry):
-        if entry >= entry_end or not sequence_first <= sequence < sequence_end:
-            _, entry_end, entry_low, after = _window(entry)
-            sequence_first, sequence_end, sequence_low, sequence_high = _window(sequence)
-            id_bytes = len(log) + len(varint(entry))
-            receipt_bytes = len(producer) + len(varint(sequence)) + 2 + id_bytes
-            command_bytes = 4 + receipt_bytes
-            assert id_bytes < 0x80 > receipt_bytes, "lengths take one byte: four varints have at most 40"
-            before = _SIZES.pack(command_bytes + _SIZE_BYTES, command_bytes) + bytes((0x08, 0x07, 0x3A, receipt_bytes)) + producer
-            between = sequence_high + bytes((0x1A, id_bytes)) + log
-        append(before + sequence_low[sequence & mask] + between + entry_low[entry & mask] + after)
+    done = 0
+    while done < count:
+        entry, sequence = first_entry + done, first_sequence + done
+        entry_window, sequence_window = _window(entry), _window(sequence)
+        here = min(count - done, entry_window.end - entry, sequence_window.end - sequence)
+        id_bytes = len(log) + len(varint(entry))
+        receipt_bytes = len(producer) + len(varint(sequence)) + 2 + id_bytes
+        command_bytes = 4 + receipt_bytes
+        assert id_bytes < 0x80 > receipt_bytes, "lengths take one byte: four varints have at most 40"
+        before = _SIZES.pack(command_bytes + _SIZE_BYTES, command_bytes) + bytes((0x08, 0x07, 0x3A, receipt_bytes)) + producer
+        # before, sequence, between, entry, after, before, sequence, ...: four pieces a receipt, filled in by slices
+        pieces = [sequence_window.high + bytes((0x1A, id_bytes)) + log] * (4 * here)
+        pieces[0::4] = [entry_window.high + before] * here
+        pieces[0] = before
+        pieces[1::4] = sequence_window.numbers(sequence, here)
+        pieces[3::4] = entry_window.numbers(entry, here)
+        frames += pieces
+        frames.append(entry_window.high)
+        done += here
     return b"".join(frames)
 
 
@@ -213,25 +298,32 @@ def message_frames(
     consumer = b"\x08" + varint(consumer_id) + b"\x12"
     log = b"\x08" + varint(ledger) + b"\x10"
     place = b"\x18" + varint(partition) if partition >= 0 else b""
+    lengths = list(map(len, entries))
     frames: list[Buffer] = []
-    append, mask = frames.append, WINDOW - 1
-    entry_end = overhead = 0
-    before = after = b""
-    low = _WHOLE
-    for entry_id, entry in enumerate(entries, first_entry):
-        if entry_id >= entry_end:
-            _, entry_end, low, high = _window(entry_id)
-            id_bytes = len(log) + len(varint(entry_id)) + len(place)
-            message_bytes = len(consumer) + 1 + id_bytes
-            command_bytes = 4 + message_bytes
-            assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
-            overhead = command_bytes + _SIZE_BYTES
-            before = (
-                command_bytes.to_bytes(4, "big") + bytes((0x08, 0x09, 0x4A, message_bytes)) + consumer + bytes((id_bytes,)) + log
-            )
-            after = high + place
-        append((overhead + len(entry)).to_bytes(4, "big") + before + low[entry_id & mask] + after)
-        append(entry)
+    done, count = 0, len(entries)
+    while done < count:
+        entry = first_entry + done
+        window = _window(entry)
+        here = min(count - done, window.end - entry)
+        id_bytes = len(log) + len(varint(entry)) + len(place)
+        message_bytes = len(consumer) + 1 + id_bytes
+        command_bytes = 4 + message_bytes
+        assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
+        overhead = command_bytes + _SIZE_BYTES
+        before = command_bytes.to_bytes(4, "big") + bytes((0x08, 0x09, 0x4A, message_bytes)) + consumer + bytes((id_bytes,)) + log
+        after, low = window.high + place, window.numbers(entry, here)
+        sizes = set(lengths[done : done + here])
+        # before each: the frame's size, and what is the same for all of them. Most runs have entries of one or of a few sizes.
+        begin = {size: (overhead + size).to_bytes(4, "big") + before for size in sizes}
+        pieces: list[Buffer] = [b""] * (2 * here)
+        if len(sizes) == 1:
+            (same,) = begin.values()
+            pieces[0::2] = [same + number + after for number in low]
+        else:
+            pieces[0::2] = [begin[size] + number + after for size, number in zip(lengths[done : done + here], low, strict=True)]
+        pieces[1::2] = entries[done : done + here]
+        frames += pieces
+        done += here
     return frames
 
 

@@ -50,11 +50,11 @@ def test_the_tail_cache_drops_the_oldest_runs_first(sizes: list[int], limit: int
     cache, runs = TailCache(limit), []
     for number, size in enumerate(sizes):
         run = Run(number, "broker-0.1", 0, number, [size], [1])
-        cache.keep(run, [memoryview(bytes(size))])
+        cache.keep(run, bytes(size))
         runs.append(run)
         kept, total = 1, size
         while kept < len(runs) and total + runs[-kept - 1].bytes <= limit:
             kept += 1
             total += runs[-kept].bytes
-        assert [held.entries is not None for held in runs] == [False] * (len(runs) - kept) + [True] * kept
+        assert [held.payload is not None for held in runs] == [False] * (len(runs) - kept) + [True] * kept
         assert cache.bytes == total

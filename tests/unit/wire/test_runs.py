@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magnetar.errors import ProtocolError, UnsupportedCommand
 from magnetar.wire import commands, frames, runs
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import entry_checksum_ok
+from magnetar.wire.entries import encode_entry
 
 U63 = st.integers(0, 2**63 - 1)
 # Around every change of a varint's length and of a window.
@@ -130,3 +132,77 @@ def test_random_send_fields_agree_with_protobuf_or_are_refused_with_it(fields: b
             send.num_messages,
             send.highest_sequence_id,
         )
+
+
+@st.composite
+def send_streams(draw: st.DrawFn) -> list[bytes]:
+    """Frames of SENDs of which many continue the one before, and some differ in one thing."""
+    sequence = draw(START)
+    producer, count = draw(st.sampled_from([0, 7, 127, 128, 2**40])), 1
+    frames_made: list[bytes] = []
+    for _ in range(draw(st.integers(1, 12))):
+        change = draw(st.sampled_from(["", "", "", "", "producer", "gap", "count", "damage", "plain", "size", "least", "other"]))
+        sequence = min(sequence + 1, 2**63 - 1)
+        if change == "gap":
+            sequence = draw(START)
+        elif change == "producer":
+            producer = draw(st.integers(0, 300))
+        elif change == "count":
+            count = draw(st.integers(1, 3))
+        send = api.CommandSend(producer_id=producer, sequence_id=sequence, num_messages=count)
+        if change == "least":
+            send.txnid_least_bits = send.txnid_most_bits = 1
+        metadata = api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+        body = bytearray(encode_entry(metadata, bytes(draw(st.integers(0, 40 if change != "size" else 200)))))
+        if change == "damage":
+            body[-1] ^= 1
+        if change == "plain":
+            body = body[6:]
+        command = api.BaseCommand(type=api.BaseCommand.SEND, send=send)
+        if change == "other":
+            command = api.BaseCommand(type=api.BaseCommand.PING, ping=api.CommandPing())
+        frames_made.append(frames.encode_with_body(command, bytes(body)))
+    return frames_made
+
+
+@settings(max_examples=300)
+@given(send_streams(), st.integers(0, 30), st.integers(50, 2000), st.sampled_from([60, 150, 1000]))
+def test_sends_that_follow_one_are_what_parsing_finds(stream: list[bytes], cut: int, total_max: int, body_max: int) -> None:
+    """Whatever is taken without parsing has the meaning and the bytes that parsing gives, a right checksum, and keeps the limits."""
+    received = b"".join(stream)
+    have = max(0, len(received) - cut)
+    data = bytearray(received + bytes(64))
+    view = memoryview(data)
+    at = len(stream[0])
+    command_end = 8 + int.from_bytes(data[4:8], "big")
+    if at > have or commands.peek_type(data, 8, command_end) != api.BaseCommand.SEND:
+        return
+    first = runs.parse_send(data, 8, command_end)
+    found = runs.following_sends(view, 8, command_end, at, have, first[1], body_max, total_max)
+    assert found.end - at <= total_max
+    expected = at
+    for index, body in enumerate(found.bodies, 1):
+        start = expected + 8
+        end_of_command = start + int.from_bytes(data[expected + 4 : expected + 8], "big")
+        assert runs.parse_send(data, start, end_of_command) == (first[0], first[1] + index, *first[2:])
+        expected += len(stream[index])
+        assert body == data[end_of_command:expected]
+        assert entry_checksum_ok(body)
+        assert len(body) <= body_max
+    assert found.end == expected <= have
+
+
+def test_a_client_that_does_not_batch_is_parsed_once_per_read() -> None:
+    """Across a change of the sequence id's length nothing is taken: the next SEND is parsed again."""
+    metadata = api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+    stream = [
+        frames.encode_with_body(
+            api.BaseCommand(type=api.BaseCommand.SEND, send=api.CommandSend(producer_id=3, sequence_id=sequence)),
+            encode_entry(metadata, b"x" * 30),
+        )
+        for sequence in range(16_000, 16_500)
+    ]
+    data = bytearray(b"".join(stream))
+    command_end = 8 + int.from_bytes(data[4:8], "big")
+    found = runs.following_sends(memoryview(data), 8, command_end, len(stream[0]), len(data), 16_000, 5 << 20, 5 << 20)
+    assert len(found.bodies) == 16_383 - 16_000
