@@ -145,6 +145,31 @@ class ProducerBusy(MagnetarError):
     wire_code, http_status, retry = WireCode.PRODUCER_BUSY, 409, Retry.NEVER
 
 
+class ProducerFenced(MagnetarError):
+    """Exclusive access is taken, or has passed to another since."""
+
+    wire_code, http_status, retry = WireCode.PRODUCER_FENCED, 409, Retry.NEVER
+
+
+class TopicTerminated(MagnetarError):
+    """Nothing can be published to this topic any more."""
+
+    wire_code, http_status, retry = WireCode.TOPIC_TERMINATED, 409, Retry.NEVER
+
+
+class BacklogQuotaExceeded(MagnetarError):
+    """The backlog is beyond its quota, whose policy is to have producers wait."""
+
+    wire_code, http_status, retry = WireCode.PRODUCER_BLOCKED_QUOTA_ERROR, 409, Retry.AFTER_BACKOFF
+
+
+class BacklogQuotaRefused(BacklogQuotaExceeded):
+    """The backlog is beyond its quota, whose policy is to refuse producers."""
+
+    wire_code = WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION
+    retry = Retry.NEVER
+
+
 class LimitExceeded(MagnetarError):
     """A named limit on size, count or queue was reached."""
 

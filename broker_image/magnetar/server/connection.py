@@ -94,12 +94,13 @@ class Connection(asyncio.BufferedProtocol):
         self._requests: dict[asyncio.Task[None], None] = {}
         self._forgotten: dict[int, float] = {}
         self._heard = True
+        self._probe: asyncio.Future[None] | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
         self._reading_paused = False
         self._transport: asyncio.Transport | None = None
         self.producers: dict[int, ProducerSession] = {}
         self.consumers: dict[int, ConsumerSession] = {}
-        self.pending_producers: dict[int, int] = {}
+        self.pending_producers: dict[int, asyncio.Task[Any]] = {}
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
         self.client_version = ""
@@ -125,24 +126,30 @@ class Connection(asyncio.BufferedProtocol):
         self._table.remove(self)
         if self._ping_timer is not None:
             self._ping_timer.cancel()
-        for task in list(self._requests):
-            task.cancel()
-        for producer in list(self.producers.values()):
-            producer.closed = True
-            producer.topic.core.producers.remove(producer.name, producer)
-        self.producers.clear()
-        for consumer in list(self.consumers.values()):
-            consumer.closed = True
-            consumer.subscription.detach(consumer)
-        self.consumers.clear()
+        self._drop_sessions()
         if exc is not None:
             log.debug("connection.lost", peer=self.peer, error=repr(exc))
+
+    def _drop_sessions(self) -> None:
+        """Everything that came by this connection is gone, at once."""
+        for task in list(self._requests):
+            task.cancel()
+        producers, self.producers = self.producers, {}
+        for producer in producers.values():
+            producer.closed = True
+            producer.topic.publishing.detach(producer)
+        consumers, self.consumers = self.consumers, {}
+        for consumer in consumers.values():
+            consumer.closed = True
+            consumer.subscription.detach(consumer)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbound.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
+        if self._probe is not None:
+            self._answer_probe()
         try:
             self._handle_frames(nbytes)
         except ProtocolError as error:
@@ -219,8 +226,10 @@ class Connection(asyncio.BufferedProtocol):
         refused = self._refuse_send(body, end, transactional=most is not None or least is not None)
         if refused is not None:
             session.topic.context.metrics.publish_errors += 1
-            self.queue(commands.send_error(producer_id, max(sequence, highest), *refused))
-            return group
+            if group is not None:
+                self._publish(group)
+            session.answer(commands.send_error(producer_id, max(sequence, highest), *refused))
+            return None
         if group is None:
             group = _SendGroup(session)
         if group.bytes + end - body > self._settings.publish_bytes_max:
@@ -390,14 +399,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- sessions --------------------------------------------------------------------------------------------------------------
 
-    def forget_producer(self, session: ProducerSession) -> None:
-        """A producer is closed: drop it here and on its topic; its late SENDs are ignored for a while."""
+    def ignore_producer(self, session: ProducerSession) -> None:
+        """A producer is being closed: drop it here; its late SENDs are ignored for a while."""
         if self.producers.get(session.producer_id) is session:
             del self.producers[session.producer_id]
         now = asyncio.get_running_loop().time()
         self._forgotten = {producer: until for producer, until in self._forgotten.items() if until > now}
         self._forgotten[session.producer_id] = now + FORGOTTEN_SENDS_S
-        session.topic.core.producers.remove(session.name, session)
+
+    def forget_producer(self, session: ProducerSession) -> None:
+        """A producer is closed: drop it here and on its topic."""
+        self.ignore_producer(session)
+        session.topic.publishing.detach(session)
 
     def forget_consumer(self, session: ConsumerSession) -> None:
         """A consumer is closed: drop it here and on its subscription."""
@@ -406,6 +419,30 @@ class Connection(asyncio.BufferedProtocol):
         session.subscription.detach(session)
 
     # --- end -------------------------------------------------------------------------------------------------------------------
+
+    async def is_alive(self) -> bool:
+        """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is closed and its sessions are gone then."""
+        if not self._closing:
+            if self._reading_paused:
+                return True  # it is us who do not listen
+            if self._probe is None:
+                self._probe = asyncio.get_running_loop().create_future()
+                self.queue(commands.PING)
+            try:
+                async with asyncio.timeout(self._settings.liveness_check_s):
+                    await asyncio.shield(self._probe)
+                return not self._closing
+            except TimeoutError:
+                log.info("connection.dead", peer=self.peer, silent_s=self._settings.liveness_check_s)
+        self.abort()
+        self._answer_probe()
+        self._drop_sessions()
+        return False
+
+    def _answer_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None and not probe.done():
+            probe.set_result(None)
 
     def _keep_alive(self) -> None:
         """Every `keep_alive_s`: a peer that neither finished its handshake nor said anything since the last PING is gone."""

@@ -1,35 +1,79 @@
 """Producers and consumers of one connection.
 
 Owns: `ProducerSession` and `ConsumerSession`: what binds a client's numeric id on a connection to a topic. Imports: wire builders.
-Invariants: a session belongs to one connection and one topic; a closed session sends nothing more.
+Invariants: a session belongs to one connection and one topic; a closed session sends nothing more; a producer's answers leave in the order of
+its SENDs, errors among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from magnetar.wire import commands, runs
 
 if TYPE_CHECKING:
+    from magnetar.errors import MagnetarError
     from magnetar.server.connection import Connection
     from magnetar.server.subscription_host import SubscriptionHost
     from magnetar.server.topic_host import TopicHost
+    from magnetar.topics.producers import Grant
 
 ACTIVE_CONSUMER_CHANGE_SINCE = 12
 """Protocol version."""
 
 
 class ProducerSession:
-    """One producer. `pending` counts entries whose receipt is not out yet."""
+    """One producer. `pending` counts SENDs whose answer is not out yet.
 
-    __slots__ = ("closed", "connection", "encoded_name", "epoch", "name", "pending", "producer_id", "topic")
+    `waits` is called when it must queue for exclusive access.
+    """
+
+    __slots__ = (
+        "_granted",
+        "_leaving",
+        "closed",
+        "connection",
+        "encoded_name",
+        "epoch",
+        "name",
+        "pending",
+        "producer_id",
+        "topic",
+        "topic_epoch",
+        "waits",
+    )
 
     def __init__(self, connection: Connection, producer_id: int, name: str, epoch: int, topic: TopicHost) -> None:
         self.connection, self.producer_id, self.name, self.epoch, self.topic = connection, producer_id, name, epoch, topic
         self.encoded_name = name.encode()
         self.pending = 0
-        self.closed = False
+        self.topic_epoch: int | None = None
+        self.closed = self._leaving = False
+        self.waits: Callable[[], None] | None = None
+        self._granted: asyncio.Future[Grant] | None = None
+
+    # --- waiting for exclusive access ------------------------------------------------------------------------------------------
+
+    async def wait_for_grant(self) -> Grant:
+        """Wait until the topic lets us in. Raises what `refuse` was given."""
+        self._granted = asyncio.get_running_loop().create_future()
+        if self.waits is not None:
+            self.waits()
+        return await self._granted
+
+    def grant(self, grant: Grant) -> None:
+        """It is our turn."""
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(grant)
+
+    def refuse(self, error: MagnetarError) -> None:
+        """It will not be our turn any more."""
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_exception(error)
+
+    # --- answers ---------------------------------------------------------------------------------------------------------------
 
     def durable(self, ledger: int, first_entry: int, sequences: Sequence[int], highest: Sequence[int] | None) -> None:
         """Entries first_entry.. are on stable storage under our claim: send their receipts, in order."""
@@ -37,12 +81,42 @@ class ProducerSession:
         if not self.closed:
             self.connection.queue(runs.send_receipts(self.producer_id, ledger, first_entry, sequences, highest))
 
-    def close_by_broker(self, service_url: str | None) -> None:
-        """Tell the client to reconnect, at `service_url` if known (PIP-307)."""
+    def answer(self, frame: bytes) -> None:
+        """Answer a SEND that is not stored, behind the answers to all SENDs before it."""
+        if self.pending:
+            self.pending += 1
+            self.topic.context.log.append((), 0, 0, lambda _place: self._answer_now(frame))
+        elif not self.closed:
+            self.connection.queue(frame)
+
+    def _answer_now(self, frame: bytes) -> None:
+        self.pending -= 1
         if not self.closed:
+            self.connection.queue(frame)
+
+    def close_by_broker(self, service_url: str | None) -> None:
+        """Tell the client to reconnect, at `service_url` if known (PIP-307), after the receipts of what is under way.
+
+        One that the client does not know to exist yet is only marked `closed`.
+        """
+        if self.closed or self._leaving:
+            return
+        known = self.connection.producers.get(self.producer_id) is self
+        self.connection.forget_producer(self)
+        if not known:
             self.closed = True
-            self.connection.forget_producer(self)
-            self.connection.queue(commands.close_producer(self.producer_id, service_url))
+            return
+        frame = commands.close_producer(self.producer_id, service_url)
+        self._leaving = True
+        if self.pending and not self.topic.context.log.fenced:
+            self.topic.context.log.append((), 0, 0, lambda _place: self._leave(frame))
+        else:
+            self._leave(frame)
+
+    def _leave(self, frame: bytes) -> None:
+        if not self.closed:
+            self.connection.queue(frame)
+            self.closed = True
 
 
 class ConsumerSession:

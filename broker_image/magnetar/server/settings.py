@@ -28,6 +28,9 @@ class BrokerSettings:
 
     max_message_bytes: int = _bounded(5 * _MIB, 1 * _KIB, 32 * _MIB, "largest message a client may send; announced in CONNECTED")
     keep_alive_s: float = _bounded(30.0, 1, 3600, "interval of PING; a peer silent for longer than this after a PING is closed")
+    liveness_check_s: float = _bounded(
+        5.0, 0.05, 600, "how long the holder of a name, or of exclusive access, may take to answer a PING when another wants it"
+    )
     lease_ttl_s: float = _bounded(4.0, 1, 60, "time after which an unreachable broker counts as gone")
     claim_check_s: float = _bounded(1.0, 0.05, 60, "interval at which an idle owner looks for its claim")
     park_timeout_s: float = _bounded(20.0, 0.1, 120, "how long LOOKUP, PRODUCER and SUBSCRIBE wait for a bundle that changes hands")
@@ -52,6 +55,7 @@ class BrokerSettings:
     )
     connections_max: int = _bounded(20_000, 1, 1_000_000, "open client connections")
     producers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "producers of one connection")
+    producer_name_bytes_max: int = _bounded(4096, 64, 60_000, "longest producer name, in UTF-8")
     consumers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "consumers of one connection")
     requests_per_connection_max: int = _bounded(5_000, 1, 1_000_000, "requests of one connection that wait for an answer")
     write_buffer_bytes_max: int = _bounded(

@@ -18,6 +18,7 @@ from magnetar.server.catalog import CompactedRead
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import PROPERTY
 from magnetar.server.entry_index import EntryIndex, Run
+from magnetar.server.publishing import PublishBlock, Publishing
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.storage.log_format import TopicOperation, encode_entries, encode_topic
@@ -68,6 +69,7 @@ class TopicHost:
         self._epoch = bundle.epoch
         self.policies: Policies = bundle.policies.topic(name, core.properties)
         core.limit(self._dispatch_limits())
+        self.publishing = Publishing(self)
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
         }
@@ -103,6 +105,15 @@ class TopicHost:
         )
 
     # --- publishing ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def publish_block(self) -> PublishBlock | None:
+        """Why no producers are taken (a backlog quota); setting one sends away those that are here."""
+        return self.publishing.block
+
+    @publish_block.setter
+    def publish_block(self, block: PublishBlock | None) -> None:
+        self.publishing.block = block
 
     def publish(
         self,
@@ -272,10 +283,7 @@ class TopicHost:
 
     def close_clients(self, service_url: str | None) -> None:
         """Tell everybody to reconnect, at `service_url` if known."""
-        for producer in list(self.core.producers.by_name.values()):
-            session = producer.handle
-            assert isinstance(session, ProducerSession)
-            session.close_by_broker(service_url)
+        self.publishing.close_all(service_url)
         for subscription in list(self.subscriptions.values()):
             for consumer in subscription.sessions():
                 consumer.close_by_broker(service_url)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from magnetar.errors import ConsumerBusy, CorruptData, NotAllowed, ServiceNotReady, SubscriptionNotFound
 from magnetar.topics.cursor import Cursor
+from magnetar.topics.deduplication import Deduplication
 from magnetar.topics.dispatch import DispatchLimits
 from magnetar.topics.ledgers import LedgerTable, Position
 from magnetar.topics.producers import ProducerRegistry
@@ -51,6 +52,7 @@ class Topic:
         self.properties: dict[str, str] = {}
         self.ledgers = LedgerTable()
         self.producers = ProducerRegistry(name)
+        self.deduplication: Deduplication | None = None
         self.counters = Counters()
         self._limits = limits or DispatchLimits()
         self._subscriptions: dict[str, Subscription] = {}

@@ -156,22 +156,6 @@ def test_a_producer_closed_while_it_is_created_does_not_come_to_life(tmp_path: P
     play(tmp_path, script)
 
 
-def test_a_producer_name_belongs_to_one_connection_until_that_ends(tmp_path: Path) -> None:
-    """ProducerBusy while it is in use; free as soon as the connection is gone. Names the broker gives are unique."""
-
-    async def script(broker: Broker, peer: Peer) -> None:
-        await peer.produce(producer_name="me")
-        async with open_peer(broker) as other:
-            assert error_of(await other.ask("producer", topic=TOPIC, producer_id=1, producer_name="me")) == WireCode.PRODUCER_BUSY
-            names = {(await other.produce(number)).producer_name for number in range(2, 6)}
-            assert len(names) == 4
-            await peer.close()
-            while (await other.ask("producer", topic=TOPIC, producer_id=9, producer_name="me")).type == Type.ERROR:
-                await asyncio.sleep(0.001)
-
-    play(tmp_path, script)
-
-
 # --- consuming ----------------------------------------------------------------------------------------------------------------
 
 

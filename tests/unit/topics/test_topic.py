@@ -8,13 +8,11 @@ from magnetar.errors import (
     ConsumerBusy,
     CorruptData,
     NotAllowed,
-    ProducerBusy,
     ServiceNotReady,
     SubscriptionNotFound,
 )
 from magnetar.topics.dispatch import SubscriptionType
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
-from magnetar.topics.producers import Producer
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
 from magnetar.topics.topic import Topic, ledger_of_epoch
 
@@ -115,24 +113,6 @@ def test_unsubscribing_needs_an_empty_subscription() -> None:
     topic.remove_subscription("s")
     with pytest.raises(SubscriptionNotFound):
         topic.subscription("s")
-
-
-def test_producer_names_belong_to_one_producer() -> None:
-    """Only the same producer id on the same connection with a higher epoch takes over."""
-    producers = topic_with(0).producers
-    held = Producer("p", "handle 1", "connection 1", 7, epoch=1)
-    assert producers.add(held) is None
-    for other in (
-        Producer("p", "x", "connection 2", 7, epoch=2),
-        Producer("p", "x", "connection 1", 8, epoch=2),
-        Producer("p", "x", "connection 1", 7, epoch=1),
-    ):
-        with pytest.raises(ProducerBusy, match="already connected"):
-            producers.add(other)
-    assert producers.add(Producer("p", "handle 2", "connection 1", 7, epoch=2)) is held
-    assert not producers.remove("p", "handle 1"), "the old handle no longer owns the name"
-    assert producers.remove("p", "handle 2")
-    assert len(producers) == 0
 
 
 def test_a_checkpoint_restores_topic_and_cursors() -> None:
