@@ -22,8 +22,9 @@ ACKNOWLEDGED_RANGES_MAX = 200_000
 class Cursor:
     """Acknowledgements of one subscription, by ordinal.
 
-    `acknowledged_ranges_max` bounds the holes kept: at it the cursor is `saturated`, and dispatch stops reading new entries until
-    holes are filled. (Pulsar instead forgets ranges beyond 10 000 at a restart, which would undo confirmed acknowledgements.)
+    `acknowledged_ranges_max` bounds the holes kept, and the partly acknowledged batches: at it the cursor is `saturated`, and dispatch stops
+    reading new entries until holes are filled. (Pulsar instead forgets ranges beyond 10 000 at a restart, which would undo confirmed
+    acknowledgements.)
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class Cursor:
         "_ledgers",
         "_mark",
         "_partial",
+        "_partial_end",
         "_ranges_max",
         "_reset",
         "_taken_mark",
@@ -45,6 +47,7 @@ class Cursor:
         self._acknowledged = IntervalSet()
         self._fresh = IntervalSet()
         self._partial: dict[int, int] = {}
+        self._partial_end = 0
         self._fresh_partial: set[int] = set()
         self._mark = self._taken_mark = self._bounded(mark_delete)
         self._reset = True
@@ -68,8 +71,8 @@ class Cursor:
 
     @property
     def acknowledged_end(self) -> int:
-        """One more than the greatest acknowledged ordinal."""
-        return self._acknowledged.end if self._acknowledged else self._mark
+        """One more than the greatest ordinal that is acknowledged, wholly or partly (or was partly, lately)."""
+        return max(self._acknowledged.end if self._acknowledged else self._mark, self._partial_end)
 
     @property
     def range_count(self) -> int:
@@ -78,8 +81,8 @@ class Cursor:
 
     @property
     def saturated(self) -> bool:
-        """No more holes may be opened: only entries below `acknowledged_end` may be delivered."""
-        return self._acknowledged.interval_count >= self._ranges_max
+        """No more holes may be opened, or batches begun: only entries below `acknowledged_end` may be delivered."""
+        return self._acknowledged.interval_count >= self._ranges_max or len(self._partial) >= self._ranges_max
 
     @property
     def partial(self) -> dict[int, int]:
@@ -146,6 +149,7 @@ class Cursor:
             self.acknowledge(ordinal, ordinal + 1)
         elif remaining != known:
             self._partial[ordinal] = remaining
+            self._partial_end = max(self._partial_end, ordinal + 1)
             self._fresh_partial.add(ordinal)
         return remaining
 
@@ -155,6 +159,7 @@ class Cursor:
         self._acknowledged.clear()
         self._fresh.clear()
         self._partial.clear()
+        self._partial_end = 0
         self._fresh_partial.clear()
         self._reset = True
         if mask is not None and ordinal < self._ledgers.end:
@@ -171,6 +176,8 @@ class Cursor:
         for ordinal in gone:
             del self._partial[ordinal]
             self._fresh_partial.discard(ordinal)
+        if not self._partial:
+            self._partial_end = 0
 
     # --- the log ----------------------------------------------------------------------------------------------------------------
 

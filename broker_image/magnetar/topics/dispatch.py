@@ -10,12 +10,13 @@ nothing; what cannot be delivered stays where the next read begins.
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from magnetar.topics.acksets import words_of_mask
 from magnetar.topics.cursor import ACKNOWLEDGED_RANGES_MAX, Cursor
+from magnetar.topics.delayed import DELAY_TICK_MS, DELAYED_RUNS_MAX
 from magnetar.topics.intervals import IntervalSet
 
 # A read spans acknowledged entries or foreign ones between two runs if they are no more than this: one longer read beats two.
@@ -62,13 +63,21 @@ class EntryTraits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """Limits of one subscription; 0 switches an unacknowledged-messages limit off."""
+    """Limits of one subscription; 0 switches an unacknowledged-messages limit off.
+
+    `delayed_delivery` False delivers at once whatever its producer asked for. `delayed_runs_max` bounds the memory for what waits, and
+    `chunked_messages_max` that for unfinished messages in chunks; `delayed` and `chunks` say what happens beyond.
+    """
 
     unacknowledged_per_consumer_messages_max: int = 50_000
     unacknowledged_per_subscription_messages_max: int = 200_000
     turn_entries_max: int = 20
     acknowledged_ranges_max: int = ACKNOWLEDGED_RANGES_MAX
     failover_delay_ms: int = 1000
+    delayed_delivery: bool = True
+    delay_tick_ms: int = DELAY_TICK_MS
+    delayed_runs_max: int = DELAYED_RUNS_MAX
+    chunked_messages_max: int = 10_000
 
 
 class ReadRequest(NamedTuple):
@@ -171,6 +180,10 @@ class Dispatcher(Protocol):
         """More permits; banked while the consumer is blocked."""
         ...
 
+    def limit(self, limits: DispatchLimits) -> None:
+        """Other limits from now on (a policy has changed)."""
+        ...
+
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """The entries [start, end) are acknowledged, by `consumer` if it is still here; True if that unblocked delivery."""
         ...
@@ -255,6 +268,23 @@ def ack_sets_of(cursor: Cursor, first: int, count: int) -> list[tuple[int, ...]]
     for ordinal in touched:
         sets[ordinal - first] = words_of_mask(cursor.partial[ordinal])
     return sets
+
+
+def stretches(traits: Sequence[EntryTraits | None] | None, low: int, high: int) -> Iterator[tuple[int, int, EntryTraits | None]]:
+    """The indices [low, high) cut into runs of entries without anything special, and single special ones with their traits."""
+    if traits is None:
+        yield low, high, None
+        return
+    start = low
+    for index in range(low, high):
+        special = traits[index]
+        if special is not None and (special.deliver_at_ms or special.chunk is not None):
+            if start < index:
+                yield start, index, None
+            yield index, index + 1, special
+            start = index + 1
+    if start < high:
+        yield start, high, None
 
 
 def read_span(runs: Iterable[tuple[int, int]], limit_entries: int) -> ReadRequest | None:

@@ -49,6 +49,9 @@ class SingleActiveDispatcher:
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
 
+    def limit(self, limits: DispatchLimits) -> None:
+        self._limits = limits
+
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """Nothing is held per entry; reads skip what is acknowledged by themselves."""
         del consumer, start, end

@@ -1,11 +1,11 @@
 """Shared: any number of consumers, each entry held by one of them.
 
-Owns: who holds which entry, the replay set, redelivery counts, limits on unacknowledged messages. Imports: dispatch, rotation,
+Owns: who holds which entry, the replay set, redelivery counts, limits on unacknowledged messages. Imports: dispatch, rotation, delayed, chunks,
 intervals.
-Source: Pulsar's Shared dispatcher (permits, turns, redelivery, unacknowledged limits).
-Invariants: an unacknowledged entry below the read position is either pending at exactly one consumer or in the replay set; an
-acknowledged one is in neither; replays go before new entries, lowest first; a redelivery count grows only by an explicit
-redelivery.
+Source: Pulsar's Shared dispatcher (permits, turns, redelivery, unacknowledged limits, delayed delivery, chunks).
+Invariants: an unacknowledged entry below the read position is in exactly one place: pending at one consumer, in the replay set, waiting for its
+time, or (a chunk) waiting for the consumer that has the chunks before it; an acknowledged one is not delivered; replays go before new entries,
+lowest first; a redelivery count grows only by an explicit redelivery; what waits holds up nothing behind it and costs no permits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import ClassVar
 
+from magnetar.topics.chunks import ChunkAssignments
 from magnetar.topics.cursor import Cursor
+from magnetar.topics.delayed import DelayedEntries
 from magnetar.topics.dispatch import (
+    ChunkTrait,
     Consumer,
     Delivery,
     DispatchLimits,
@@ -26,9 +29,13 @@ from magnetar.topics.dispatch import (
     entries_within,
     read_span,
     remaining_costs,
+    stretches,
 )
 from magnetar.topics.intervals import IntervalSet
 from magnetar.topics.rotation import Rotation
+
+LOOK_AHEAD_ENTRIES = 32
+"""Entries to fetch at least where some may have to wait: with few permits every one of those would cost a read of its own."""
 
 
 class SharedDispatcher:
@@ -50,6 +57,11 @@ class SharedDispatcher:
         # exception.
         self._held: dict[int, int] = {}
         self._redeliveries: dict[int, int] = {}
+        self._now_ms = 0
+        self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
+        self._chunks = ChunkAssignments(limits.chunked_messages_max)
+        # Chunks that only one consumer may get, which has no permits: kept apart so that they are not fetched in vain.
+        self._waiting: dict[Consumer, IntervalSet] = {}
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -71,13 +83,37 @@ class SharedDispatcher:
         for start, end in list(consumer.pending):
             self._give_back(consumer, start, end)
         assert consumer.unacknowledged == 0, consumer.unacknowledged
+        self._chunks.forget(consumer)
+        self._stop_waiting(consumer)
         # Last, because giving back may lift its block and queue it again.
         self._rotation.withdraw(consumer)
         self._consumers.remove(consumer)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
+        self._offer(consumer)
+
+    def limit(self, limits: DispatchLimits) -> None:
+        """Other limits from now on; what waits for its time goes out if delays are not honoured any more."""
+        self._limits = limits
+        for start, end in self._delayed.take_all():
+            self._replay_unacknowledged(start, end)
+        self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
+        for consumer in self._consumers:
+            consumer.blocked = 0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged
+            self._offer(consumer)
+        self._blocked = 0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged
+
+    def _offer(self, consumer: Consumer) -> None:
+        """The consumer may be ready now."""
         self._rotation.offer(consumer)
+        if self._waiting and consumer.ready:
+            self._stop_waiting(consumer)
+
+    def _stop_waiting(self, consumer: Consumer) -> None:
+        """Chunks that waited for the consumer are to be delivered: it is ready, or it has left."""
+        for start, end in self._waiting.pop(consumer, ()):
+            self._replay.add(start, end)
 
     # --- what comes back --------------------------------------------------------------------------------------------------------
 
@@ -86,6 +122,8 @@ class SharedDispatcher:
             self._replay.remove(start, end)
         if self._redeliveries:
             self._forget_redeliveries(start, end)
+        for waiting in self._waiting.values():
+            waiting.remove(start, end)
         left = end - start
         unblocked = False
         # Usually the one that acknowledges holds the entry; otherwise whoever does (acknowledging for others is allowed).
@@ -128,6 +166,9 @@ class SharedDispatcher:
         self._replay.clear()
         self._held.clear()
         self._redeliveries.clear()
+        self._delayed.clear()
+        self._chunks.clear()
+        self._waiting.clear()
         self._unacknowledged, self._blocked = 0, False
         for consumer in self._consumers:
             self._rotation.withdraw(consumer)
@@ -165,7 +206,7 @@ class SharedDispatcher:
         unblocked = False
         if consumer.blocked and consumer.unacknowledged <= limits.unacknowledged_per_consumer_messages_max // 2:
             consumer.blocked, unblocked = False, True
-            self._rotation.offer(consumer)
+            self._offer(consumer)
         if self._blocked and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2:
             self._blocked, unblocked = False, True
         return unblocked
@@ -186,10 +227,15 @@ class SharedDispatcher:
         return ()
 
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
-        del now_ms
+        self._now_ms = now_ms
+        if self._delayed:
+            for start, end in self._delayed.take_due(now_ms):
+                self._replay_unacknowledged(start, end)
         limit = 0 if self._blocked else min(limit_entries, self._rotation.permits(limit_entries))
         if limit <= 0:
             return None
+        if self._delayed or self._waiting:
+            limit = max(limit, min(limit_entries, LOOK_AHEAD_ENTRIES))
         if self._replay:
             return read_span(self._replay, limit)
         cursor = self._cursor
@@ -201,35 +247,86 @@ class SharedDispatcher:
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
     def next_wakeup_ms(self) -> int | None:
-        return None
+        return self._delayed.next_ms()
 
     def dispatch(
         self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
     ) -> list[Delivery]:
-        del traits
         deliveries: list[Delivery] = []
         costs = remaining_costs(self._cursor, first, message_counts)
-        turn = self._limits.turn_entries_max
         for start, end in self._due(first, first + len(costs)):
-            while start < end:
-                consumer = None if self._blocked else self._rotation.next()
-                if consumer is None:
+            for low, high, special in stretches(traits, start - first, end - first):
+                if special is None:
+                    more = self._hand_out(first + low, first + high, costs[low:high], deliveries)
+                else:
+                    more = self._hand_out_special(first + low, costs[low:high], special, deliveries)
+                if not more:
                     return deliveries
-                count, messages = entries_within(consumer.permits, costs, start - first, min(start + turn, end) - first)
-                self._hold(consumer, start, costs[start - first : start - first + count], messages)
-                deliveries.append(
-                    Delivery(
-                        consumer.handle,
-                        start,
-                        count,
-                        messages,
-                        self._redelivery_counts(start, count),
-                        ack_sets_of(self._cursor, start, count),
-                        consumer.epoch,
-                    )
-                )
-                start += count
         return deliveries
+
+    def _hand_out(self, start: int, end: int, costs: Sequence[int], deliveries: list[Delivery]) -> bool:
+        """Give the entries [start, end) to whose turn it is; False if nobody takes any more."""
+        turn, low = self._limits.turn_entries_max, start
+        while start < end:
+            consumer = None if self._blocked else self._rotation.next()
+            if consumer is None:
+                return False
+            count, messages = entries_within(consumer.permits, costs, start - low, min(start + turn, end) - low)
+            self._give(consumer, start, costs[start - low : start - low + count], messages, deliveries)
+            start += count
+        return True
+
+    def _hand_out_special(self, ordinal: int, costs: Sequence[int], traits: EntryTraits, deliveries: list[Delivery]) -> bool:
+        """Give one delayed or chunked entry to whom it belongs, or put it aside; False if nothing behind it may go now."""
+        if self._limits.delayed_delivery and self._too_early(ordinal, traits.deliver_at_ms):
+            self._take_from_due(ordinal, ordinal + 1)
+            self._delayed.add(ordinal, ordinal + 1, traits.deliver_at_ms, self._cursor.unacknowledged)
+            return True
+        chunk = traits.chunk
+        if chunk is None:
+            return self._hand_out(ordinal, ordinal + 1, costs, deliveries)
+        return self._hand_out_chunk(ordinal, costs, chunk, deliveries)
+
+    def _too_early(self, ordinal: int, deliver_at_ms: int) -> bool:
+        """Whether the entry must wait; one that has waited may come with those of its tick."""
+        if deliver_at_ms <= self._now_ms:
+            return False
+        return ordinal >= self._read or not self._delayed.early_enough(deliver_at_ms, self._now_ms)
+
+    def _hand_out_chunk(self, ordinal: int, costs: Sequence[int], chunk: ChunkTrait, deliveries: list[Delivery]) -> bool:
+        if self._replay and self._replay.start < ordinal:
+            return False  # a chunk before this one may have come back while this one was fetched: replays first
+        if self._blocked:
+            return False
+        consumer = self._chunks.consumer_of(chunk)
+        if consumer is None:
+            consumer = self._rotation.next()
+            if consumer is None:
+                return False
+        elif not consumer.ready:
+            self._take_from_due(ordinal, ordinal + 1)
+            self._waiting.setdefault(consumer, IntervalSet()).add(ordinal, ordinal + 1)
+            return True
+        self._chunks.given(chunk, consumer)
+        self._give(consumer, ordinal, costs, sum(costs), deliveries)
+        return True
+
+    def _give(self, consumer: Consumer, start: int, costs: Sequence[int], messages: int, deliveries: list[Delivery]) -> None:
+        count = len(costs)
+        self._hold(consumer, start, costs, messages)
+        counts, ack_sets = self._redelivery_counts(start, count), ack_sets_of(self._cursor, start, count)
+        deliveries.append(Delivery(consumer.handle, start, count, messages, counts, ack_sets, consumer.epoch))
+
+    def _take_from_due(self, start: int, end: int) -> None:
+        """The entries leave the replay set, or are read for the first time."""
+        if start >= self._read:
+            self._read = end
+        else:
+            self._replay.remove(start, end)
+
+    def _replay_unacknowledged(self, start: int, end: int) -> None:
+        for first, last in self._cursor.unacknowledged(start, end):
+            self._replay.add(first, last)
 
     def _due(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """What of [first, end) is to be delivered now: replays, then entries not read yet.
@@ -245,10 +342,7 @@ class SharedDispatcher:
     def _hold(self, consumer: Consumer, start: int, costs: Sequence[int], messages: int) -> None:
         """Record that the consumer holds the entries from `start` on."""
         limits, end = self._limits, start + len(costs)
-        if start >= self._read:
-            self._read = end
-        else:
-            self._replay.remove(start, end)
+        self._take_from_due(start, end)
         consumer.pending.add(start, end)
         if messages != len(costs):
             self._held.update((start + index, cost) for index, cost in enumerate(costs) if cost != 1)

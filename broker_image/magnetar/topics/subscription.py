@@ -89,6 +89,18 @@ class Subscription:
         return self._dispatcher.unacknowledged if self._dispatcher is not None else 0
 
     @property
+    def dirty(self) -> bool:
+        """Whether `take_delta` would return something (of a durable subscription)."""
+        return self.durable and (self._properties_changed or self.cursor.dirty)
+
+    def limit(self, limits: DispatchLimits) -> None:
+        """Other limits from now on (a policy has changed)."""
+        if limits != self._limits:
+            self._limits = limits
+            if self._dispatcher is not None:
+                self._dispatcher.limit(limits)
+
+    @property
     def backlog(self) -> int:
         """Entries not acknowledged."""
         return self.cursor.backlog
@@ -162,10 +174,6 @@ class Subscription:
             consumer.paused = False
             self._dispatcher.flow(consumer, 0)
 
-    def limit(self, limits: DispatchLimits) -> None:
-        """Other limits, from the next first consumer on."""
-        self._limits = limits
-
     # --- acknowledgements -------------------------------------------------------------------------------------------------------
 
     def acknowledge(
@@ -199,10 +207,10 @@ class Subscription:
     def acknowledge_cumulative(self, handle: Hashable, ordinal: int, mask: int | None = None) -> bool:
         """Acknowledge everything up to and including `ordinal`; with `mask`, of that entry only the messages whose bit is 0.
 
-        Ignored on Shared, as the protocol has it (the request still succeeds), and from a consumer that has left. Returns as
-        `acknowledge`.
+        Ignored on Shared and Key_Shared, as the protocol has it (the request still succeeds), and from a consumer that has left.
+        Returns as `acknowledge`.
         """
-        if self.kind is SubscriptionType.SHARED or handle not in self._consumers:
+        if self.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED) or handle not in self._consumers:
             return False
         if mask is None:
             return self.acknowledge(handle, ((self.cursor.mark_delete, ordinal + 1),))

@@ -151,6 +151,8 @@ class Topic:
                     f"subscription {name!r} is {'' if found.durable else 'not '}durable; "
                     "a durable consumer and a reader cannot share it: choose another name"
                 )
+            if properties and not found.properties:
+                found.replace_properties(properties)
             return found
         if not name.strip() or name == RESERVED_SUBSCRIPTION or name.startswith(RESERVED_SUBSCRIPTION_PREFIX):
             raise NotAllowed(f"subscription name {name!r} is blank or reserved; choose another name")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
@@ -13,11 +15,11 @@ from magnetar.topics.subscription import Subscription
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
 
 
-def subscription_over(entries: int, **limits: int) -> Subscription:
+def subscription_over(entries: int, **limits: Any) -> Subscription:
     return Subscription("s", True, Cursor(LedgerTable([(3, entries)]), 0), limits=DispatchLimits(**limits))
 
 
-def connected(entries: int, kind: SubscriptionType, *handles: str, permits: int = 1000, **limits: int) -> Subscription:
+def connected(entries: int, kind: SubscriptionType, *handles: str, permits: int = 1000, **limits: Any) -> Subscription:
     subscription = subscription_over(entries, **limits)
     for handle in handles:
         subscription.add_consumer(handle, kind)
