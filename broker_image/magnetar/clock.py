@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -56,3 +57,8 @@ class SystemClock:
 
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)
+
+
+def iso8601(wall_ms: int) -> str:
+    """A wall time as people and Pulsar's statistics read it: ISO 8601 with milliseconds, UTC."""
+    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -23,9 +23,10 @@ from magnetar.errors import (
     StoreError,
 )
 from magnetar.names import TopicName
-from magnetar.server.acknowledgements import last_message_id, seek
+from magnetar.server.acknowledgements import last_message_id
 from magnetar.server.connection import Connection
 from magnetar.server.context import BrokerContext
+from magnetar.server.seeking import first_published_at, reset, seek
 from magnetar.server.sessions import ConsumerSession
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
@@ -81,6 +82,7 @@ class Consuming:
             if request.read_compacted:
                 await _look_for_compaction(topic)
             await self._write_cursor(topic, host)
+            await self._roll_back(request, host)
             if pending.get(consumer_id) != request.request_id or connection.closed:
                 self._drop_if_unused(host)
                 return  # closed by the client while it waited
@@ -91,6 +93,7 @@ class Consuming:
             raise ServiceNotReady(f"topic {topic.name} is being unloaded; look it up again")
         self._attach_consumer(connection, request, host)
         connection.queue(commands.success(request.request_id))
+        host.attached()
         host.schedule()  # after SUCCESS: a consumer may have to be told that it is active, or is not
 
     def _attach_consumer(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
@@ -131,9 +134,17 @@ class Consuming:
         after the first messages behind it throws those away.
         """
         if host.core.durable:
-            if host.core.cursor.dirty:
+            if host.core.dirty:
                 topic.bundle.write_cursor(host, lambda: None)
             await self._context.log.barrier()
+
+    async def _roll_back(self, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
+        """`start_message_rollback_duration_sec`: begin with what was published since; those who are there already are not disturbed."""
+        if request.start_message_rollback_duration_sec and not host.core.connected:
+            since_ms = self._context.clock.wall_ms() - 1000 * request.start_message_rollback_duration_sec
+            ordinal = await first_published_at(host.topic, since_ms)
+            if not host.core.connected:
+                await reset(host, ordinal)
 
     async def close(self, connection: Connection, request: api.CommandCloseConsumer) -> None:
         connection.pending_consumers.pop(request.consumer_id, None)
@@ -165,7 +176,7 @@ class Consuming:
         connection.queue(await last_message_id(connection, request))
 
     async def seek(self, connection: Connection, request: api.CommandSeek) -> None:
-        await seek(connection, request, self._context)
+        await seek(connection, request)
         connection.queue(commands.success(request.request_id))
 
 
@@ -184,20 +195,17 @@ def _check_subscribe(request: api.CommandSubscribe) -> None:
         SubscriptionType.FAILOVER,
     ):
         raise NotAllowed("read_compacted is allowed for Exclusive and Failover subscriptions only; use one of them")
-    if request.start_message_rollback_duration_sec:
-        raise NotAllowed("start_message_rollback_duration_sec is not offered yet; start from a message id")
 
 
 def _start_position(request: api.CommandSubscribe) -> Position:
     """Where a new subscription begins.
 
-    A reader's start id may lie inside a batch, whose entry is delivered whole again: the client drops what it has seen. An id with an entry
-    is where reading starts; whether it is included is the client's affair.
+    A reader's start id may lie inside a batch, whose entry is delivered whole again: the client drops what it has seen. The id itself is where
+    reading starts (a chunked message's first chunk); whether it is included is the client's affair.
     """
     if not request.durable and request.HasField("start_message_id"):
-        start = Position(*commands.position_of(request.start_message_id))
-        if start.entry >= 0 or start == EARLIEST:
-            return start
+        start = request.start_message_id
+        return Position(*commands.position_of(start.first_chunk_message_id if start.HasField("first_chunk_message_id") else start))
     if request.initialPosition == api.CommandSubscribe.Earliest:
         return EARLIEST
     return LATEST

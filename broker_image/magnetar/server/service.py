@@ -19,7 +19,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import Policies
-from magnetar.server.acknowledgements import acknowledge, redeliver, statistics
+from magnetar.server.acknowledgements import acknowledge, redeliver
 from magnetar.server.bundle import check_partition
 from magnetar.server.connection import Connection
 from magnetar.server.consuming import Consuming
@@ -28,6 +28,7 @@ from magnetar.server.lookups import Lookups
 from magnetar.server.ownership import Ownership
 from magnetar.server.producing import Producing
 from magnetar.server.refusals import refuse
+from magnetar.server.statistics import statistics
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.views import ClusterViews
 from magnetar.wire import commands

@@ -11,7 +11,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from magnetar.server.rates import RateMeter
 from magnetar.wire import commands, runs
+
+CONSUMER_COUNTERS = 5
+"""What `statistics.consumer_rates` measures of one consumer."""
 
 if TYPE_CHECKING:
     from magnetar.errors import MagnetarError
@@ -120,9 +124,25 @@ class ProducerSession:
 
 
 class ConsumerSession:
-    """One consumer."""
+    """One consumer, and what it has been sent and has acknowledged."""
 
-    __slots__ = ("closed", "connection", "consumer_id", "name", "partition", "read_compacted", "sends_epoch", "subscription")
+    __slots__ = (
+        "bytes_out",
+        "closed",
+        "connected_ms",
+        "connection",
+        "consumer_id",
+        "entries_acknowledged",
+        "entries_out",
+        "messages_redelivered",
+        "meter",
+        "name",
+        "partition",
+        "read_compacted",
+        "sends_epoch",
+        "subscription",
+        "told_end_of_topic",
+    )
 
     def __init__(
         self,
@@ -137,7 +157,10 @@ class ConsumerSession:
         self.connection, self.consumer_id, self.name, self.subscription = connection, consumer_id, name, subscription
         self.partition = subscription.topic.partition
         self.read_compacted, self.sends_epoch = read_compacted, sends_epoch
-        self.closed = False
+        self.closed = self.told_end_of_topic = False
+        self.entries_out = self.bytes_out = self.messages_redelivered = self.entries_acknowledged = 0
+        clock = subscription.topic.context.clock
+        self.connected_ms, self.meter = clock.wall_ms(), RateMeter(clock.monotonic(), CONSUMER_COUNTERS)
 
     def close_by_broker(self, service_url: str | None) -> None:
         """Tell the client to reconnect, at `service_url` if known (PIP-307)."""
@@ -150,3 +173,9 @@ class ConsumerSession:
         """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""
         if not self.closed and self.connection.protocol_version >= ACTIVE_CONSUMER_CHANGE_SINCE:
             self.connection.queue(commands.active_consumer_change(self.consumer_id, active=active))
+
+    def end_of_topic(self) -> None:
+        """Tell the client, once, that nothing will follow. C++ clients do not know the command and would close the connection."""
+        if not self.told_end_of_topic and not self.connection.client_version.startswith("Pulsar-CPP"):
+            self.told_end_of_topic = True
+            self.connection.queue(commands.reached_end_of_topic(self.consumer_id))

@@ -78,6 +78,10 @@ class BrokerSettings:
     trim_grace_s: float = _bounded(
         600.0, 0, 1 << 31, "age that a message reaches before it is dropped, even if nothing asks to retain it"
     )
+    delayed_runs_max: int = _bounded(50_000, 10, 10_000_000, "runs of delayed entries a subscription remembers with their times")
+    chunked_messages_max: int = _bounded(10_000, 1, 10_000_000, "unfinished messages in chunks a subscription remembers")
+    ack_set_words_max: int = _bounded(4096, 1, 1 << 20, "64-bit words in the ack_set of one message id")
+    reader_return_s: float = _bounded(30.0, 0.1, 3600, "how long a reader's position is kept after its SEEK until it comes back")
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 
     @staticmethod

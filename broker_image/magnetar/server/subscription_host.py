@@ -38,7 +38,9 @@ class SubscriptionHost:
         self._missed = False
         self._reading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._abandoned: asyncio.TimerHandle | None = None
         self.read_compacted = False
+        self.messages_expired = 0
 
     # --- consumers -------------------------------------------------------------------------------------------------------------
 
@@ -46,22 +48,50 @@ class SubscriptionHost:
         """Consumers connected now, in order of arrival."""
         return [handle for handle in self.core.consumers if isinstance(handle, ConsumerSession)]
 
-    def disconnect_for_seek(self) -> None:
-        """Have those subscribe again whom a seek concerns: all consumers, of Failover only the active one."""
-        active = self.core.active
-        for session in self.sessions():
-            if active is None or active.handle is session:
-                session.close_by_broker(None)  # a reader then names its new start itself
-
     def detach(self, session: ConsumerSession) -> None:
         """A consumer has left; what it held goes to the others. A reader's subscription goes with its last consumer."""
         self.core.remove_consumer(session)
         if not self.core.connected:
             self.read_compacted = False
-            if not self.core.durable:
+            if not self.core.durable and self._abandoned is None:
                 self.topic.drop_subscription(self)
                 return
         self.schedule()
+
+    def attached(self) -> None:
+        """A consumer has come."""
+        if self._abandoned is not None:
+            self._abandoned.cancel()
+            self._abandoned = None
+        self._tell_end_of_topic()
+
+    def send_away(self) -> None:
+        """Disconnect the consumers whose delivery is about to begin elsewhere (of Failover the active one); they come back at once.
+
+        A reader's subscription waits for its consumer: a client that seeks by time does not know where it will begin.
+        """
+        if not self.core.durable and self._abandoned is None:
+            wait_s = self.topic.context.settings.reader_return_s
+            self._abandoned = asyncio.get_running_loop().call_later(wait_s, self._abandon)
+        active = self.core.active
+        for session in self.sessions():
+            if active is None or active.handle is session:
+                session.close_by_broker(None)
+
+    def _abandon(self) -> None:
+        self._abandoned = None
+        if not self.core.connected and self.topic.subscriptions.get(self.core.name) is self:
+            self.topic.drop_subscription(self)
+
+    def end_of_topic(self) -> None:
+        """The topic has been terminated: tell consumers once they have acknowledged everything."""
+        self._tell_end_of_topic()
+
+    def _tell_end_of_topic(self) -> None:
+        if not self.topic.terminated or self.core.backlog:
+            return
+        for session in self.sessions():
+            session.end_of_topic()
 
     # --- acknowledgements ------------------------------------------------------------------------------------------------------
 
@@ -73,14 +103,18 @@ class SubscriptionHost:
         confirmed: Callable[[], None] | None,
     ) -> None:
         """Individual acknowledgements; `confirmed` is called when they are durable."""
+        before = self.core.backlog
         unblocked = self.core.acknowledge(session, ranges, partial)
+        session.entries_acknowledged += before - self.core.backlog
         self._acknowledged(unblocked, confirmed)
 
     def acknowledge_cumulative(
         self, session: ConsumerSession, ordinal: int, mask: int | None, confirmed: Callable[[], None] | None
     ) -> None:
         """Everything up to `ordinal`; `confirmed` is called when that is durable."""
+        before = self.core.backlog
         unblocked = self.core.acknowledge_cumulative(session, ordinal, mask)
+        session.entries_acknowledged += before - self.core.backlog
         self._acknowledged(unblocked, confirmed)
 
     def _acknowledged(self, unblocked: bool, confirmed: Callable[[], None] | None) -> None:
@@ -90,6 +124,8 @@ class SubscriptionHost:
             self.topic.bundle.cursor_dirty(self)
         if unblocked:
             self.schedule()
+        if self.topic.terminated:
+            self._tell_end_of_topic()
 
     # --- delivery --------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +161,7 @@ class SubscriptionHost:
     def _deliver_what_is_due(self) -> None:
         budget = self.topic.context.settings.read_batch_entries_max
         while budget > 0:
-            request = self.core.next_read(min(budget, READ_ENTRIES_MAX), self.topic.context.clock.wall_ms())
+            request = self._next_read(min(budget, READ_ENTRIES_MAX))
             if request is None:
                 return
             if self.read_compacted and self.topic.compacted_before(request.first):
@@ -140,6 +176,9 @@ class SubscriptionHost:
                 return
             budget -= len(entries)
         self.schedule()
+
+    def _next_read(self, limit_entries: int) -> ReadRequest | None:
+        return self.core.next_read(limit_entries, self.topic.context.clock.wall_ms())
 
     def _fetch(self, request: ReadRequest) -> None:
         self._reading = asyncio.create_task(self._fetch_and_hand_out(request), name=f"read {self.topic.name}")
@@ -163,6 +202,8 @@ class SubscriptionHost:
         if progress or self._missed:
             self._missed = False
             self.schedule()
+        else:
+            self._arm_timer()
 
     async def _fetch_compacted(self, request: ReadRequest) -> bool:
         """Deliver the next surviving entry at or after the request; what compaction removed is passed over as acknowledged."""
@@ -172,18 +213,21 @@ class SubscriptionHost:
         self.core.acknowledge(None, removed, found.partial)
         if not found.entries:
             return True
-        if self.core.next_read(len(found.entries), self.topic.context.clock.wall_ms()) is None:
+        if self._next_read(len(found.entries)) is None:
             return False  # moves delivery on to `first`; nobody takes it any more
         return self._hand_out(found.first, found.entries, found.message_counts)
 
     def _hand_out(self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int]) -> bool:
-        """Send what dispatch decides; False if it could deliver nothing."""
+        """Send what dispatch decides; False if it could neither deliver anything nor put it aside."""
         if self.topic.frozen:
             return False
         deliveries = self.core.dispatch(first, message_counts, traits_of(entries, self.core.traits_wanted))
         for delivery in deliveries:
             self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
-        return bool(deliveries)
+        if deliveries:
+            return True
+        again = self._next_read(READ_ENTRIES_MAX)
+        return again is not None and again.first != first
 
     def _send(self, delivery: Delivery, entries: Sequence[memoryview]) -> None:
         session = delivery.consumer
@@ -203,6 +247,10 @@ class SubscriptionHost:
             done += count
         metrics, counters = self.topic.context.metrics, self.topic.core.counters
         size = sum(map(len, entries))
+        session.entries_out += delivery.entries
+        session.bytes_out += size
+        if delivery.redelivery_counts is not None:
+            session.messages_redelivered += sum(map(bool, delivery.redelivery_counts))
         metrics.messages_out += delivery.messages
         metrics.bytes_out += size
         counters.messages_out += delivery.messages
@@ -210,6 +258,9 @@ class SubscriptionHost:
 
     def stop(self) -> None:
         """End deliveries for good."""
+        if self._abandoned is not None:
+            self._abandoned.cancel()
+            self._abandoned = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -101,8 +101,17 @@ class TopicHost:
         return DispatchLimits(
             unacknowledged_per_consumer_messages_max=self.policies.max_unacked_per_consumer,
             unacknowledged_per_subscription_messages_max=self.policies.max_unacked_per_subscription,
+            delayed_delivery=self.policies.delayed_delivery.active,
+            delay_tick_ms=max(1, self.policies.delayed_delivery.tick_ms),
+            delayed_runs_max=self.context.settings.delayed_runs_max,
+            chunked_messages_max=self.context.settings.chunked_messages_max,
             failover_delay_ms=self.context.settings.failover_delay_ms,
         )
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the topic takes no more messages, for ever."""
+        return "terminated" in self.core.properties
 
     # --- publishing ------------------------------------------------------------------------------------------------------------
 
