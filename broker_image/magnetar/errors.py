@@ -90,6 +90,24 @@ class InvalidTopicName(MagnetarError):
     wire_code, http_status, retry = WireCode.INVALID_TOPIC_NAME, 412, Retry.NEVER
 
 
+class InvalidPartitions(MagnetarError):
+    """A number of partitions out of range."""
+
+    wire_code, http_status, retry = WireCode.NOT_ALLOWED, 406, Retry.NEVER
+
+
+class PartitionsNotPossible(MagnetarError):
+    """A change of partitions that the topic as it is does not permit."""
+
+    wire_code, http_status, retry = WireCode.NOT_ALLOWED, 422, Retry.NEVER
+
+
+class IncompatibleSchema(MagnetarError):
+    """A schema, or a version of one, that does not fit the topic."""
+
+    wire_code, http_status, retry = WireCode.INCOMPATIBLE_SCHEMA, 409, Retry.NEVER
+
+
 class NotAllowed(MagnetarError):
     """A request that is valid but not permitted in this combination."""
 

@@ -1,8 +1,8 @@
 """Keys of the metadata store.
 
 Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal.
-Durable: bundles/, namespaces/, topics/, logs/, manifests/, brokers/, cordons/, intents/, jobs/, policies/, tenants/, clusters/,
-cluster, operator/term.
+Durable: bundles/, namespaces/, topics/, topic-changes/, logs/, manifests/, brokers/, cordons/, intents/, jobs/, policies/, tenants/,
+clusters/, cluster, operator/term.
 Bound to a broker's lease: incarnations/, load/, leader. Bound to the operator's or a job's lease: none.
 """
 
@@ -21,6 +21,7 @@ CORDONS = "cordons/"
 MANIFESTS = "manifests/"
 LOGS = "logs/"
 TOPICS = "topics/"
+TOPIC_CHANGES = "topic-changes/"
 INTENTS = "intents/"
 JOBS = "jobs/"
 POLICIES = "policies/"
@@ -65,12 +66,17 @@ def cordon(broker: str) -> str:
 
 
 def partitioned_topic(name: TopicName) -> str:
-    """Metadata of a partitioned topic (not of its partitions)."""
+    """The entry of a topic: of a partitioned one (it stands for its partitions), of a plain one, or of a partition in use."""
     return f"{TOPICS}{name.tenant}/{name.namespace}/{name.domain}/{name.local}"
 
 
 def partitioned_topics_in(name: NamespaceName) -> str:
     return f"{TOPICS}{name}/"
+
+
+def topic_changes(name: NamespaceName) -> str:
+    """Written with every change of an entry of the namespace: its revision tells how far a mirror must be."""
+    return f"{TOPIC_CHANGES}{name}"
 
 
 def job_run(job: str, run: str) -> str:

@@ -195,10 +195,14 @@ class NamespaceRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class PartitionedTopicRecord(Record):
-    """`topics/...`: a partitioned topic."""
+    """`topics/...`: the entry of a topic; `partitions` 0 is a plain one, or a partition that is in use.
+
+    `subscriptions` are durable ones that partitions are born with, since their topic had them when it grew.
+    """
 
     partitions: int
     properties: dict[str, str]
+    subscriptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from magnetar import __version__
 from magnetar.errors import InvalidRequest, NotOwner, ServiceNotReady, StoreUnavailable, TopicExists, TopicNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord, PartitionedTopicRecord
+from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import Compare, Put
 from magnetar.names import NamespaceName, TopicName, initial_boundaries
 from magnetar.server.broker import Broker
@@ -117,12 +117,7 @@ class BrokerAdminPort:
         return await self._broker.service.partitions(topic)
 
     async def create_partitions(self, topic: TopicName, partitions: int) -> None:
-        limit = self._broker.context.settings.partitions_max
-        if not 1 <= partitions <= limit:
-            raise InvalidRequest(f"partitions: {partitions} is out of range; use 1..{limit}")
-        await self._broker.ownership.bundle_of(topic)
-        record = PartitionedTopicRecord(partitions=partitions, properties={})
-        await self._create(keys.partitioned_topic(topic), record.encode(), f"topic {topic}")
+        await self._broker.service.partitioning.create(topic, partitions)
 
     async def _create(self, key: str, value: bytes, what: str) -> None:
         result = await self._broker.context.store.transact([Compare(key, "create", "=", 0)], [Put(key, value)])

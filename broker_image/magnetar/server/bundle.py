@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady
+from magnetar.errors import NotAllowed, ServiceNotReady
 from magnetar.metadata.records import CheckpointPointer, LogPosition
 from magnetar.names import BundleName, TopicName
 from magnetar.server.catalog import BundleCatalog
@@ -23,6 +23,7 @@ from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import EntryIndex, TailCache
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
+from magnetar.server.topic_registry import TopicRegistry
 from magnetar.storage.checkpoint import Checkpoint, write_checkpoint
 from magnetar.storage.log_format import CursorOperation, TopicOperation, encode_cursor, encode_release, encode_topic
 from magnetar.storage.places import RecordPlace
@@ -60,8 +61,10 @@ class OwnedBundle:
         recovered: RecoveredBundle,
         tail_cache: TailCache,
         policies: EffectivePolicies,
+        registry: TopicRegistry,
     ) -> None:
         self.context, self.name, self.epoch, self.tail_cache, self.policies = context, name, epoch, tail_cache, policies
+        self._registry = registry
         self.catalog = recovered.catalog
         self.serving = True
         self._checkpoints = 0
@@ -109,6 +112,7 @@ class OwnedBundle:
             raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
         core = Topic(str(name), self.epoch, created_ms=created_ms)
         host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
+        await self._registry.add(self, name)
         return host
 
     def refresh_policies(self) -> None:
@@ -226,9 +230,3 @@ class OwnedBundle:
 
 def _confirmation(confirmed: Callable[[], None] | None) -> Callable[[RecordPlace], None] | None:
     return None if confirmed is None else lambda _place: confirmed()
-
-
-def check_partition(name: TopicName, partitions: int) -> None:
-    """Refuse a partition beyond those its topic has. Raises InvalidRequest."""
-    if name.partition >= partitions > 0:
-        raise InvalidRequest(f"topic {name}: partition {name.partition} does not exist; {name.base} has {partitions} partitions")

@@ -25,6 +25,7 @@ from magnetar.wire.frames import InboundBuffer
 
 if TYPE_CHECKING:
     from magnetar.server.service import BrokerService
+    from magnetar.server.topic_watchers import TopicWatcher
 
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
@@ -103,6 +104,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.producers: dict[int, ProducerSession] = {}
         self.consumers: dict[int, ConsumerSession] = {}
+        self.watchers: dict[int, TopicWatcher] = {}
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
@@ -316,9 +318,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connected = True
         self.client_version = connect.client_version[:200]
         self.protocol_version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
-        self.queue(
-            commands.connected(SERVER_VERSION, self.protocol_version, self._settings.max_message_bytes, topic_watchers=False)
-        )
+        self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self._settings.max_message_bytes))
 
     def _flow(self, flow: api.CommandFlow) -> None:
         consumer = self.consumers.get(flow.consumer_id)

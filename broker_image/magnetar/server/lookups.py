@@ -1,27 +1,36 @@
-"""Who serves a topic, and how many partitions it has.
+"""Who serves a topic, how many partitions it has, and which topics there are.
 
-Owns: LOOKUP and PARTITIONED_METADATA. Imports: wire, names, errors, ownership.
-Source: facts on protocol semantics 1.4, 2.11.
-Invariant: an answer names the owner as of now; while a bundle changes hands the answer waits for the new owner.
+Owns: LOOKUP, PARTITIONED_METADATA, GET_TOPICS_OF_NAMESPACE, WATCH_TOPIC_LIST and its CLOSE, GET_SCHEMA and GET_OR_CREATE_SCHEMA.
+Imports: wire, names, errors, topics.topic_list, ownership, the registry and its watchers.
+Source: facts on protocol semantics 1.4, 2.11, 2.13, 2.15.
+Invariants: an answer names the owner as of now; while a bundle changes hands the answer waits for the new owner; a pattern that is too long or
+outside the dialect is left to the client (the answer says that it is not filtered).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from magnetar.errors import ServiceNotReady
-from magnetar.names import TopicName
+from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicNotFound
+from magnetar.names import NamespaceName, TopicName
 from magnetar.server.connection import Connection
+from magnetar.server.context import BrokerContext
 from magnetar.server.ownership import Ownership
+from magnetar.server.partitioning import Partitioning
+from magnetar.server.topic_watchers import TopicWatchers
+from magnetar.topics.patterns import TopicPattern
+from magnetar.topics.topic_list import of_domain, select, topics_hash
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
+
+Mode = api.CommandGetTopicsOfNamespace.Mode
 
 
 class Lookups:
     """Answers what is asked about topics before one is used."""
 
-    def __init__(self, ownership: Ownership, partitions: Callable[[TopicName], Awaitable[int]]) -> None:
-        self._ownership, self._partitions = ownership, partitions
+    def __init__(self, context: BrokerContext, ownership: Ownership, partitioning: Partitioning) -> None:
+        self._context, self._ownership, self._partitioning = context, ownership, partitioning
+        self._registry = ownership.registry
+        self._watchers = TopicWatchers(self._registry)
 
     async def lookup(self, connection: Connection, lookup: api.CommandLookupTopic) -> None:
         topic = TopicName.parse(lookup.topic)
@@ -32,4 +41,86 @@ class Lookups:
 
     async def partitioned_metadata(self, connection: Connection, request: api.CommandPartitionedTopicMetadata) -> None:
         topic = TopicName.parse(request.topic)
-        connection.queue(commands.partitioned_metadata(request.request_id, await self._partitions(topic)))
+        partitions = await self._partitioning.count(topic)
+        if not partitions and not request.metadata_auto_creation_enabled and not await self._partitioning.exists(topic):
+            raise TopicNotFound(f"Topic {topic} does not exist, and this request must not create it")
+        connection.queue(commands.partitioned_metadata(request.request_id, partitions))
+
+    # --- lists -----------------------------------------------------------------------------------------------------------------
+
+    async def topics(self, namespace: NamespaceName, mode: int) -> list[str]:
+        """Full names of the topics of a namespace, sorted: every creation that was answered is in it."""
+        await self._registry.catch_up(namespace)
+        return of_domain(
+            self._registry.names(namespace),
+            persistent=mode in (Mode.PERSISTENT, Mode.ALL),
+            non_persistent=mode in (Mode.NON_PERSISTENT, Mode.ALL),
+        )
+
+    async def topics_of_namespace(self, connection: Connection, request: api.CommandGetTopicsOfNamespace) -> None:
+        names = await self.topics(NamespaceName.parse(request.namespace), request.mode)
+        filtered = False
+        if request.HasField("topics_pattern"):
+            try:
+                names = select(names, TopicPattern.compile(request.topics_pattern))
+                filtered = True
+            except (NotAllowed, LimitExceeded):
+                filtered = False  # the client does it itself
+        found = topics_hash(names)
+        changed = not (request.HasField("topics_hash") and request.topics_hash == found)
+        self._check_size(names)
+        connection.queue(
+            commands.topics_of_namespace(request.request_id, names if changed else (), found, filtered=filtered, changed=changed)
+        )
+
+    def _check_size(self, names: list[str]) -> None:
+        """A frame beyond the announced limit would cost the client its connection."""
+        size, limit = sum(len(name.encode()) + 4 for name in names), self._context.settings.max_message_bytes
+        if size > limit:
+            raise NotAllowed(
+                f"the list of {len(names)} topics has {size} bytes, more than max_message_bytes {limit}; use a pattern"
+            )
+
+    async def watch_topic_list(self, connection: Connection, request: api.CommandWatchTopicList) -> None:
+        limit = self._context.settings.topic_watchers_per_connection_max
+        if len(connection.watchers) >= limit:
+            raise NotAllowed(f"topic_watchers_per_connection_max: this connection watches {limit} lists; close some")
+        namespace, pattern = NamespaceName.parse(request.namespace), TopicPattern.compile(request.topics_pattern)
+        await self._registry.catch_up(namespace)
+        if (before := connection.watchers.pop(request.watcher_id, None)) is not None:
+            before.stop()
+        watcher = self._watchers.open(connection, request.watcher_id, namespace, pattern)
+        found = watcher.watched.topics
+        try:
+            self._check_size(found.names)
+        except NotAllowed:
+            watcher.stop()
+            raise
+        connection.watchers[request.watcher_id] = watcher
+        unchanged = request.HasField("topics_hash") and request.topics_hash == found.topics_hash
+        connection.queue(
+            commands.watch_topic_list_success(
+                request.request_id, request.watcher_id, () if unchanged else found.names, found.topics_hash
+            )
+        )
+
+    async def close_watcher(self, connection: Connection, request: api.CommandWatchTopicListClose) -> None:
+        watcher = connection.watchers.pop(request.watcher_id, None)
+        if watcher is not None:
+            watcher.stop()
+        connection.queue(commands.success(request.request_id))
+
+    # --- schemas ---------------------------------------------------------------------------------------------------------------
+
+    async def schema(self, _connection: Connection, request: api.CommandGetSchema) -> None:
+        """No topic has a registered schema: clients then treat its messages as bytes."""
+        topic = TopicName.parse(request.topic)
+        if request.HasField("schema_version") and not request.schema_version:
+            raise IncompatibleSchema("Empty schema version")
+        raise TopicNotFound(f"Topic not found or no-schema: {topic}")
+
+    async def create_schema(self, _connection: Connection, request: api.CommandGetOrCreateSchema) -> None:
+        topic = TopicName.parse(request.topic)
+        if not await self._partitioning.exists(topic):
+            raise TopicNotFound(f"topic {topic} does not exist; create it before its schema")
+        raise NotAllowed(f"topic {topic}: schemas are not registered by this version; publish with one schema per producer")

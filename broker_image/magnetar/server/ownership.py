@@ -28,7 +28,6 @@ from magnetar.metadata.records import (
     CheckpointPointer,
     IncarnationRecord,
     LoadRecord,
-    LogFileRecord,
     LogRange,
     NamespaceRecord,
 )
@@ -38,8 +37,10 @@ from magnetar.server.bundle import OwnedBundle
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import TailCache
+from magnetar.server.log_keys import LogKeys
 from magnetar.server.recovery import recover_bundle
 from magnetar.server.rolling import LogRoller
+from magnetar.server.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
 
 log = structlog.get_logger(__name__)
@@ -59,12 +60,13 @@ class Ownership:
         self._roller = LogRoller(context)
         self._owned: dict[str, OwnedBundle] = {}
         self.policies = EffectivePolicies(context.settings, views, self._owned)
+        self.registry = TopicRegistry(context, views)
         self._work: dict[str, asyncio.Task[None]] = {}
         self._assigning: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
         self._stopping = False
-        self._publishing: dict[asyncio.Task[None], None] = {}
+        self._log_keys = LogKeys(context, self.bundle_of)
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
             view.listen(lambda _names: self._announce())
@@ -278,7 +280,10 @@ class Ownership:
         if await self._commit(name, assigned.mod_revision, record) is None and not self._is_ours(name, epoch):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
-        self._owned[name] = OwnedBundle(self._context, BundleName.parse(name), epoch, recovered, self._tail_cache, self.policies)
+        self._owned[name] = OwnedBundle(
+            self._context, BundleName.parse(name), epoch, recovered, self._tail_cache, self.policies, self.registry
+        )
+        self.registry.adopt(self._owned[name])
         self._context.metrics.bundles_owned.set(len(self._owned))
         self._context.metrics.acquisitions.labels("takeover" if recovered.fenced else "move").inc()
         seconds = round(self._context.clock.monotonic() - started, 4)
@@ -405,7 +410,7 @@ class Ownership:
     def file_sealed(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
         """The log has sealed a file: make it known, and shorten chains that have grown too long."""
         self._roller.file_sealed(number)
-        self._publish(self._publish_file(number, length, topics))
+        self._log_keys.publish(number, length, topics)
         limit = self._context.settings.checkpoint_files_max * self._context.settings.log_file_bytes
         for name, owned in self._owned.items():
             viewed = self._views.bundles.get(name)
@@ -413,37 +418,6 @@ class Ownership:
                 continue
             if self._roller.chain_bytes(viewed.record) > limit:
                 self._begin(name, self._checkpoint(name, owned, viewed))
-
-    def _publish(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="log key")
-        self._publishing[task] = None
-        task.add_done_callback(lambda done: self._publishing.pop(done, None))
-
-    async def _publish_file(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
-        """Write the file's key in the store: whose bundles it holds. A roll never waits for this."""
-        bundles: dict[str, set[int]] = {}
-        for topic, epochs in topics.items():
-            if (bundle := await self._bundle_if_any(TopicName.parse(topic))) is not None:
-                bundles.setdefault(str(bundle), set()).update(epochs)
-        record = LogFileRecord(length=length, bundles={name: tuple(sorted(epochs)) for name, epochs in sorted(bundles.items())})
-        while True:
-            try:
-                await self._context.store.put(keys.log_file(self._context.incarnation, number), record.encode())
-                return
-            except StoreError as error:
-                log.warning("log.key_delayed", file=number, error=str(error))
-                await asyncio.sleep(STORE_RETRY_S)
-
-    async def _bundle_if_any(self, topic: TopicName) -> BundleName | None:
-        """The bundle of a topic; None once its namespace is deleted: nobody needs its files then."""
-        while True:
-            try:
-                return await self.bundle_of(topic)
-            except NamespaceNotFound:
-                return None
-            except StoreError as error:
-                log.warning("log.key_delayed", topic=str(topic), error=str(error))
-                await asyncio.sleep(STORE_RETRY_S)
 
     async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
         pointer = await self._shorten(owned, viewed.record, scan_bytes_max=0)
@@ -490,10 +464,12 @@ class Ownership:
     async def stop(self) -> None:
         """Cancel what is under way; the records stay for whoever recovers them."""
         self._roller.stop()
-        tasks = [*self._work.values(), *self._assigning.values(), *self._publishing]
+        await self._log_keys.stop()
+        tasks = [*self._work.values(), *self._assigning.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.registry.stop()
         for owned in self._owned.values():
             owned.stop()
         self._owned.clear()

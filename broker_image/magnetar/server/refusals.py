@@ -1,7 +1,8 @@
 """Typed refusals.
 
 Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE never looks at ERROR). Imports: wire, errors.
-Invariant: every request of the protocol that expects an answer has an entry here; what expects none gets none.
+Invariants: every request of the protocol that expects an answer has an entry here; what expects none gets none; what only a broker may send
+ends the connection.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.errors import MagnetarError, WireCode
+from magnetar.errors import MagnetarError, ProtocolError, WireCode
 from magnetar.server.connection import Connection
 from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
@@ -28,16 +29,11 @@ _BY_KIND: dict[int, Refuse] = {
     Type.GET_SCHEMA: lambda r, code, text: commands.schema_failed(r.request_id, code, text),
     Type.GET_OR_CREATE_SCHEMA: lambda r, code, text: commands.schema_refused(r.request_id, code, text),
     Type.CONSUMER_STATS: lambda r, code, text: commands.consumer_stats_failed(r.request_id, code, text),
-    Type.NEW_TXN: lambda r, code, text: transactions.new_txn_response(r.request_id, transactions.Refusal(code, text)),
-    Type.ADD_PARTITION_TO_TXN: lambda r, code, text: transactions.add_partition_response(
+    Type.END_TXN_ON_PARTITION: lambda r, code, text: transactions.end_on_partition_response(
         r.request_id, _txn(r), transactions.Refusal(code, text)
     ),
-    Type.ADD_SUBSCRIPTION_TO_TXN: lambda r, code, text: transactions.add_subscription_response(
+    Type.END_TXN_ON_SUBSCRIPTION: lambda r, code, text: transactions.end_on_subscription_response(
         r.request_id, _txn(r), transactions.Refusal(code, text)
-    ),
-    Type.END_TXN: lambda r, code, text: transactions.end_txn_response(r.request_id, _txn(r), transactions.Refusal(code, text)),
-    Type.TC_CLIENT_CONNECT_REQUEST: lambda r, code, text: transactions.coordinator_connected(
-        r.request_id, transactions.Refusal(code, text)
     ),
 }
 _ANSWERED_BY_ERROR = frozenset(
@@ -51,17 +47,25 @@ _ANSWERED_BY_ERROR = frozenset(
         Type.GET_LAST_MESSAGE_ID,
         Type.GET_TOPICS_OF_NAMESPACE,
         Type.WATCH_TOPIC_LIST,
-        Type.END_TXN_ON_PARTITION,
-        Type.END_TXN_ON_SUBSCRIPTION,
+        Type.WATCH_TOPIC_LIST_CLOSE,
+        Type.NEW_TXN,
+        Type.ADD_PARTITION_TO_TXN,
+        Type.ADD_SUBSCRIPTION_TO_TXN,
+        Type.END_TXN,
+        Type.TC_CLIENT_CONNECT_REQUEST,
     }
 )
-"""Whoever sends anything else, an answer out of turn for example, waits for nothing."""
+"""Apache Pulsar answers the requests of transactions so, too, when it has them switched off: clients look for its text."""
+_ANSWERED_BY_NOTHING = frozenset(
+    {Type.ACK, Type.FLOW, Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, Type.SEND, Type.AUTH_RESPONSE, Type.PING, Type.PONG}
+)
+"""An AUTH_RESPONSE may come late, after its challenge was given up."""
 
 
 def refuse(connection: Connection, kind: int, request: Any, error: MagnetarError) -> None:
     """Answer a request of type `kind` with an error, in the response that its sender waits for.
 
-    `request` is the sub-message, or the whole command for kinds that no handler took.
+    `request` is the sub-message, or the whole command for kinds that no handler took. Raises ProtocolError for what only a broker may send.
     """
     if isinstance(request, api.BaseCommand):
         request = getattr(request, commands.FIELD_OF_TYPE[kind])
@@ -70,3 +74,5 @@ def refuse(connection: Connection, kind: int, request: Any, error: MagnetarError
         connection.queue(build(request, error.wire_code, str(error)))
     elif kind in _ANSWERED_BY_ERROR:
         connection.queue(commands.error_of(request.request_id, error))
+    elif kind not in _ANSWERED_BY_NOTHING:
+        raise ProtocolError(f"{commands.FIELD_OF_TYPE[kind]} is what a broker sends; a client must not")

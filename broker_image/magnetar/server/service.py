@@ -16,16 +16,15 @@ import structlog
 
 from magnetar.errors import MagnetarError, NamespaceNotFound, NotAllowed, TopicNotFound, WireCode
 from magnetar.metadata import keys
-from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import Policies
 from magnetar.server.acknowledgements import acknowledge, redeliver
-from magnetar.server.bundle import check_partition
 from magnetar.server.connection import Connection
 from magnetar.server.consuming import Consuming
 from magnetar.server.context import BrokerContext
 from magnetar.server.lookups import Lookups
 from magnetar.server.ownership import Ownership
+from magnetar.server.partitioning import Partitioning
 from magnetar.server.producing import Producing
 from magnetar.server.refusals import refuse
 from magnetar.server.statistics import statistics
@@ -36,6 +35,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
+Mode = api.CommandGetTopicsOfNamespace.Mode
 Handler = Callable[[Connection, Any], Coroutine[Any, Any, None]]
 
 
@@ -46,11 +46,18 @@ class BrokerService:
         self._context, self._views, self._ownership = context, views, ownership
         self._waiting_for_disk: list[Callable[[], None]] = []
         self._disk_timer: asyncio.TimerHandle | None = None
-        lookups, consuming = Lookups(ownership, self.partitions), Consuming(context, self)
+        self.partitioning = Partitioning(context, ownership)
+        self._lookups = lookups = Lookups(context, ownership, self.partitioning)
+        self._consuming = consuming = Consuming(context, self)
         producing = Producing(context, self, consuming)
         self._handlers: dict[int, Handler] = {
             Type.LOOKUP: lookups.lookup,
             Type.PARTITIONED_METADATA: lookups.partitioned_metadata,
+            Type.GET_TOPICS_OF_NAMESPACE: lookups.topics_of_namespace,
+            Type.WATCH_TOPIC_LIST: lookups.watch_topic_list,
+            Type.WATCH_TOPIC_LIST_CLOSE: lookups.close_watcher,
+            Type.GET_SCHEMA: lookups.schema,
+            Type.GET_OR_CREATE_SCHEMA: lookups.create_schema,
             Type.PRODUCER: producing.create,
             Type.CLOSE_PRODUCER: producing.close,
             Type.SUBSCRIBE: consuming.subscribe,
@@ -116,18 +123,21 @@ class BrokerService:
         if not name.persistent:
             raise NotAllowed(f"topic {name}: non-persistent topics are not offered yet; use persistent://")
         owned = await self._ownership.serving(await self._ownership.bundle_of(name))
-        if create and str(name) not in owned.topics and name.partition >= 0:
-            check_partition(name, await self.partitions(name.base))
-        topic = await owned.topic(name, create)
+        if (held := owned.topics.get(str(name))) is not None:
+            return held
+        partitioned = await self.partitioning.partitioned_topic_of(name)
+        if partitioned is None and create:
+            await self.partitioning.check_creation(name)
+        topic = await owned.topic(name, create or partitioned is not None)
         if topic is None:
             raise TopicNotFound(f"topic {name} does not exist; publish to it or create it first")
+        for subscription in partitioned.subscriptions if partitioned is not None else ():
+            await self._consuming.ensure(topic, subscription)
         return topic
 
     async def partitions(self, topic: TopicName) -> int:
         """Partitions of a topic, 0 if it is not partitioned (or not there yet). Raises NamespaceNotFound."""
-        await self._ownership.bundle_of(topic)
-        item = await self._context.store.get(keys.partitioned_topic(topic))
-        return PartitionedTopicRecord.decode(item.value).partitions if item is not None else 0
+        return await self.partitioning.count(topic)
 
     def namespace_policies(self, name: NamespaceName) -> Policies:
         """Policies that hold for topics of a namespace that have none of their own."""
@@ -149,13 +159,12 @@ class BrokerService:
         await self._ownership.cover(str(host.bundle.name))
         return last.ledger, last.entry
 
-    async def topics_in(self, namespace: NamespaceName) -> list[str]:
-        """Topics of a namespace that this broker serves."""
+    async def topics_in(self, namespace: NamespaceName, mode: int = Mode.PERSISTENT) -> list[str]:
+        """Full names of the topics of a namespace, whoever serves them. Raises NamespaceNotFound."""
         known = self._views.namespaces.get(str(namespace)) is not None
         if not known and await self._context.store.get(keys.namespace(namespace)) is None:
             raise NamespaceNotFound(f"namespace {namespace} does not exist; create it first")
-        prefix = f"persistent://{namespace}/"
-        return sorted(name for owned in self._ownership.owned.values() for name in owned.topics if name.startswith(prefix))
+        return await self._lookups.topics(namespace, mode)
 
 
 def _not_offered(kind: int) -> str:
@@ -164,6 +173,8 @@ def _not_offered(kind: int) -> str:
         Type.ADD_PARTITION_TO_TXN,
         Type.ADD_SUBSCRIPTION_TO_TXN,
         Type.END_TXN,
+        Type.END_TXN_ON_PARTITION,
+        Type.END_TXN_ON_SUBSCRIPTION,
         Type.TC_CLIENT_CONNECT_REQUEST,
     ):
         return "Transactions are not enabled."

@@ -57,6 +57,7 @@ class BrokerSettings:
     producers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "producers of one connection")
     producer_name_bytes_max: int = _bounded(4096, 64, 60_000, "longest producer name, in UTF-8")
     consumers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "consumers of one connection")
+    topic_watchers_per_connection_max: int = _bounded(100, 1, 100_000, "watchers of topic lists of one connection")
     requests_per_connection_max: int = _bounded(5_000, 1, 1_000_000, "requests of one connection that wait for an answer")
     write_buffer_bytes_max: int = _bounded(
         4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes queued to one connection above which it gets no messages"

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -24,6 +25,7 @@ from magnetar.metadata.records import (
     IncarnationRecord,
     LoadRecord,
     NamespaceRecord,
+    PartitionedTopicRecord,
     Record,
     TopicPoliciesRecord,
 )
@@ -35,6 +37,8 @@ R = TypeVar("R", bound=Record)
 
 RETRY_BASE_S = 0.1
 RETRY_MAX_S = 2.0
+DECODED_HELD_MAX = 256
+"""Equal bytes are equal records, which never change: most topics share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class StoreView(Generic[R]):
         self._task: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[list[str]], None]] = []
         self._progress = asyncio.Event()
+        self._advance = asyncio.Event()
+        self._decode = lru_cache(maxsize=DECODED_HELD_MAX)(kind.decode)
 
     @property
     def items(self) -> dict[str, Viewed[R]]:
@@ -88,6 +94,11 @@ class StoreView(Generic[R]):
         """Wait for the next change of anything in this view."""
         await self._progress.wait()
 
+    async def reach(self, revision: int) -> None:
+        """Wait until this view reflects `revision`, which must be that of a change below its prefix."""
+        while self._revision < revision:
+            await self._advance.wait()
+
     def observe(self, name: str, value: bytes | None, revision: int) -> None:
         """Take a change this process has made or read itself, ahead of the watch that will report it too."""
         current = self._items.get(name)
@@ -108,6 +119,11 @@ class StoreView(Generic[R]):
         ]
         self._revision = max(self._revision, result.revision)
         self._apply(changes)
+        self._advanced()
+
+    def _advanced(self) -> None:
+        advance, self._advance = self._advance, asyncio.Event()
+        advance.set()
 
     async def _follow(self) -> None:
         failures = 0
@@ -119,6 +135,7 @@ class StoreView(Generic[R]):
                         self._revision = max(self._revision, batch.revision)
                         skip = len(self._prefix)
                         self._apply([(event.key[skip:], event.value, event.mod_revision) for event in batch.events])
+                        self._advanced()
             except Compacted:
                 await self._reload()
             except StoreError as error:
@@ -144,7 +161,7 @@ class StoreView(Generic[R]):
                     continue
             else:
                 try:
-                    self._items[name] = Viewed(self._kind.decode(value), revision)
+                    self._items[name] = Viewed(self._decode(value), revision)
                 except StoreError as error:
                     # A record of another version must not take the whole view down; its key stays unknown here and says so.
                     log.error("view.undecodable", key=self._prefix + name, error=str(error))
@@ -168,6 +185,7 @@ class ClusterViews:
     cordons: StoreView[CordonRecord]
     load: StoreView[LoadRecord]
     policies: StoreView[TopicPoliciesRecord]
+    topics: StoreView[PartitionedTopicRecord]
 
     @staticmethod
     def create(context: BrokerContext) -> ClusterViews:
@@ -179,6 +197,7 @@ class ClusterViews:
             StoreView(store, clock, keys.CORDONS, CordonRecord),
             StoreView(store, clock, keys.LOAD, LoadRecord),
             StoreView(store, clock, keys.POLICIES, TopicPoliciesRecord),
+            StoreView(store, clock, keys.TOPICS, PartitionedTopicRecord),
         )
 
     async def start(self) -> None:
@@ -190,4 +209,4 @@ class ClusterViews:
             await view.stop()
 
     def _all(self) -> tuple[StoreView[Any], ...]:
-        return self.bundles, self.incarnations, self.namespaces, self.cordons, self.load, self.policies
+        return self.bundles, self.incarnations, self.namespaces, self.cordons, self.load, self.policies, self.topics

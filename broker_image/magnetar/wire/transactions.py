@@ -36,6 +36,8 @@ R = TypeVar(
     api.CommandAddPartitionToTxnResponse,
     api.CommandAddSubscriptionToTxnResponse,
     api.CommandEndTxnResponse,
+    api.CommandEndTxnOnPartitionResponse,
+    api.CommandEndTxnOnSubscriptionResponse,
 )
 
 
@@ -61,6 +63,18 @@ def end_txn_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = N
     """END_TXN_RESPONSE."""
     body = _answer(api.CommandEndTxnResponse(request_id=request_id), txn_id, refusal)
     return encode_command(api.BaseCommand(type=Type.END_TXN_RESPONSE, end_txn_response=body))
+
+
+def end_on_partition_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+    """END_TXN_ON_PARTITION_RESPONSE, from broker to coordinator."""
+    body = _answer(api.CommandEndTxnOnPartitionResponse(request_id=request_id), txn_id, refusal)
+    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_PARTITION_RESPONSE, end_txn_on_partition_response=body))
+
+
+def end_on_subscription_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+    """END_TXN_ON_SUBSCRIPTION_RESPONSE, from broker to coordinator."""
+    body = _answer(api.CommandEndTxnOnSubscriptionResponse(request_id=request_id), txn_id, refusal)
+    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_SUBSCRIPTION_RESPONSE, end_txn_on_subscription_response=body))
 
 
 def coordinator_connected(request_id: int, refusal: Refusal | None = None) -> bytes:

@@ -104,8 +104,8 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
         (lambda port: port.roll(ABSENT), 404),
         (lambda port: port.lookup(TopicName.parse("persistent://no/where/t")), 404),
         (lambda port: port.create_partitions(TopicName.parse("persistent://no/where/t"), 1), 404),
-        (lambda port: port.create_partitions(ABSENT, 0), 400),
-        (lambda port: port.create_partitions(ABSENT, 5000), 400),
+        (lambda port: port.create_partitions(ABSENT, 0), 406),
+        (lambda port: port.create_partitions(ABSENT, 5000), 406),
         (lambda port: port.create_namespace(NamespaceName("a", "b"), 0, {}), 412),
         (lambda port: port.unload_topic(NAME, "nobody"), 400),
         (lambda port: port.unload_topic(NAME, "broker-0"), 409),
@@ -114,7 +114,7 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
 def test_refusals_have_the_status_that_admin_clients_expect(
     tmp_path: Path, ask: Callable[[BrokerAdminPort], Coroutine[Any, Any, Any]], status: int
 ) -> None:
-    """404 for what is not there, 409 for what conflicts, 400 and 412 for what is wrong."""
+    """404 for what is not there, 409 for what conflicts, 400, 406 and 412 for what is wrong."""
 
     async def script(port: BrokerAdminPort, _broker: Broker, peer: Peer) -> None:
         if status == 404:
