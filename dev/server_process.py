@@ -54,6 +54,11 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether the process exists (it may be stopped by SIGSTOP)."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self, wait: bool = True) -> float:
         """Start (again) on the same directory and ports; seconds until ready."""
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,11 @@ TIERS = {
         ),
         Tier("contract", "every metadata store and volume keeps its promises", [*_programs("etcd"), _pytest("tests/contract")]),
         Tier("simulation", "the whole cluster in one process, seed by seed", [_pytest("tests/simulation")]),
-        Tier("clients", "real processes, real etcd, the official Python client", [*_programs("etcd"), _pytest("tests/clients")]),
+        Tier(
+            "clients",
+            "real processes, real etcd, the official Python, Java and Go clients",
+            [*_programs("etcd"), _python("tests.clients.foreign_build", "java", "go"), _pytest("tests/clients")],
+        ),
         Tier("spark", "the jobs on a real Spark session", [_pytest("tests/spark")]),
         Tier(
             "apiserver",

@@ -64,15 +64,6 @@ def request(method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[i
     return status, json.loads(text) if text else None
 
 
-class ClusterBroker(ServerProcess):
-    """One broker of the cluster."""
-
-    @property
-    def running(self) -> bool:
-        """Whether the process exists (it may be stopped by SIGSTOP)."""
-        return self._process is not None and self._process.poll() is None
-
-
 class Cluster:
     """etcd and brokers `broker-0`, `broker-1`, ...; `start` first, `stop` last."""
 
@@ -82,7 +73,7 @@ class Cluster:
         self.etcd = EtcdServer(directory / "etcd")
         store = self.etcd.endpoint.replace("http://", "etcd://")
         self.brokers = {
-            name: ClusterBroker(directory, name=name, store=store, environment=SETTINGS)
+            name: ServerProcess(directory, name=name, store=store, environment=SETTINGS)
             for name in (f"broker-{number}" for number in range(brokers))
         }
 

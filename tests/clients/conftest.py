@@ -1,10 +1,12 @@
 """Servers for the tests with real clients.
 
-Owns: fixtures that start real processes and stop them by their own handle; the brokers' logs beside a failure. Imports: dev.server_process.
+Owns: fixtures that start real processes and stop them by their own handle; the logs of servers and foreign clients beside a failure.
+Imports: dev.server_process, foreign.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from dev.server_process import ServerProcess
 from tests.clients.cluster import Cluster
+from tests.clients.foreign import Client, Driver
 
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
@@ -25,10 +28,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         for used in item.funcargs.values():
             if isinstance(used, Cluster):
                 report.sections.append(("broker logs", used.log_dump()))
-                break
             if isinstance(used, ServerProcess):
                 report.sections.append(("server log", used.log_tail()))
-                break
+            if isinstance(used, Driver):
+                report.sections.append((f"{used.language} client's log", used.log_tail()))
     return report
 
 
@@ -47,3 +50,41 @@ def client(server: ServerProcess) -> Iterator[pulsar.Client]:
     connected = pulsar.Client(server.service_url, operation_timeout_seconds=20, logger=QUIET)
     yield connected
     connected.close()
+
+
+@pytest.fixture(scope="session", params=["java", "go"])
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """The program with the official Java or Go client; one for all tests."""
+    program = Driver(request.param, tmp_path_factory.mktemp(request.param))
+    yield program
+    program.close()
+
+
+@pytest.fixture(scope="module")
+def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A standalone server for the tests of one module, each with topics of its own: they restart it often enough."""
+    process = ServerProcess(tmp_path_factory.mktemp("server"))
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def shared_server(module_server: ServerProcess) -> ServerProcess:
+    """The module's server, ready, also after a test that failed between killing and starting it."""
+    if not module_server.running:
+        module_server.start()
+    return module_server
+
+
+@pytest.fixture
+def foreign(shared_server: ServerProcess, driver: Driver) -> Iterator[Client]:
+    """The official Java or Go client, connected to `shared_server`."""
+    connected = driver.client(shared_server.service_url)
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own, although the server is shared."""
+    return re.sub(r"\W+", "-", request.node.name).strip("-")
