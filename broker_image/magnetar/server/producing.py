@@ -55,12 +55,23 @@ class Producing:
         try:
             topic = await self._topics.open_topic(TopicName.parse(request.topic), create=True)
             topic.publishing.check()
+            if existing is None:
+                topic.publishing.check_policies(encrypted=request.encrypted)
             if request.initial_subscription_name:
-                await self._consuming.ensure(topic, request.initial_subscription_name)
+                await self._create_subscription(topic, request.initial_subscription_name)
             await self._attach(connection, request, topic)
         finally:
             if pending.get(producer_id) is task:
                 del pending[producer_id]
+
+    async def _create_subscription(self, topic: TopicHost, name: str) -> None:
+        """The initial subscription, at the first message, durably. Raises NotAllowed."""
+        if name not in topic.subscriptions and not topic.policies.auto_subscription_creation:
+            raise NotAllowed(
+                f"initial_subscription_name: {name!r} does not exist on topic {topic.name}, and the auto subscription creation is not "
+                "allowed; create it first"
+            )
+        await self._consuming.ensure(topic, name)
 
     def _replaces(self, existing: ProducerSession, request: api.CommandProducer) -> bool:
         """Whether a producer with an id that is in use is its next self. Raises InvalidRequest if it is something else."""

@@ -62,7 +62,7 @@ def _topic_state(values: TopicValues) -> TopicState:
         name: CursorState(cursor.mark_delete, cursor.ranges, cursor.partial, cursor.properties)
         for name, cursor in values.cursors.items()
     }
-    return TopicState(values.created_ms, values.ledgers, cursors, values.properties)
+    return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences)
 
 
 class _Replay:
@@ -103,6 +103,7 @@ class _Replay:
             return  # a record of a topic that has been deleted since, and not created again yet
         if isinstance(record, EntriesRecord):
             found.core.apply_entries(record.ledger, record.first_entry, record.count)
+            found.core.apply_sequences(record.producer, record.sequences)
             ordinal = found.core.ledgers.find((record.ledger, record.first_entry))
             if ordinal is not None:
                 offset = place.offset + record.entries_offset

@@ -56,6 +56,12 @@ class BrokerSettings:
     connections_max: int = _bounded(20_000, 1, 1_000_000, "open client connections")
     producers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "producers of one connection")
     producer_name_bytes_max: int = _bounded(4096, 64, 60_000, "longest producer name, in UTF-8")
+    deduplication_producers_max: int = _bounded(
+        10_000, 1, 10_000_000, "producer names that deduplication remembers per topic, besides connected ones"
+    )
+    deduplication_inactive_s: float = _bounded(
+        21_600.0, 1, 1 << 31, "time after which deduplication forgets a producer that has left"
+    )
     consumers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "consumers of one connection")
     topic_watchers_per_connection_max: int = _bounded(100, 1, 100_000, "watchers of topic lists of one connection")
     requests_per_connection_max: int = _bounded(5_000, 1, 1_000_000, "requests of one connection that wait for an answer")

@@ -8,7 +8,7 @@ first; entries read from storage are verified against the checksum the client se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
@@ -18,7 +18,7 @@ from magnetar.server.catalog import CompactedRead
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import PROPERTY
 from magnetar.server.entry_index import EntryIndex, Run
-from magnetar.server.publishing import PublishBlock, Publishing
+from magnetar.server.publishing import PublishBlock, Publishing, Recorded, highest_of
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.storage.log_format import TopicOperation, encode_entries, encode_topic
@@ -37,7 +37,18 @@ if TYPE_CHECKING:
 class _PublishedRun:
     """A run on its way to stable storage: called by the log, in order, once it is there."""
 
-    __slots__ = ("entries_offset", "highest", "lengths", "message_counts", "payload", "position", "sequences", "session", "topic")
+    __slots__ = (
+        "entries_offset",
+        "highest",
+        "lengths",
+        "message_counts",
+        "payload",
+        "position",
+        "recorded",
+        "sequences",
+        "session",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -50,9 +61,11 @@ class _PublishedRun:
         sequences: Sequence[int],
         highest: Sequence[int] | None,
         entries_offset: int,
+        recorded: Recorded | None,
     ) -> None:
         self.topic, self.session, self.position, self.payload, self.lengths = topic, session, position, payload, lengths
         self.message_counts, self.sequences, self.highest, self.entries_offset = message_counts, sequences, highest, entries_offset
+        self.recorded = recorded
 
     def __call__(self, place: RecordPlace) -> None:
         self.topic.durable(self, place)
@@ -83,19 +96,25 @@ class TopicHost:
         """Set properties of the topic durably ("" removes one); in force when this returns. Raises ServiceNotReady, StorageError."""
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
-        record = encode_topic(epoch=self._epoch, topic=str(self.name), operation=TopicOperation.UPDATE, properties=changes)
-        self.context.log.append(record.buffers, record.size, 1, lambda _place: self._updated(changes))
+        self.append_update(changes, lambda: self._updated(changes))
         await self.context.log.barrier()
+
+    def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
+        """Write a change of properties, which acts on what is written behind it; `on_durable` runs when it is there to stay."""
+        record = encode_topic(epoch=self._epoch, topic=str(self.name), operation=TopicOperation.UPDATE, properties=changes)
+        self.context.log.append(record.buffers, record.size, 1, lambda _place: on_durable())
 
     def _updated(self, changes: Mapping[str, str]) -> None:
         self.core.apply_update(changes)
         if PROPERTY in changes:
             self.refresh_policies()
+        self.publishing.refresh()
 
     def refresh_policies(self) -> None:
         """Policies of the topic or of its namespace may have changed."""
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
         self.core.limit(self._dispatch_limits())
+        self.publishing.refresh()
 
     def _dispatch_limits(self) -> DispatchLimits:
         return DispatchLimits(
@@ -139,6 +158,21 @@ class TopicHost:
         """
         if self.core.frozen:
             return
+        if self.publishing.guarded:
+            self.publishing.publish(session, entries, message_counts, sequences, highest)
+        else:
+            self.append(session, entries, message_counts, sequences, highest, None)
+
+    def append(
+        self,
+        session: ProducerSession,
+        entries: list[memoryview],
+        message_counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+        recorded: Recorded | None,
+    ) -> None:
+        """Give a run that nothing speaks against to the log; `recorded` is what deduplication is to know of it."""
         position = self.core.publish(len(entries))
         payload, lengths = b"".join(entries), list(map(len, entries))
         encoded = encode_entries(
@@ -149,12 +183,14 @@ class TopicHost:
             topic=self._encoded_name,
             producer=session.encoded_name,
             message_counts=message_counts,
-            sequences=highest if highest is not None else sequences,
+            sequences=recorded.sequences if recorded is not None else highest_of(sequences, highest),
             entries=[payload],
             lengths=lengths,
         )
         session.pending += len(entries)
-        run = _PublishedRun(self, session, position, payload, lengths, message_counts, sequences, highest, encoded.entries_offset)
+        run = _PublishedRun(
+            self, session, position, payload, lengths, message_counts, sequences, highest, encoded.entries_offset, recorded
+        )
         self.context.log.append(encoded.buffers, encoded.size, 1, run)
 
     def durable(self, run: _PublishedRun, place: RecordPlace) -> None:
@@ -171,6 +207,8 @@ class TopicHost:
         )
         self.index.add(stored)
         self.bundle.tail_cache.keep(stored, run.payload)
+        if run.recorded is not None:
+            run.recorded.persist(run.session.name)
         run.session.durable(run.position.ledger, run.position.entry, run.sequences, run.highest)
         messages = sum(run.message_counts)
         metrics, counters = self.context.metrics, self.core.counters

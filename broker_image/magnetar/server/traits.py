@@ -47,6 +47,12 @@ _short_key_hash = lru_cache(HASHED_KEYS_MAX)(murmur3)
 
 def _looks_special(entry: memoryview) -> bool:
     """Whether the tag of a delay or of chunks occurs in the metadata; it may be part of something else."""
+    metadata = metadata_bytes(entry)
+    return DELIVER_AT_TAG in metadata or CHUNK_COUNT_TAG in metadata
+
+
+def metadata_bytes(entry: memoryview) -> bytes:
+    """The encoded MessageMetadata of an entry; whatever stands there if the entry is malformed."""
     at = 0
     if entry[:_MAGIC_BYTES] == BROKER_METADATA_MAGIC:
         at = _MAGIC_BYTES + _SIZE_BYTES
@@ -54,8 +60,7 @@ def _looks_special(entry: memoryview) -> bool:
     if entry[at : at + _MAGIC_BYTES] == CHECKSUM_MAGIC:
         at += CHECKSUM_BYTES
     start = at + _SIZE_BYTES
-    metadata = bytes(entry[start : start + int.from_bytes(entry[at:start], "big")])
-    return DELIVER_AT_TAG in metadata or CHUNK_COUNT_TAG in metadata
+    return bytes(entry[start : start + int.from_bytes(entry[at:start], "big")])
 
 
 def _traits(entry: memoryview, *, keyed: bool) -> EntryTraits | None:

@@ -35,7 +35,7 @@ class CursorValues(Protocol):
 
 
 class TopicValues(Protocol):
-    """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order."""
+    """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order, `sequences` (producer, highest sequence id)."""
 
     @property
     def created_ms(self) -> int: ...
@@ -45,6 +45,8 @@ class TopicValues(Protocol):
     def cursors(self) -> Mapping[str, CursorValues]: ...
     @property
     def properties(self) -> Mapping[str, str]: ...
+    @property
+    def sequences(self) -> Sequence[tuple[str, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class TopicCheckpoint:
     ledgers: tuple[tuple[int, int], ...] = ()
     cursors: Mapping[str, CursorCheckpoint] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    sequences: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
                         for subscription, cursor in topic.cursors.items()
                     },
                     dict(topic.properties),
+                    [list(known) for known in topic.sequences],
                 ]
                 for name, topic in checkpoint.topics.items()
             },
@@ -124,12 +128,15 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
         raise CorruptData(f"{name}: does not hold a checkpoint: {error!r}") from error
 
 
-def _topic(created_ms: int, ledgers: list[Any], cursors: dict[str, list[Any]], properties: dict[str, str]) -> TopicCheckpoint:
+def _topic(
+    created_ms: int, ledgers: list[Any], cursors: dict[str, list[Any]], properties: dict[str, str], sequences: list[Any]
+) -> TopicCheckpoint:
     return TopicCheckpoint(
         created_ms,
         tuple((ledger, count) for ledger, count in ledgers),
         {subscription: _cursor(*fields) for subscription, fields in cursors.items()},
         properties,
+        tuple((producer, sequence) for producer, sequence in sequences),
     )
 
 

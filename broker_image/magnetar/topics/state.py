@@ -50,10 +50,12 @@ class CursorState:
 class TopicState:
     """A topic in a checkpoint.
 
-    `ledgers` are (ledger id, entry count) in order; `cursors` are the durable ones by subscription name.
+    `ledgers` are (ledger id, entry count) in order; `cursors` are the durable ones by subscription name; `sequences` are (producer name,
+    highest durable sequence id) where deduplication is on.
     """
 
     created_ms: int
     ledgers: Sequence[tuple[int, int]] = ()
     cursors: Mapping[str, CursorState] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    sequences: Sequence[tuple[str, int]] = ()

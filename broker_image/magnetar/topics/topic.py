@@ -8,7 +8,7 @@ with its first confirmed entry; replaying log records that a checkpoint covers a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -21,6 +21,8 @@ from magnetar.topics.producers import ProducerRegistry
 from magnetar.topics.state import CursorDelta, TopicState
 from magnetar.topics.subscription import Subscription
 
+DEDUPLICATION = "deduplication"
+"""Property of a topic: there while deduplication is on. Its place in the log tells which entries were tested."""
 RESERVED_SUBSCRIPTION = "pulsar.dedup"
 RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
 
@@ -186,6 +188,7 @@ class Topic:
             ledgers=tuple(self.ledgers.ledgers()),
             cursors={name: found.to_state() for name, found in self._subscriptions.items() if found.durable},
             properties=dict(self.properties),
+            sequences=self.deduplication.to_state() if self.deduplication is not None else (),
         )
 
     @staticmethod
@@ -193,6 +196,9 @@ class Topic:
         """The topic of a checkpoint, to be served in the term `epoch` after replay of the log written since."""
         topic = Topic(name, epoch, created_ms=state.created_ms, limits=limits)
         topic.properties = dict(state.properties)
+        topic.deduplicate(DEDUPLICATION in state.properties)
+        for producer, sequence in state.sequences:
+            topic.apply_sequences(producer, (sequence,))
         for ledger, count in state.ledgers:
             topic.apply_entries(ledger, 0, count)
         for subscription, cursor in state.cursors.items():
@@ -203,14 +209,33 @@ class Topic:
         """Replay the topic's creation."""
         self.created_ms = created_ms
         self.properties = dict(properties)
+        self.deduplicate(DEDUPLICATION in properties)
 
     def apply_update(self, changes: Mapping[str, str]) -> None:
-        """Set these properties, and remove those whose value is empty: live once the record is durable, and in replay."""
+        """Set these properties, and remove those whose value is empty: live once the record is durable, and in replay.
+
+        A change of DEDUPLICATION forgets all sequence ids.
+        """
         for name, value in changes.items():
-            if value:
-                self.properties[name] = value
-            else:
-                self.properties.pop(name, None)
+            self.change_property(name, value)
+        if DEDUPLICATION in changes:
+            self.deduplicate(bool(changes[DEDUPLICATION]))
+
+    def change_property(self, name: str, value: str) -> None:
+        """Set one property, or remove it if the value is empty, and nothing else."""
+        if value:
+            self.properties[name] = value
+        else:
+            self.properties.pop(name, None)
+
+    def deduplicate(self, enabled: bool) -> None:
+        """Begin deduplication with nothing known, or end it."""
+        self.deduplication = Deduplication() if enabled else None
+
+    def apply_sequences(self, producer: str, sequences: Iterable[int]) -> None:
+        """Replay the sequence ids of a run of entries, if deduplication was on when they were written."""
+        if self.deduplication is not None:
+            self.deduplication.apply(producer, sequences)
 
     def apply_entries(self, ledger: int, first: int, count: int) -> int:
         """Replay a run of entries; returns how many were new. Raises CorruptData if records before it are missing."""

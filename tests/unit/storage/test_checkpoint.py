@@ -29,11 +29,11 @@ from tests.unit.storage.logs import CLOCK, INCARNATION, run_on_volume
 
 GOLDEN = (
     b'{"bundle":"a/b/0x00000000_0x40000000","epoch":7,"incarnation":"broker-0.5f","kind":"checkpoint","position":[2,8192],"topics":'
-    b'{"persistent://a/b/c":[5,[[15,3],[17,0]],{"s":[[15,-1],[[15,1,2]],[[17,0,[-2]]],{"k":"v"}]},{"p":"q"}]},"version":1}\n'
-    b"crc32c=ad8e5f41\n"
+    b'{"persistent://a/b/c":[5,[[15,3],[17,0]],{"s":[[15,-1],[[15,1,2]],[[17,0,[-2]]],{"k":"v"}]},{"p":"q"},[["r",8]]]},"version":1}\n'
+    b"crc32c=8ecd84df\n"
 )
 CURSOR = CursorCheckpoint((15, -1), ((15, 1, 2),), ((17, 0, (-2,)),), {"k": "v"})
-TOPIC = TopicCheckpoint(5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"})
+TOPIC = TopicCheckpoint(5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"}, (("r", 8),))
 CHECKPOINT = Checkpoint("a/b/0x00000000_0x40000000", 7, "broker-0.5f", LogPosition(2, 8192), {"persistent://a/b/c": TOPIC})
 
 
@@ -57,6 +57,7 @@ TOPICS = st.builds(
     st.lists(st.tuples(NUMBER, NUMBER), max_size=3).map(tuple),
     st.dictionaries(st.text(max_size=5), CURSORS, max_size=2),
     st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
+    st.lists(st.tuples(st.text(max_size=5), NUMBER), max_size=2).map(tuple),
 )
 
 
