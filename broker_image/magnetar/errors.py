@@ -157,6 +157,12 @@ class ConsumerBusy(MagnetarError):
     wire_code, http_status, retry = WireCode.CONSUMER_BUSY, 409, Retry.NEVER
 
 
+class ConsumerAssignError(MagnetarError):
+    """No hashes can be given to a Key_Shared consumer: its ranges are invalid or taken."""
+
+    wire_code, http_status, retry = WireCode.CONSUMER_ASSIGN, 409, Retry.NEVER
+
+
 class ProducerBusy(MagnetarError):
     """The producer name is in use on this topic."""
 

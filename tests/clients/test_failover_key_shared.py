@@ -9,19 +9,20 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
+from magnetar.hashes import murmur3
 
 pytestmark = pytest.mark.slow
 RECEIVE_MS = 15_000
 SHORT_MS = 300
-FAILOVER = pulsar.ConsumerType.Failover
+FAILOVER, KEY_SHARED = pulsar.ConsumerType.Failover, pulsar.ConsumerType.KeyShared
 
 
 def receive_any(consumers: Sequence[pulsar.Consumer], deadline_ms: int = RECEIVE_MS) -> tuple[int, pulsar.Message]:
     """The next message of any of the consumers, with the index of the one that got it."""
-    for _ in range(max(1, deadline_ms // 50 // len(consumers))):
+    for _ in range(max(1, deadline_ms // 10 // len(consumers))):
         for index, consumer in enumerate(consumers):
             try:
-                return index, consumer.receive(50)
+                return index, consumer.receive(10)
             except pulsar.Timeout:
                 continue
     raise AssertionError(f"no message within {deadline_ms} ms")
@@ -86,3 +87,124 @@ def test_failover_spreads_partitions_over_consumers(server: ServerProcess, clien
         partitions[index].add(message.message_id().partition())
         numbers.add(message.data())
     assert partitions == {0: {0, 2}, 1: {1, 3}}
+
+
+def receive_all(consumers: Sequence[pulsar.Consumer], count: int) -> list[tuple[int, pulsar.Message]]:
+    """`count` messages of any of the consumers, not acknowledged."""
+    return [receive_any(consumers) for _ in range(count)]
+
+
+def by_key(received: Sequence[tuple[int, pulsar.Message]]) -> dict[str, tuple[set[int], list[int]]]:
+    """Per key: which consumers got it, and the numbers in order of arrival."""
+    found: dict[str, tuple[set[int], list[int]]] = {}
+    for index, message in received:
+        consumers, numbers = found.setdefault(message.partition_key(), (set(), []))
+        consumers.add(index)
+        numbers.append(int(message.data()))
+    return found
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["single", "batches"])
+def test_key_shared_keeps_every_key_in_order_at_one_consumer(server: ServerProcess, client: pulsar.Client, batched: bool) -> None:
+    """Also with batches by key; what was not acknowledged comes back after a restart, in order again."""
+    topic = "keys"
+    options = {"consumer_type": KEY_SHARED, "batch_index_ack_enabled": True}
+    consumers = [client.subscribe(topic, "s", consumer_name=name, **options) for name in ("a", "b", "c")]
+    producer = client.create_producer(
+        topic, batching_enabled=batched, batching_type=pulsar.BatchingType.KeyBased, batching_max_publish_delay_ms=20
+    )
+    keys = [f"key-{number % 30}" for number in range(150)]
+    for number, key in enumerate(keys):
+        producer.send_async(str(number).encode(), None, partition_key=key)
+    producer.flush()
+    received = receive_all(consumers, 150)
+    found = by_key(received)
+    assert all(len(owners) == 1 for owners, _ in found.values())
+    assert {key: numbers for key, (_, numbers) in found.items()} == {
+        key: [number for number in range(150) if keys[number] == key] for key in set(keys)
+    }
+    assert {index for owners, _ in found.values() for index in owners} == {0, 1, 2}, "every consumer has its share"
+    for index, message in received:
+        if int(message.data()) < 60:
+            consumers[index].acknowledge(message)
+    for consumer in consumers:
+        consumer.close()
+    server.stop()
+    server.start()
+    consumers = [client.subscribe(topic, "s", consumer_name=name, **options) for name in ("x", "y")]
+    again = by_key(receive_all(consumers, 90))
+    assert {key: numbers for key, (_, numbers) in again.items()} == {
+        key: [number for number in range(60, 150) if keys[number] == key] for key in set(keys)
+    }
+    assert nothing_comes(consumers)
+
+
+def test_key_shared_ordering_key_goes_before_partition_key(client: pulsar.Client) -> None:
+    """Messages with one ordering key stay together whatever their partition keys are."""
+    consumers = [client.subscribe("ordering", "s", consumer_type=KEY_SHARED, consumer_name=name) for name in ("a", "b", "c", "d")]
+    producer = client.create_producer("ordering")
+    for number in range(60):
+        producer.send(str(number).encode(), partition_key=f"key-{number}", ordering_key=f"order-{number % 3}")
+    received = receive_all(consumers, 60)
+    for order in range(3):
+        mine = [(index, int(message.data())) for index, message in received if int(message.data()) % 3 == order]
+        assert len({index for index, _ in mine}) == 1
+        assert [number for _, number in mine] == list(range(order, 60, 3))
+
+
+def test_a_key_shared_consumer_that_leaves_hands_its_keys_over(client: pulsar.Client) -> None:
+    """What it held comes first, in order, at the next owner; nothing is lost or doubled among what was acknowledged."""
+    topic = "handed-over"
+    consumers = [client.subscribe(topic, "s", consumer_type=KEY_SHARED, consumer_name=name) for name in ("a", "b")]
+    producer = client.create_producer(topic)
+    keys = [f"key-{number % 10}" for number in range(100)]
+    for number, key in enumerate(keys):
+        producer.send(str(number).encode(), partition_key=key)
+    received = receive_all(consumers, 100)
+    done = [(index, message) for index, message in received if index == 1 or int(message.data()) < 50]
+    for index, message in done:
+        consumers[index].acknowledge(message)
+    consumers[0].close()
+    rest = [message for _, message in receive_all(consumers[1:], 100 - len(done))]
+    numbers = sorted([int(message.data()) for _, message in done] + [int(message.data()) for message in rest])
+    assert numbers == list(range(100))
+    for key in set(keys):
+        own = [int(message.data()) for message in rest if message.partition_key() == key]
+        assert own == sorted(own)
+
+
+def test_sticky_ranges(server: ServerProcess, client: pulsar.Client) -> None:
+    """Each consumer gets the hashes it named; a taken range is refused; keys that nobody serves wait, over a restart too."""
+    topic = "sticky"
+
+    def sticky(name: str, *ranges: tuple[int, int]) -> pulsar.Consumer:
+        policy = pulsar.ConsumerKeySharedPolicy(pulsar.KeySharedMode.Sticky, sticky_ranges=list(ranges))
+        return client.subscribe(
+            topic,
+            "s",
+            consumer_type=KEY_SHARED,
+            consumer_name=name,
+            key_shared_policy=policy,
+            initial_position=pulsar.InitialPosition.Earliest,
+        )
+
+    first = sticky("a", (0, 19_999), (40_000, 49_999))
+    with pytest.raises(pulsar.PulsarException):
+        sticky("b", (19_999, 30_000))
+    producer = client.create_producer(topic)
+    slots = {}
+    for number in range(60):
+        key = f"key-{number}"
+        slots[key] = murmur3(key.encode()) % 65536
+        producer.send(key.encode(), partition_key=key)
+    mine = [key for key, slot in slots.items() if slot <= 19_999 or 40_000 <= slot <= 49_999]
+    for key in mine:
+        message = first.receive(RECEIVE_MS)
+        assert message.partition_key() == key
+        first.acknowledge(message)
+    assert nothing_comes([first])
+    first.close()
+    server.stop()
+    server.start()
+    second = sticky("b", (20_000, 39_999), (50_000, 65_535))
+    assert [second.receive(RECEIVE_MS).partition_key() for _ in range(60 - len(mine))] == [key for key in slots if key not in mine]

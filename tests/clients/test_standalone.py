@@ -218,12 +218,6 @@ def test_unknown_namespace_is_refused_with_a_reason(client: pulsar.Client) -> No
         client.create_producer("persistent://nobody/nowhere/topic")
 
 
-def test_what_is_not_offered_is_refused(client: pulsar.Client) -> None:
-    """Key_Shared is not offered yet: a typed refusal, not silence."""
-    with pytest.raises(pulsar.PulsarException):
-        client.subscribe("refused", "s", consumer_type=pulsar.ConsumerType.KeyShared)
-
-
 def test_demo(tmp_path: Path) -> None:
     """`make demo`: SIGKILL in the middle of publishing loses nothing that was acknowledged."""
     assert demo.run(tmp_path) == 0

@@ -30,7 +30,7 @@ from magnetar.server.seeking import first_published_at, reset, seek
 from magnetar.server.sessions import ConsumerSession
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
-from magnetar.topics.dispatch import SubscriptionType
+from magnetar.topics.dispatch import KeySharedMode, KeySharedPolicy, SubscriptionType
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
@@ -113,6 +113,7 @@ class Consuming:
                 name=request.consumer_name,
                 priority=request.priority_level,
                 epoch=request.consumer_epoch,
+                key_shared=_key_shared_policy(request.keySharedMeta),
             )
         except MagnetarError:
             self._drop_if_unused(host)
@@ -195,6 +196,12 @@ def _check_subscribe(request: api.CommandSubscribe) -> None:
         SubscriptionType.FAILOVER,
     ):
         raise NotAllowed("read_compacted is allowed for Exclusive and Failover subscriptions only; use one of them")
+
+
+def _key_shared_policy(meta: api.KeySharedMeta) -> KeySharedPolicy:
+    """What a consumer asks of Key_Shared; hashes split automatically if it does not say."""
+    ranges = tuple((found.start, found.end) for found in meta.hashRanges)
+    return KeySharedPolicy(KeySharedMode(meta.keySharedMode), meta.allowOutOfOrderDelivery, ranges)
 
 
 def _start_position(request: api.CommandSubscribe) -> Position:

@@ -53,6 +53,11 @@ class BrokerSettings:
     failover_delay_ms: int = _bounded(
         1000, 0, 600_000, "wait of a Failover consumer that takes over, for its predecessor's last acks"
     )
+    key_shared_consistent_hashing: int = _bounded(1, 0, 1, "1: Key_Shared divides hashes by a ring of points, 0: by halving ranges")
+    look_ahead_per_consumer_entries_max: int = _bounded(
+        2_000, 1, 1_000_000, "entries per consumer that Key_Shared reads past while they wait for theirs"
+    )
+    look_ahead_per_subscription_entries_max: int = _bounded(20_000, 1, 10_000_000, "the same, of a subscription as a whole")
     connections_max: int = _bounded(20_000, 1, 1_000_000, "open client connections")
     producers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "producers of one connection")
     producer_name_bytes_max: int = _bounded(4096, 64, 60_000, "longest producer name, in UTF-8")

@@ -117,14 +117,18 @@ class TopicHost:
         self.publishing.refresh()
 
     def _dispatch_limits(self) -> DispatchLimits:
+        settings = self.context.settings
         return DispatchLimits(
             unacknowledged_per_consumer_messages_max=self.policies.max_unacked_per_consumer,
             unacknowledged_per_subscription_messages_max=self.policies.max_unacked_per_subscription,
             delayed_delivery=self.policies.delayed_delivery.active,
             delay_tick_ms=max(1, self.policies.delayed_delivery.tick_ms),
-            delayed_runs_max=self.context.settings.delayed_runs_max,
-            chunked_messages_max=self.context.settings.chunked_messages_max,
-            failover_delay_ms=self.context.settings.failover_delay_ms,
+            delayed_runs_max=settings.delayed_runs_max,
+            chunked_messages_max=settings.chunked_messages_max,
+            failover_delay_ms=settings.failover_delay_ms,
+            key_shared_consistent_hashing=bool(settings.key_shared_consistent_hashing),
+            look_ahead_per_consumer_entries_max=settings.look_ahead_per_consumer_entries_max,
+            look_ahead_per_subscription_entries_max=settings.look_ahead_per_subscription_entries_max,
         )
 
     @property

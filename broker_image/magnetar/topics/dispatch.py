@@ -10,7 +10,7 @@ nothing; what cannot be delivered stays where the next read begins.
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -78,6 +78,25 @@ class DispatchLimits:
     delay_tick_ms: int = DELAY_TICK_MS
     delayed_runs_max: int = DELAYED_RUNS_MAX
     chunked_messages_max: int = 10_000
+    key_shared_consistent_hashing: bool = True
+    look_ahead_per_consumer_entries_max: int = 2_000
+    look_ahead_per_subscription_entries_max: int = 20_000
+
+
+class KeySharedMode(enum.IntEnum):
+    """Numbers of the protocol (`KeySharedMeta.keySharedMode`)."""
+
+    AUTO_SPLIT = 0
+    STICKY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeySharedPolicy:
+    """What a Key_Shared consumer asks for. `ranges` are its hashes where it names them: inclusive, within 0..65535."""
+
+    mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
+    out_of_order: bool = False
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 class ReadRequest(NamedTuple):
@@ -108,13 +127,15 @@ class Consumer:
     """One consumer of a subscription, as dispatch sees it.
 
     `unacknowledged` (messages) and `pending` (ordinals) are kept by Shared types only. `queued` belongs to `rotation`. `paused` means
-    that its connection takes no more for now.
+    that its connection takes no more for now. `held` (messages by ordinal) and `waiting` (ordinals it is to get) are Key_Shared's.
     """
 
     __slots__ = (
         "blocked",
         "epoch",
         "handle",
+        "held",
+        "key_shared",
         "messages_out",
         "name",
         "paused",
@@ -123,9 +144,17 @@ class Consumer:
         "priority",
         "queued",
         "unacknowledged",
+        "waiting",
     )
 
-    def __init__(self, handle: Hashable, name: str = "", priority: int = 0, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        handle: Hashable,
+        name: str = "",
+        priority: int = 0,
+        epoch: int = 0,
+        key_shared: KeySharedPolicy = KeySharedPolicy(),
+    ) -> None:
         self.handle = handle
         self.name = name
         self.priority = priority
@@ -136,6 +165,9 @@ class Consumer:
         self.paused = False
         self.queued = False
         self.pending = IntervalSet()
+        self.key_shared = key_shared
+        self.held: dict[int, int] = {}
+        self.waiting = IntervalSet()
         self.messages_out = 0
 
     @property
@@ -161,6 +193,10 @@ class Dispatcher(Protocol):
     @property
     def active(self) -> Consumer | None:
         """The one consumer that is served, of types that have one; it may still wait for its turn to begin."""
+        ...
+
+    def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
+        """Hashes by consumer's handle, as inclusive ranges (Key_Shared only)."""
         ...
 
     @property

@@ -9,7 +9,7 @@ entry.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from magnetar.errors import ConsumerBusy
@@ -40,6 +40,9 @@ class SingleActiveDispatcher:
         self._topic = topic
         self._serving: Consumer | None = None
         self._read = cursor.mark_delete
+
+    def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
+        return {}
 
     @property
     def unacknowledged(self) -> int:

@@ -10,7 +10,7 @@ lowest first; a redelivery count grows only by an explicit redelivery; what wait
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from magnetar.topics.chunks import ChunkAssignments
@@ -70,6 +70,9 @@ class SharedDispatcher:
     @property
     def active(self) -> Consumer | None:
         return None
+
+    def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
+        return {}
 
     @property
     def unacknowledged(self) -> int:

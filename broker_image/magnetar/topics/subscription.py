@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
+from magnetar.errors import ConsumerBusy, InvalidRequest
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import (
     Consumer,
@@ -23,17 +23,19 @@ from magnetar.topics.dispatch import (
     Dispatcher,
     DispatchLimits,
     EntryTraits,
+    KeySharedPolicy,
     ReadRequest,
     SubscriptionType,
     TraitsWanted,
 )
 from magnetar.topics.exclusive import ExclusiveDispatcher
 from magnetar.topics.failover import FailoverDispatcher
+from magnetar.topics.key_shared import KeySharedDispatcher
 from magnetar.topics.shared import SharedDispatcher
 from magnetar.topics.state import CursorDelta, CursorState
 
 _DISPATCHERS: Mapping[SubscriptionType, Callable[[Cursor, DispatchLimits, str], Dispatcher]] = MappingProxyType(
-    {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, FailoverDispatcher, SharedDispatcher)}
+    {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, SharedDispatcher, FailoverDispatcher, KeySharedDispatcher)}
 )
 
 
@@ -83,9 +85,13 @@ class Subscription:
         """The consumer that is served, of an Exclusive or Failover subscription."""
         return self._dispatcher.active if self._dispatcher is not None else None
 
+    def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
+        """Hashes by consumer's handle, as inclusive ranges, of a Key_Shared subscription."""
+        return self._dispatcher.hash_ranges() if self._dispatcher is not None else {}
+
     @property
     def unacknowledged(self) -> int:
-        """Messages delivered and not acknowledged (Shared; 0 for Exclusive)."""
+        """Messages delivered and not acknowledged (Shared and Key_Shared; else 0)."""
         return self._dispatcher.unacknowledged if self._dispatcher is not None else 0
 
     @property
@@ -116,25 +122,29 @@ class Subscription:
         self._properties_changed = True
 
     def add_consumer(
-        self, handle: Hashable, kind: SubscriptionType, *, name: str = "", priority: int = 0, epoch: int = 0
+        self,
+        handle: Hashable,
+        kind: SubscriptionType,
+        *,
+        name: str = "",
+        priority: int = 0,
+        epoch: int = 0,
+        key_shared: KeySharedPolicy | None = None,
     ) -> Consumer:
         """Connect a consumer, with 0 permits.
 
-        Raises ConsumerBusy if the subscription is taken or has consumers of another type, NotAllowed for a type that is not
-        offered.
+        Raises ConsumerBusy if the subscription is taken or has consumers of another type, ConsumerAssignError if there are no hashes
+        for it.
         """
         assert handle not in self._consumers, handle
         if self._dispatcher is not None and self._dispatcher.kind is not kind:
             raise ConsumerBusy(
                 f"subscription {self.name!r} has {self._dispatcher.kind.name} consumers; subscribe with that type, not {kind.name}"
             )
-        if kind not in _DISPATCHERS:
-            offered = " or ".join(known.name for known in _DISPATCHERS)
-            raise NotAllowed(f"subscription type {kind.name} is not offered; use {offered}")
         dispatcher = (
             self._dispatcher if self._dispatcher is not None else _DISPATCHERS[kind](self.cursor, self._limits, self._topic)
         )
-        consumer = Consumer(handle, name, priority, epoch)
+        consumer = Consumer(handle, name, priority, epoch, key_shared or KeySharedPolicy())
         dispatcher.add(consumer)
         self._dispatcher = dispatcher
         self._consumers[handle] = consumer

@@ -7,13 +7,17 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from magnetar.errors import WireCode
+from magnetar.hashes import murmur3
 from magnetar.server.broker import Broker
+from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.commands import Position, message_id_data
-from tests.unit.server.brokers import Peer, Type, command_frame, connected_peer
+from magnetar.wire.entries import parse_entry
+from tests.unit.server.brokers import TOPIC, Peer, Type, command_frame, connected_peer, entry, open_peer
 
 Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
-FAILOVER = 2
+FAILOVER, KEY_SHARED = 2, 3
 
 
 def play(directory: Path, script: Script, **settings: Any) -> None:
@@ -78,3 +82,102 @@ def test_a_seek_disconnects_only_the_active_consumer(tmp_path: Path) -> None:
         assert [(await peer.message())[0].message_id.entryId for _ in range(2)] == [2, 3]
 
     play(tmp_path, script, failover_delay_ms=50)
+
+
+async def subscribe_by_key(peer: Peer, consumer: int, ranges: tuple[tuple[int, int], ...] = (), *, unordered: bool = False) -> int:
+    """SUBSCRIBE as Key_Shared, sticky if ranges are given, and FLOW; the error code, or -1."""
+    meta = api.KeySharedMeta(keySharedMode=api.STICKY if ranges else api.AUTO_SPLIT, allowOutOfOrderDelivery=unordered)
+    for start, end in ranges:
+        meta.hashRanges.add(start=start, end=end)
+    request = api.CommandSubscribe(
+        topic=TOPIC, subscription="s", subType=KEY_SHARED, consumer_id=consumer, request_id=peer.next_request(),
+        consumer_name=f"c{consumer}", initialPosition=api.CommandSubscribe.Earliest, keySharedMeta=meta,
+    )  # fmt: skip
+    peer.write(requests.subscribe(request))
+    answer = await peer.answer()
+    if answer.type == Type.ERROR:
+        return int(answer.error.error)
+    assert answer.type == Type.SUCCESS
+    peer.write(command_frame("flow", consumer_id=consumer, messagePermits=1000))
+    return -1
+
+
+async def publish_keys(peer: Peer, keys: list[str]) -> None:
+    for sequence, key in enumerate(keys):
+        peer.write(requests.send(1, sequence, entry(key.encode(), sequence, partition_key=key)))
+    for _ in keys:
+        await peer.answer(Type.SEND_RECEIPT)
+
+
+def slot(key: str) -> int:
+    return murmur3(key.encode()) % 65536 or 1
+
+
+def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Path) -> None:
+    """Three consumers between them get everything once; by the hashes the clients' suites compute themselves."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        keys = [f"key-{number % 23}" for number in range(300)]
+        for consumer in (1, 2, 3):
+            assert await subscribe_by_key(peer, consumer) == -1
+        async with open_peer(broker) as producing:
+            await producing.produce()
+            await publish_keys(producing, keys)
+        given: dict[str, list[tuple[int, int]]] = {}
+        for _ in keys:
+            message, body = await peer.message()
+            given.setdefault(keys[message.message_id.entryId], []).append((message.consumer_id, message.message_id.entryId))
+            assert parse_entry(body).payload == keys[message.message_id.entryId].encode()
+        for key, found in given.items():
+            (consumer,) = {consumer for consumer, _ in found}
+            # The second halves the first's range, the third takes the lower half of the lower half.
+            expected = 3 if slot(key) <= 16384 else 2 if slot(key) <= 32768 else 1
+            assert consumer == expected
+            assert [number for _, number in found] == [number for number, known in enumerate(keys) if known == key]
+        assert await peer.is_quiet()
+
+    play(tmp_path, script, key_shared_consistent_hashing=0)
+
+
+def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
+    """Overlap is ConsumerAssignError, another policy ConsumerBusy; keys that nobody serves wait until somebody does."""
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        keys = [f"key-{number}" for number in range(60)]
+        await peer.produce()
+        await publish_keys(peer, keys)
+        assert await subscribe_by_key(peer, 1, ((0, 9999), (30000, 39999))) == -1
+        served = [n for n, key in enumerate(keys) if slot(key) <= 9999 or 30000 <= slot(key) <= 39999]
+        assert [(await peer.message())[0].message_id.entryId for _ in served] == served
+        assert await subscribe_by_key(peer, 2, ((39999, 50000),)) == WireCode.CONSUMER_ASSIGN
+        assert await subscribe_by_key(peer, 2, ((40000, 50000),), unordered=True) == WireCode.CONSUMER_BUSY
+        assert await subscribe_by_key(peer, 2) == WireCode.CONSUMER_BUSY
+        assert await peer.is_quiet()
+        assert await subscribe_by_key(peer, 2, ((10000, 29999), (40000, 65535))) == -1
+        others = [number for number in range(60) if number not in served]
+        found = [(await peer.message())[0] for _ in others]
+        assert [(message.consumer_id, message.message_id.entryId) for message in found] == [(2, number) for number in others]
+
+    play(tmp_path, script)
+
+
+def test_a_key_that_moves_waits_for_its_acknowledgements(tmp_path: Path) -> None:
+    """The newcomer gets the key only when its predecessor has acknowledged what it held of it."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        key = next(f"key-{number}" for number in range(1000) if slot(f"key-{number}") < 32768)
+        async with open_peer(broker) as producing:
+            await producing.produce()
+            await publish_keys(producing, [key] * 2)
+            await subscribe_by_key(peer, 1)
+            held = [(await peer.message())[0] for _ in range(2)]
+            await subscribe_by_key(peer, 2)
+            await publish_keys(producing, [key] * 2)
+        assert await peer.is_quiet()
+        peer.write(requests.ack(1, [held[0].message_id]))
+        assert await peer.is_quiet()
+        peer.write(requests.ack(1, [held[1].message_id]))
+        moved = [(await peer.message())[0] for _ in range(2)]
+        assert [(message.consumer_id, message.message_id.entryId) for message in moved] == [(2, 2), (2, 3)]
+
+    play(tmp_path, script, key_shared_consistent_hashing=0)

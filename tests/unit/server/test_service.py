@@ -255,7 +255,6 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
         ({"subscription": " "}, WireCode.NOT_ALLOWED),
         ({"subscription": "pulsar.dedup"}, WireCode.NOT_ALLOWED),
         ({"subType": 1, "read_compacted": True}, WireCode.NOT_ALLOWED),
-        ({"subType": 3}, WireCode.NOT_ALLOWED),
         ({"topic": "non-persistent://public/default/t"}, WireCode.NOT_ALLOWED),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
+from magnetar.errors import ConsumerBusy, InvalidRequest
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import Delivery, DispatchLimits, ReadRequest, SubscriptionType, entries_within, read_span
 from magnetar.topics.ledgers import LedgerTable
@@ -185,12 +185,6 @@ def test_type_changes_only_when_nobody_is_connected() -> None:
     subscription.add_consumer("b", EXCLUSIVE)
     subscription.flow("b", 100)
     assert subscription.next_read(100) == ReadRequest(3, 7)
-
-
-def test_types_that_are_not_offered_are_refused() -> None:
-    """The client hears which types it can use."""
-    with pytest.raises(NotAllowed, match="use EXCLUSIVE or FAILOVER or SHARED"):
-        subscription_over(1).add_consumer("a", SubscriptionType.KEY_SHARED)
 
 
 def test_flow_needs_permits() -> None:
