@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dev.bench.load_client import Consumer, LoadConnection, Publisher, send_frames
-from dev.bench.report import table
-from dev.bench.server_profile import processor_time
+from dev.bench.report import hot_functions, table
+from dev.bench.server_profile import ProfiledServer, processor_time, read_profile
 from dev.server_process import ServerProcess
 
 KIB = 1024
@@ -249,6 +249,18 @@ def _cells(case: str, tree: str, row: Row) -> list[str]:
     ]
 
 
+def _profile(case: str, directory: Path, seconds: float) -> str:
+    """The hottest functions of the event loop, from the server's start on."""
+    server = ProfiledServer(directory)
+    server.start()
+    try:
+        server.begin()
+        row = CASES[case](server, seconds)
+    finally:
+        elapsed = server.finish()
+    return hot_functions(read_profile(case, server.profile_path, elapsed, int(row.messages_per_s * (seconds + WARM_S)), count=30))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dev.bench.micro", description="Short loads on a standalone server.")
     parser.add_argument("cases", nargs="*", default=list(CASES), choices=[*CASES, []], help="default: all")
@@ -257,6 +269,7 @@ def main() -> None:
         "--tree", action="append", help="a checkout whose server is measured; repeat to compare (default: this one)"
     )
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--profile", action="store_true", help="the hottest functions of each case (this tree) instead of figures")
     parser.add_argument("--directory", type=Path, help="where data is written (default: the system's /tmp)")
     options = parser.parse_args()
     rows = []
@@ -264,6 +277,9 @@ def main() -> None:
         for _ in range(options.rounds):
             for tree in options.tree or ["."]:
                 with tempfile.TemporaryDirectory(prefix="magnetar-micro-", dir=options.directory) as name:
+                    if options.profile:
+                        print(_profile(case, Path(name), options.seconds))
+                        continue
                     path = os.pathsep.join(str(Path(tree).resolve() / part) for part in ("broker_image", "."))
                     server = ServerProcess(Path(name), environment={"PYTHONPATH": path})
                     server.start()

@@ -44,7 +44,7 @@ def render(findings: Findings) -> str:
         "",
         table(HEADERS, _rows(findings, disk)),
     ]
-    return "\n".join([*parts, *(_hot(profile) for profile in findings.profiles)])
+    return "\n".join([*parts, *(hot_functions(profile) for profile in findings.profiles)])
 
 
 def _rows(findings: Findings, disk: RawDisk) -> list[Sequence[str]]:
@@ -102,7 +102,8 @@ def _ratio(ours: float, theirs: float) -> str:
     return f"x{ours / theirs:.2f}" if theirs else ""
 
 
-def _hot(profile: Profile) -> str:
+def hot_functions(profile: Profile) -> str:
+    """The table of one profile."""
     title = (
         f"\nhottest functions of the event loop, {profile.load} (cProfile: shares, not costs;"
         f" {profile.outside_share:.0%} of the time it waited or was inside uvloop):\n"

@@ -45,6 +45,7 @@ FILE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES_MAX = 8 * 1024 * 1024
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 HEADS_PER_TURN_MAX = 512
+LARGE_BUFFER_BYTES = 8 * 1024
 SPARE_FRACTION = 8  # of a file is written when the next one is prepared
 
 Durable = Callable[[RecordPlace], object]
@@ -260,9 +261,11 @@ class LogWriter:
             file = await self._file_for(block)
             start = file.end
             if block.records:
-                body = b"".join(block.buffers)
-                header = encode_block_header(file.seed, start, self._sequence, self._clock.wall_ms(), block.records, body)
-                await file.handle.append(start, (header, body), self._claim)
+                # Large buffers are written from where they lie; many small ones cost more one by one than a copy does.
+                small = block.size < LARGE_BUFFER_BYTES * len(block.buffers)
+                body = [b"".join(block.buffers)] if small else block.buffers
+                header = encode_block_header(file.seed, start, self._sequence, self._clock.wall_ms(), block.records, *body)
+                await file.handle.append(start, (header, *body), self._claim)
                 self._sequence += 1
                 self.flushes += 1
                 file.end = start + BLOCK_HEADER_BYTES + block.size

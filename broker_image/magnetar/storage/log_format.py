@@ -128,10 +128,13 @@ def block_seed(incarnation: str, number: int) -> int:
     return int(crc32c(f"{incarnation}/{number}".encode()))
 
 
-def encode_block_header(seed: int, offset: int, sequence: int, wall_ms: int, records: int, body: Buffer) -> bytes:
-    """The header of 40 bytes for `body`, which is to be written right behind it at `offset` of the file."""
-    covered = _COVERED.pack(len(body), records, sequence, wall_ms, offset)
-    return _BLOCK_START.pack(_BLOCK_MAGIC, crc32c(body, crc32c(covered, seed))) + covered
+def encode_block_header(seed: int, offset: int, sequence: int, wall_ms: int, records: int, *body: Buffer) -> bytes:
+    """The header of 40 bytes for `body`, one or more buffers that are to be written right behind it at `offset` of the file."""
+    covered = _COVERED.pack(sum(map(len, body)), records, sequence, wall_ms, offset)
+    crc = crc32c(covered, seed)
+    for buffer in body:
+        crc = crc32c(buffer, crc)
+    return _BLOCK_START.pack(_BLOCK_MAGIC, crc) + covered
 
 
 def decode_block_header(data: Buffer, at: int, offset: int) -> BlockHeader | None:

@@ -22,6 +22,8 @@ JOINED_BYTES_MAX = 64 * 1024
 ZERO_CHUNK_BYTES = 1024 * 1024
 ZERO_CHUNKS_PER_FLUSH = 8
 ZERO_START_BYTES = 8 * 1024 * 1024
+LARGE_APPEND_BYTES = 256 * 1024
+"""Appends of this size on average take as long as the disk takes to write them, zeros before or not: the zeros would only cost its bandwidth."""
 
 _ZEROS = memoryview(bytes(ZERO_CHUNK_BYTES))
 
@@ -123,7 +125,7 @@ class _Zeros:
         # A descriptor of its own: the kernel reports a failed write-back once to each, and the filler must not use up the appends' report.
         self._own_descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._descriptor, self._capacity, self._zero_bytes = descriptor, capacity, zero_bytes
-        self._chunks = 0
+        self._chunks = self._mean_append = 0
         self._written = start
         self._zeroed = start
         self._filling: tuple[int, int] | None = None
@@ -134,6 +136,7 @@ class _Zeros:
         """Reserve [low, high) for an append; waits while the filler writes there. True if the filler should go on."""
         with self._changed:
             self._written = max(self._written, high)
+            self._mean_append += (high - low - self._mean_append) >> 3
             while self._filling is not None and self._filling[0] < high and low < self._filling[1]:
                 self._changed.wait()
             return self._zeroed < self._target() and self._filling is None
@@ -178,6 +181,8 @@ class _Zeros:
             os.close(self._descriptor)
 
     def _target(self) -> int:
+        if self._mean_append > LARGE_APPEND_BYTES:
+            return self._zeroed
         return min(self._capacity, max(self._zero_bytes, 4 * self._written))
 
 
