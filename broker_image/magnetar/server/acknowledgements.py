@@ -19,6 +19,7 @@ from magnetar.topics.ledgers import Position
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import parse_entry
+from magnetar.wire.runs import AckSpan
 
 if TYPE_CHECKING:
     from magnetar.server.connection import Connection
@@ -54,6 +55,16 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
         _acknowledge_cumulative(session, ack, confirmed)
     else:
         _acknowledge_each(session, ack, confirmed)
+
+
+def acknowledge_span(connection: Connection, span: AckSpan) -> None:
+    """As `acknowledge`, for consecutive entries that are acknowledged without a request id: what consumers send most."""
+    session = connection.consumers.get(span.consumer_id)
+    if session is None or session.subscription.topic.frozen:
+        return
+    host = session.subscription
+    ordinals = host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)
+    host.acknowledge(session, (ordinals,), (), None)
 
 
 def _refuse(connection: Connection, ack: api.CommandAck, code: WireCode, text: str) -> None:

@@ -10,9 +10,11 @@ Invariant: the bytes are those `commands` would produce (a test compares them); 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from magnetar.wire import pulsar_api_pb2 as api
@@ -225,8 +227,8 @@ def send_receipts(
     if highest_sequences is not None or len(sequences) < TEMPLATE_RUN_MIN:
         return _send_receipts_plain(producer_id, ledger, first_entry, sequences, highest_sequences)
     count, first_sequence = len(sequences), sequences[0]
-    if sequences != (consecutive := range(first_sequence, first_sequence + count)) and list(sequences) != list(consecutive):
-        return _send_receipts_plain(producer_id, ledger, first_entry, sequences, highest_sequences)
+    if list(sequences) != list(range(first_sequence, first_sequence + count)):
+        return _send_receipts_in_stretches(producer_id, ledger, first_entry, sequences)
     producer = b"\x08" + varint(producer_id) + b"\x10"
     log = b"\x08" + varint(ledger) + b"\x10"
     frames: list[bytes] = []
@@ -252,6 +254,17 @@ def send_receipts(
     return b"".join(frames)
 
 
+def _send_receipts_in_stretches(producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int]) -> bytes:
+    """Receipts of sequence ids with gaps between them."""
+    gaps = [index for index in range(1, len(sequences)) if sequences[index] != sequences[index - 1] + 1]
+    if len(gaps) * TEMPLATE_RUN_MIN > len(sequences):
+        return _send_receipts_plain(producer_id, ledger, first_entry, sequences, None)
+    return b"".join(
+        send_receipts(producer_id, ledger, first_entry + low, sequences[low:high])
+        for low, high in pairwise([0, *gaps, len(sequences)])
+    )
+
+
 def _send_receipts_plain(
     producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int], highest_sequences: Sequence[int] | None
 ) -> bytes:
@@ -270,6 +283,66 @@ def _send_receipts_plain(
         frames.append(_SIZES.pack(len(encoded) + _SIZE_BYTES, len(encoded)))
         frames.append(encoded)
     return b"".join(frames)
+
+
+class AckSpan(NamedTuple):
+    """Entries first .. first+entries-1 of one ledger, acknowledged individually and without a wish for confirmation."""
+
+    consumer_id: int
+    ledger: int
+    first: int
+    entries: int
+
+
+def parse_ack_span(data: bytearray, start: int, end: int) -> AckSpan | None:
+    """The ACK in data[start:end] if it is such a span, as a consumer sends that acknowledges everything in groups; None if it is not.
+
+    The ids of a span are known once the first is read: its bytes are built (0.06 us an entry) and compared, instead of parsed and
+    visited one by one (0.7 us). The outcome is that of parsing, since equal bytes have equal meaning.
+    """
+    opening = _ACK_OPENING.match(data, start, end)
+    if opening is None:
+        return None
+    length, consumer_id, ledger, entry = map(_varint_value, opening.groups())
+    if length != end - opening.end(1):
+        return None
+    at = opening.start(3) - 3  # of the first id: its tag, its length, the tag of the ledger
+    prefix = bytes(data[opening.start(3) - 1 : opening.end(3)]) + b"\x10"
+    expected: list[bytes] = []
+    size, count = 0, 0
+    while size < end - at:
+        window = _window(entry + count)
+        number_bytes = len(varint(entry + count))
+        if len(prefix) + number_bytes > 0x7F:
+            return None
+        one = 2 + len(prefix) + number_bytes
+        here = min(window.end - entry - count, (end - at - size + one - 1) // one)
+        before = bytes((0x1A, len(prefix) + number_bytes)) + prefix
+        pieces = [window.high + before] * (2 * here)
+        pieces[0] = before
+        pieces[1::2] = window.numbers(entry + count, here)
+        expected += pieces
+        expected.append(window.high)
+        size += one * here
+        count += here
+    if size != end - at or data[at:end] != b"".join(expected):
+        return None
+    return AckSpan(consumer_id, ledger, entry, count)
+
+
+_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
+_ACK_OPENING = re.compile(
+    # type ACK, the sub-message's length, consumer_id, ack_type Individual, and the first id's ledger and entry
+    rb"\x08\x0a\x52" + _VARINT + rb"\x08" + _VARINT + rb"\x10\x00\x1a[\x00-\x7f]\x08" + _VARINT + rb"\x10" + _VARINT,
+    re.DOTALL,
+)
+
+
+def _varint_value(encoded: bytes) -> int:
+    value = 0
+    for byte in reversed(encoded):
+        value = value << 7 | byte & 0x7F
+    return value
 
 
 _message = api.BaseCommand(type=api.BaseCommand.MESSAGE)

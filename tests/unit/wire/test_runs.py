@@ -206,3 +206,45 @@ def test_a_client_that_does_not_batch_is_parsed_once_per_read() -> None:
     command_end = 8 + int.from_bytes(data[4:8], "big")
     found = runs.following_sends(memoryview(data), 8, command_end, len(stream[0]), len(data), 16_000, 5 << 20, 5 << 20)
     assert len(found.bodies) == 16_383 - 16_000
+
+
+@given(st.integers(0, 2**35), START, START, st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 2, 0]), max_size=60), st.integers(0, 6))
+@example(1, 87, 16_300, [1] * 200, 0)
+@example(1, 87, 16_300, [1] * 200, 1)
+def test_an_ack_of_a_span_is_what_parsing_finds(consumer_id: int, ledger: int, first: int, steps: list[int], odd: int) -> None:
+    """A span is taken as one, with the meaning that parsing gives; any other ACK is left to parsing."""
+    entries = [first + sum(steps[:index]) for index in range(len(steps) + 1)]
+    ack = api.CommandAck(
+        consumer_id=consumer_id,
+        ack_type=api.CommandAck.Individual,
+        message_id=[api.MessageIdData(ledgerId=ledger, entryId=entry) for entry in entries],
+    )
+    if odd == 1:
+        ack.request_id = 7
+    elif odd == 2:
+        ack.message_id[-1].ack_set[:] = [5]
+    elif odd == 3:
+        ack.ack_type = api.CommandAck.Cumulative
+    elif odd == 4:
+        ack.message_id[-1].partition = 3
+    elif odd == 5:
+        ack.txnid_least_bits = 1
+    encoded = api.BaseCommand(type=api.BaseCommand.ACK, ack=ack).SerializeToString()
+    data = bytearray(b"before" + encoded + b"\x1a\x04behind")
+    found = runs.parse_ack_span(data, 6, 6 + len(encoded))
+    plain = odd in {0, 6} and all(step == 1 for step in steps) and entries[-1] < 2**63
+    assert found == (runs.AckSpan(consumer_id, ledger, first, len(entries)) if plain else None)
+
+
+@given(st.binary(max_size=60), st.integers(0, 80))
+def test_no_bytes_make_an_ack_span_that_parsing_does_not_find(garbage: bytes, cut: int) -> None:
+    """Torn and malformed commands are never taken for a span."""
+    ack = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual)
+    ack.message_id.extend(api.MessageIdData(ledgerId=9, entryId=entry) for entry in range(120, 130))
+    encoded = api.BaseCommand(type=api.BaseCommand.ACK, ack=ack).SerializeToString()
+    for command in (encoded[:cut] + garbage, garbage + encoded[cut:]):
+        found = runs.parse_ack_span(bytearray(command), 0, len(command))
+        if found is not None:
+            parsed = api.BaseCommand.FromString(command).ack
+            assert parsed.consumer_id == found.consumer_id
+            assert [identifier.entryId for identifier in parsed.message_id] == list(range(found.first, found.first + found.entries))
