@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dev.bench import pulsar_distribution, raw_disk, report
+from dev.bench.cases import COMPARED, IDLE, MANY_TOPICS, Case
 from dev.bench.pulsar_peer import PulsarPeer
 from dev.bench.pulsar_perf import BenchFailed, PulsarPerf
 from dev.bench.report import MAGNETAR, PEER, Findings
@@ -37,6 +38,7 @@ from dev.kube.report import CommandFailed, say
 from dev.server_process import ServerProcess
 
 RESULT = Path(__file__).resolve().parents[2] / "build" / "bench.json"
+CASE_S, QUICK_CASE_S = 8.0, 3.0
 PEER_WARM_WINDOWS = 3  # of each of two loads: a fresh JVM broker does half as well as one warmed up for a minute
 
 
@@ -62,6 +64,7 @@ def run(directory: Path, durations: Durations, *, peer: bool, quick: bool) -> Fi
     findings = Findings(machine=_machine())
     with ExitStack() as running:
         servers: dict[str, RunningServer] = {MAGNETAR: _start_magnetar(directory, findings, running)}
+        _run_case(IDLE, MAGNETAR, servers[MAGNETAR], quick, findings)
         if peer:
             servers[PEER] = _start_peer(home, directory, findings, running)
             _warm_up(servers[PEER], tool, quick)
@@ -73,6 +76,13 @@ def run(directory: Path, durations: Durations, *, peer: bool, quick: bool) -> Fi
                 found = _measure(server, scenario, tool, durations)
                 findings.measurements.setdefault(name, []).append(found)
                 say(_progress(found))
+        for case in COMPARED:
+            for name, server in servers.items():
+                require_free_disk(directory)
+                _run_case(case, name, server, quick, findings)
+    with ExitStack() as running:
+        many = _start_magnetar(directory / "many-topics", Findings(machine={}), running)
+        _run_case(MANY_TOPICS, MAGNETAR, many, quick, findings)
     for number, scenario in enumerate(PROFILED):
         say(f"profile: {scenario.name}")
         findings.profiles.append(profile(directory / f"profiled-{number}", scenario, tool))
@@ -102,6 +112,15 @@ def _measure(server: RunningServer, scenario: Scenario, tool: PulsarPerf, durati
         return measure(server, scenario, tool, durations)
     except BenchFailed as error:  # the log lies in a directory that is about to be removed
         raise BenchFailed(f"{error}\nThe server's log ends with:\n{server.log_tail()}") from error
+
+
+def _run_case(case: Case, name: str, server: RunningServer, quick: bool, findings: Findings) -> None:
+    say(f"{case.name} on {name}: {case.what}")
+    try:
+        found = case.measure(server, QUICK_CASE_S if quick else CASE_S)
+    except BenchFailed as error:
+        raise BenchFailed(f"{error}\nThe server's log ends with:\n{server.log_tail()}") from error
+    findings.cases.setdefault(name, []).append(found)
 
 
 def _warm_up(server: RunningServer, tool: PulsarPerf, quick: bool) -> None:

@@ -27,6 +27,7 @@ ACK_GROUP = 1000
 ACK_GROUP_S = 0.1
 QUEUE = 1000
 DISTINCT_FRAMES = 2000
+SILENCE_S = 30.0
 _SIZES = struct.Struct(">II")
 
 
@@ -148,6 +149,9 @@ class Publisher:
         self._room = threading.Semaphore(max(1, window // (per_write * messages))) if window else None
         self._sent: deque[float] = deque()
         self.latencies: list[float] = []
+        self.writes: list[float] = []
+        """When each write began."""
+        self._written = 0
         self.receipts = 0
         self.failed: str | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -178,9 +182,12 @@ class Publisher:
         """Send the next frames; waits for room in the window."""
         if self.failed:
             raise LoadFailed(self.failed)
-        if self._room is not None and not self._room.acquire(timeout=30):
-            raise LoadFailed("no receipt for 30 s")
-        self._sent.append(time.perf_counter())
+        if self._room is not None and not self._room.acquire(timeout=SILENCE_S):
+            raise LoadFailed(f"no receipt for {SILENCE_S:.0f} s")
+        now = time.perf_counter()
+        self._sent.append(now)
+        self.writes.append(now)
+        self._written += self._per_write
         self._connection.socket.sendall(self._blobs[number % len(self._blobs)])
 
     def run(self, seconds: float) -> None:
@@ -200,12 +207,12 @@ class Publisher:
                 number += 1
             time.sleep(max(0.0, (number + 1) / writes_per_s - (time.perf_counter() - begun)))
 
-    def wait(self, messages: int) -> None:
-        """Until so many are published."""
-        deadline = time.perf_counter() + 30
-        while self.published < messages:
+    def settle(self) -> None:
+        """Wait until everything written has its receipt."""
+        deadline = time.perf_counter() + SILENCE_S
+        while self.receipts < self._written:
             if self.failed or time.perf_counter() > deadline:
-                raise LoadFailed(self.failed or f"{self.published} of {messages} receipts after 30 s")
+                raise LoadFailed(self.failed or f"{self.receipts} of {self._written} receipts after {SILENCE_S:.0f} s")
             time.sleep(0.005)
 
 

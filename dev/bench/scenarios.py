@@ -1,6 +1,6 @@
 """The loads and how one is measured.
 
-Owns: the three scenarios, the windows that count, a measurement. Imports: pulsar_perf, perf_output, server_profile.
+Owns: the scenarios of the load tool, the windows that count, a measurement. Imports: pulsar_perf, perf_output, server_profile.
 Invariants: the tool's first windows (its JIT warm-up) never count; processor time and messages are taken over exactly the same windows; a run
 without messages or with failed sends is an error, a slow one is not.
 """
@@ -16,7 +16,7 @@ from dev.bench.perf_output import WINDOW_S, Latency, Window, join
 from dev.bench.pulsar_perf import BenchFailed, PerfProcess, PublishLoad, PulsarPerf
 from dev.bench.server_profile import Profile, ProfiledServer, memory_bytes, processor_time, read_profile
 
-PACED_RATE = 5_000
+PACED_RATE = 10_000
 FREE_DISK_BYTES_MIN = 16 << 30
 
 
@@ -25,6 +25,9 @@ class RunningServer(Protocol):
 
     @property
     def service_url(self) -> str: ...
+
+    @property
+    def broker_port(self) -> int: ...
 
     @property
     def pid(self) -> int: ...
@@ -46,8 +49,9 @@ class Scenario:
 
 UNBATCHED = Scenario("unbatched", PublishLoad(batched=False))
 BATCHED = Scenario("batched", PublishLoad(batched=True))
+LARGE = Scenario("64 KiB", PublishLoad(batched=False, size_bytes=64 * 1024))
 PACED = Scenario(f"paced {PACED_RATE}", PublishLoad(batched=True, rate=PACED_RATE), consumer=True)
-SCENARIOS = (UNBATCHED, BATCHED, PACED)
+SCENARIOS = (UNBATCHED, BATCHED, LARGE, PACED)
 PROFILED = (
     Scenario("unbatched with a consumer", PublishLoad(batched=False), consumer=True),
     PACED,
