@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import structlog
 
 from magnetar.clock import Clock
 from magnetar.errors import MagnetarError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.records import Record
+from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
 from magnetar.storage import names
 from magnetar.storage.manifest import CommitResult, Compacted, Manifest, Outcome, Rewrite, commit_manifest
@@ -33,20 +32,6 @@ INTENT_RUN_LENGTH_MAX = 40
 
 class Conflict(MagnetarError):
     """Another rewrite or a deletion came first; the old view stands: plan again."""
-
-
-@dataclass(frozen=True, slots=True)
-class IntentRecord(Record):
-    """`intents/<id>`: somebody writes files of this bundle whose names begin with the id. Without it they may be deleted."""
-
-    SCHEMA: ClassVar[int] = 1
-
-    kind: str
-    bundle: str
-    topic: str
-    job: str
-    run: str
-    created_ms: int
 
 
 @dataclass(frozen=True, slots=True)

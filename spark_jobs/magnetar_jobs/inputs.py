@@ -20,7 +20,7 @@ import pyarrow as pa
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.storage.index import LevelZeroIndex, Run
 from magnetar.storage.segment import SegmentReader
-from magnetar.storage.segment_format import HAS_KEY, IS_DECIDED, IS_DELETION, Block, BlockEntry
+from magnetar.storage.segment_format import HAS_KEY, IS_DECIDED, IS_DELETION, UNPARSED, Block, BlockEntry
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
 from magnetar.wire.entries import parse_metadata
 from magnetar_jobs.bounds import HIGHEST, Bounds
@@ -48,8 +48,8 @@ class Piece:
     index.
 
     Only positions after `after` and outside of `covered` count. `first` and `last` are the first and last of them; `rows` and
-    `bytes` are upper bounds. `length` is a segment's; `epochs` (none given = all) and `to_offset` say which runs of a log
-    file are valid.
+    `bytes` are upper bounds. `length` is a segment's, which begins at `base` of its object; `epochs` (none given = all) and `to_offset`
+    say which runs of a log file are valid.
     """
 
     kind: str
@@ -65,6 +65,7 @@ class Piece:
     covered: tuple[Span, ...] = ()
     epochs: tuple[int, ...] = ()
     to_offset: int = HIGHEST
+    base: int = 0
 
     def valid(self, run: Run) -> bool:
         """Whether a run belongs to this bundle's history."""
@@ -159,7 +160,7 @@ def read_group(volume: Path, topic: str, group: Group, bounds: Bounds, *, metada
                 continue
             reading = _read_segment(files, piece, bounds) if piece.kind == SEGMENT else _read_log(files, topic, piece, bounds)
             for rows in reading:
-                yield with_metadata(rows) if metadata and piece.kind == LOG else rows
+                yield with_metadata(rows) if metadata and (piece.kind == LOG or is_unparsed(rows)) else rows
 
 
 def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
@@ -172,11 +173,12 @@ def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
 
 
 def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[Rows]:
-    reader = SegmentReader(files.range_of(piece.object), piece.length, piece.object)
+    reader = SegmentReader(lambda at, size: files.read(piece.object, piece.base + at, size), piece.length, piece.object)
     for number in range(piece.start, min(piece.stop, len(reader.footer.blocks))):
         entry = reader.footer.blocks[number]
         if (entry.last_ledger, entry.last_entry) <= piece.after or not _admitted(bounds, entry):
             continue
+        entry = entry._replace(offset=piece.base + entry.offset)
         block = Block.decode(files.read(piece.object, entry.offset, entry.length), piece.object)
         first = block.row_at_or_after(piece.after[0], piece.after[1] + 1) if piece.after > BEFORE_ALL else 0
         yield _rows_of_block(piece.object, entry, block, first)
@@ -331,8 +333,13 @@ def _merged(parts: list[Rows]) -> Rows:
     )
 
 
+def is_unparsed(rows: Rows) -> bool:
+    """Whether these are rows of a block that the broker took over from log files, without a look into the entries."""
+    return len(rows) > 0 and bool(rows.flags[0] & UNPARSED)
+
+
 def with_metadata(rows: Rows) -> Rows:
-    """The rows of a log file with what only their entries' own metadata tells: key, event and publish time."""
+    """The rows of a log file, or of a segment made of some, with what only their entries' own metadata tells: key, event and publish time."""
     found = [parse_metadata(rows.entry_bytes(row)) for row in range(len(rows))]
     return rows.replaced(
         publish_times=np.array([metadata.publish_time for metadata in found], np.int64),

@@ -173,9 +173,12 @@ async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, to
     for item in keyed.items:
         record = LogFileRecord.decode(item.value)
         epochs = {epoch for name in bundles for epoch in record.bundles.get(name, ())}
-        if epochs:
-            incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
-            holdings.add_log(LogSource(incarnation, int(number), tuple(sorted(epochs))))
+        incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
+        # What the manifest has covered and does not list any more was rewritten, or trimmed: the file only waits for its collector.
+        covered = holdings.manifests[0].covered
+        fresh = {epoch for epoch in epochs if covered is None or (epoch, int(number)) >= covered}
+        if fresh:
+            holdings.add_log(LogSource(incarnation, int(number), tuple(sorted(fresh))))
     known = set(holdings.logs)
     for source in chain:
         if (source.incarnation, source.file) not in known:
@@ -222,6 +225,7 @@ def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
             segment.entries,
             segment.bytes,
             length=segment.length,
+            base=segment.offset,
             after=after,
         )
     ]

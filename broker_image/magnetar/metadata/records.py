@@ -236,6 +236,21 @@ class ManifestPointer(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class IntentRecord(Record):
+    """`intents/<id>`: somebody writes files of this bundle whose names begin with the id. Without it they may be deleted.
+
+    `job` and `run` say who: a job's run, or for a broker's own rewriting "" and its incarnation.
+    """
+
+    kind: str
+    bundle: str
+    topic: str
+    job: str
+    run: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterRecord(Record):
     """`cluster`: facts about the whole cluster."""
 

@@ -27,6 +27,7 @@ from magnetar.server.connection import Connection, ConnectionTable
 from magnetar.server.context import BrokerContext
 from magnetar.server.leader import Leader
 from magnetar.server.load import LoadReporter, Usage
+from magnetar.server.maintenance import Maintenance
 from magnetar.server.metrics import BrokerMetrics
 from magnetar.server.ownership import Ownership
 from magnetar.server.service import BrokerService
@@ -146,6 +147,8 @@ class Broker:
         self.views.cordons.listen(lambda _names: self._look_at_cordon())
         self._start_leader()
         self._spawn(self._check_claim(), "claim check")
+        self.maintenance = Maintenance(self.context, self.views, self.ownership, lambda: self.leader.leading)
+        self._spawn(self.maintenance.run(), "maintenance")
         self._spawn(LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run(), "load report")
         self.views.incarnations.listen(self._registrations_changed)
         self._ready = True

@@ -1,7 +1,7 @@
 """What a bundle has in sealed files.
 
 Owns: the bundle's manifest as this broker knows it, reads through level-0 indexes and compacted segments, and bringing the manifest up to date.
-Imports: storage, topics.ledgers, metadata.
+Imports: storage, topics.ledgers, metadata, segments.
 Invariants: only committed manifests are served, and never an older one after a newer one; a compacted view is used only up to its horizon; a file
 that is missing is looked for in a fresh manifest first, and an entry that cannot be found is an error, never a gap.
 """
@@ -9,27 +9,25 @@ that is missing is looked for in a fresh manifest first, and an entry that canno
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
 
-from magnetar.errors import CorruptData, ServiceNotReady
+from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.names import BundleName, TopicName
 from magnetar.server.context import BrokerContext
+from magnetar.server.segments import SegmentCache
 from magnetar.storage import names
 from magnetar.storage.fencing import fence
-from magnetar.storage.index import IndexBuilder, LevelZeroIndex, Run
-from magnetar.storage.log_format import FILE_HEADER_BYTES, EntriesRecord
+from magnetar.storage.index import LevelZeroIndex, Run
 from magnetar.storage.manifest import Compacted, LevelZero, Manifest, SegmentReference, commit_manifest, load_manifest
-from magnetar.storage.recovery import scan
+from magnetar.storage.recovery import build_index
 from magnetar.storage.seals import read_seal
-from magnetar.storage.segment import read_footer
-from magnetar.storage.segment_format import HAS_REMOVED, TRAILER_BYTES, Block, Footer, decode_trailer
+from magnetar.storage.segment_format import HAS_REMOVED, Block
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
 from magnetar.wire.checksum import verify_entry
@@ -39,9 +37,7 @@ from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 log = structlog.get_logger(__name__)
 
 INDEXES_HELD_MAX = 64
-SEGMENTS_HELD_MAX = 32
-BLOCKS_HELD_MAX = 8
-FOOTER_READ_BYTES = 256 << 10
+READ_BYTES_MAX = 4 << 20
 SEAL_WAIT_S = 5.0
 SEAL_LOOK_S = 0.1
 
@@ -78,55 +74,14 @@ def last_surviving_message(metadata: MessageMetadata) -> int:
     return index
 
 
-class _Segment:
-    """A level-1 segment read through the volume, with the blocks read last."""
-
-    def __init__(self, context: BrokerContext, reference: SegmentReference, footer: Footer) -> None:
-        self._context, self._reference, self.footer = context, reference, footer
-        self._lasts = [(block.last_ledger, block.last_entry) for block in footer.blocks]
-        self._blocks: OrderedDict[int, Block] = OrderedDict()
-
-    @staticmethod
-    async def open(context: BrokerContext, reference: SegmentReference) -> _Segment:
-        """Read the footer. Raises CorruptData, StorageError."""
-        base = max(0, reference.length - FOOTER_READ_BYTES)
-        tail = await context.volume.read(reference.object, base)
-        start, _ = decode_trailer(tail[-TRAILER_BYTES:], reference.object)
-        if start < base:
-            base = start
-            tail = await context.volume.read(reference.object, base)
-
-        def read_range(offset: int, length: int) -> bytes:
-            return tail[offset - base : offset - base + length]
-
-        return _Segment(context, reference, read_footer(read_range, reference.length, reference.object))
-
-    def block_at_or_after(self, position: tuple[int, ...]) -> int:
-        """Number of the first block that ends at or after `position`, which must not lie behind the segment."""
-        number = bisect_left(self._lasts, position)
-        assert number < len(self._lasts), (position, self._reference)
-        return number
-
-    async def block(self, number: int) -> Block:
-        """One block. Raises CorruptData, StorageError."""
-        held = self._blocks.get(number)
-        if held is None:
-            entry = self.footer.blocks[number]
-            data = await self._context.volume.read(self._reference.object, entry.offset, entry.length)
-            held = self._blocks[number] = Block.decode(data, self._reference.object)
-            while len(self._blocks) > BLOCKS_HELD_MAX:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(number)
-        return held
-
-
 class BundleCatalog:
     """Sealed data of one bundle."""
 
     def __init__(self, context: BrokerContext, bundle: BundleName, manifest: Manifest | None) -> None:
         self._context, self._bundle, self._manifest = context, bundle, manifest
         self._indexes: OrderedDict[str, LevelZeroIndex] = OrderedDict()
-        self._segments: OrderedDict[str, _Segment] = OrderedDict()
+        self._segments = SegmentCache(context.volume)
+        self._belongs: dict[str, bool] = {}
 
     @staticmethod
     async def open(context: BrokerContext, bundle: BundleName) -> BundleCatalog:
@@ -138,69 +93,118 @@ class BundleCatalog:
     async def refresh(self) -> None:
         """Take over the manifest that the store points to, if it is newer than ours."""
         manifest, _, _ = await load_manifest(self._context.store, self._context.volume, self._bundle)
+        self.take(manifest)
+
+    def take(self, manifest: Manifest) -> None:
+        """Serve this committed manifest from now on, if it is newer than ours."""
         if self._manifest is None or manifest.generation > self._manifest.generation:
             self._manifest = manifest
 
-    # --- level 0 ---------------------------------------------------------------------------------------------------------------
+    @property
+    def manifest(self) -> Manifest:
+        """The newest committed manifest this broker has seen."""
+        return self._manifest if self._manifest is not None else Manifest(str(self._bundle), 0)
+
+    # --- reading ---------------------------------------------------------------------------------------------------------------
 
     async def read(
         self, topic: TopicName, ledgers: LedgerTable, request: ReadRequest, bytes_max: int
     ) -> tuple[list[memoryview], list[int]]:
-        """Entries of the request from one run of a sealed file, at least one. Raises StorageError."""
+        """Entries of the request from one run of a sealed file or one block of a segment, at least one. Raises StorageError."""
         position = ledgers.position(request.first)
-        found = await self._find(str(topic), position)
-        if found is None:
-            await self.refresh()
-            found = await self._find(str(topic), position)
-        if found is None:
-            raise CorruptData(f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s manifest")
-        name, run = found
+        for attempt in (1, 2):
+            try:
+                found = await self._read_once(str(topic), ledgers, request, bytes_max)
+                if found is not None:
+                    return found
+                missing = ""
+            except FileNotFoundError as error:
+                missing = f": {error.filename or error} is missing"
+            if attempt == 1:
+                # A rewrite came in between, and its inputs were collected: the manifest names others by now.
+                await self.refresh()
+        raise CorruptData(f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s manifest{missing}")
+
+    async def _read_once(
+        self, topic: str, ledgers: LedgerTable, request: ReadRequest, bytes_max: int
+    ) -> tuple[list[memoryview], list[int]] | None:
+        """As `read`; None if the manifest that we know does not have the entry. Raises FileNotFoundError, StorageError."""
+        position = ledgers.position(request.first)
+        reference = self._level_one(topic, position)
+        if reference is not None:
+            segment = await self._segments.segment(reference)
+            block = await segment.block(segment.block_at_or_after(position))
+            row = block.row_at_or_after(*position)
+            if (block.ledgers[row], block.entries[row]) == position:
+                found = self._consecutive(block, row, ledgers, request.entries, bytes_max)
+                return found.entries, found.message_counts
+        located = await self._find(topic, position)
+        if located is None:
+            return None
+        return await self._read_run(topic, *located, position, request.entries, bytes_max)
+
+    def _level_one(self, topic: str, position: Position) -> SegmentReference | None:
+        """The level-1 segment whose span holds the position."""
+        segments = self.manifest.topic(topic).level1
+        at = bisect_right(segments, tuple(position), key=lambda segment: segment.first) - 1
+        return segments[at] if at >= 0 and position <= segments[at].last else None
+
+    async def _read_run(
+        self, topic: str, name: str, run: Run, position: Position, entries_max: int, bytes_max: int
+    ) -> tuple[list[memoryview], list[int]]:
         low = position.entry - run.first_entry
         offset = run.offset + sum(run.lengths[:low])
         high, size = low, 0
-        while high < len(run.lengths) and high - low < request.entries and (high == low or size + run.lengths[high] <= bytes_max):
+        while high < len(run.lengths) and high - low < entries_max and (high == low or size + run.lengths[high] <= bytes_max):
             size += run.lengths[high]
             high += 1
         data = memoryview(await self._context.volume.read(name, offset, size))
         if len(data) != size:
-            raise CorruptData(f"{name} ends inside entry {tuple(position)} of {topic}")
+            raise CorruptData(f"{name} ends at {offset + len(data)}, inside entry {tuple(position)} of {topic}; restore this file")
         entries, at = [], 0
-        for length in run.lengths[low:high]:
+        for number, length in enumerate(run.lengths[low:high], position.entry):
             entry = data[at : at + length]
-            verify_entry(entry)
+            try:
+                verify_entry(entry)
+            except ChecksumMismatch as error:
+                raise CorruptData(
+                    f"{name}: entry {(position.ledger, number)} of {topic} at {offset + at} is damaged: {error}; restore this file"
+                ) from error
             entries.append(entry)
             at += length
         return entries, list(run.message_counts[low:high])
 
     async def _find(self, topic: str, position: Position) -> tuple[str, Run] | None:
         """The log file and run that hold an entry."""
-        if self._manifest is None:
-            return None
         epoch = position.ledger // 2
-        for file in self._manifest.level0:
-            if epoch not in file.epochs:
-                continue
-            index = await self._index(file)
-            for run in index.runs(topic):
-                if run.ledger == position.ledger and run.first_entry <= position.entry <= run.last_entry:
+        for file in self.manifest.level0:
+            if epoch in file.epochs:
+                run = (await self.index(file)).run_of(topic, *position)
+                if run is not None:
                     return names.log_file(file.incarnation, file.file), run
         return None
 
-    async def _index(self, file: LevelZero) -> LevelZeroIndex:
+    async def index(self, file: LevelZero) -> LevelZeroIndex:
+        """The index of a sealed log file, from memory if it was used lately. Raises CorruptData, StorageError, FileNotFoundError."""
         name = names.index(file.incarnation, file.file)
         held = self._indexes.get(name)
         if held is None:
-            held = self._indexes[name] = LevelZeroIndex.decode(await self._read_index(file), name)
+            held = self._indexes[name] = await self._read_index(file, name)
             while len(self._indexes) > INDEXES_HELD_MAX:
                 self._indexes.popitem(last=False)
         self._indexes.move_to_end(name)
         return held
 
-    async def _read_index(self, file: LevelZero) -> bytes:
+    async def _read_index(self, file: LevelZero, name: str) -> LevelZeroIndex:
+        """Read, or built again from the file: everything in an index is in its file as well."""
         try:
-            return await self._context.volume.read(names.index(file.incarnation, file.file))
+            return LevelZeroIndex.decode(await self._context.volume.read(name), name)
         except FileNotFoundError:
-            return await self._durable_index(file)  # lost, but everything in it is in the file as well
+            log.warning("index.rebuilt", index=name, reason="missing")
+        except CorruptData as error:
+            log.error("index.rebuilt", index=name, reason=str(error))
+            await self._context.volume.remove(name)
+        return LevelZeroIndex.decode(await self._durable_index(file), name)
 
     # --- compacted view --------------------------------------------------------------------------------------------------------
 
@@ -213,13 +217,25 @@ class BundleCatalog:
 
     async def read_compacted(self, topic: str, ledgers: LedgerTable, request: ReadRequest) -> CompactedRead:
         """The next surviving entry from the request on, with those that follow it without a gap. Raises StorageError."""
+        try:
+            return await self._read_compacted_once(topic, ledgers, request)
+        except FileNotFoundError:
+            await self.refresh()  # a later compaction has replaced the view, and its segments were collected
+        try:
+            return await self._read_compacted_once(topic, ledgers, request)
+        except FileNotFoundError as error:
+            raise CorruptData(
+                f"{error.filename or error}, a segment of the compacted view of {topic}, is missing; restore it or compact again"
+            ) from error
+
+    async def _read_compacted_once(self, topic: str, ledgers: LedgerTable, request: ReadRequest) -> CompactedRead:
         view = self.compacted(topic)
         assert view is not None
         start = tuple(ledgers.position(request.first))
         for reference in view.segments:
             if reference.last < start:
                 continue
-            segment = await self._segment(reference)
+            segment = await self._segments.segment(reference)
             number = segment.block_at_or_after(start)
             block = await segment.block(number)
             row = block.row_at_or_after(*start)
@@ -227,16 +243,22 @@ class BundleCatalog:
         return CompactedRead(ledgers.ordinal_after(view.horizon), [], [], [])
 
     @staticmethod
-    def _consecutive(block: Block, row: int, ledgers: LedgerTable, limit: int) -> CompactedRead:
-        """Rows of one block from `row` on whose ordinals follow each other."""
+    def _consecutive(
+        block: Block, row: int, ledgers: LedgerTable, entries_max: int, bytes_max: int = READ_BYTES_MAX
+    ) -> CompactedRead:
+        """Rows of one block from `row` on whose ordinals follow each other, at least one."""
         first = ledgers.find((block.ledgers[row], block.entries[row]))
-        assert first is not None, "a compacted entry is one of the topic's"
+        assert first is not None, "an entry of a segment is one of the topic's"
         found = CompactedRead(first, [], [], [])
-        for at in range(row, min(len(block.entries), row + limit)):
+        size = 0
+        for at in range(row, min(len(block.entries), row + entries_max)):
             ordinal = first + len(found.entries)
             if ledgers.find((block.ledgers[at], block.entries[at])) != ordinal:
                 break
             entry = block.payload(at)
+            size += len(entry)
+            if found.entries and size > bytes_max:
+                break
             if block.flags[at] & HAS_REMOVED:
                 found.partial.append((ordinal, surviving_messages(parse_metadata(entry))))
             found.entries.append(entry)
@@ -249,19 +271,10 @@ class BundleCatalog:
         assert view is not None
         if not view.segments:
             return EARLIEST, None
-        segment = await self._segment(view.segments[-1])
+        segment = await self._segments.segment(view.segments[-1])
         block = await segment.block(len(segment.footer.blocks) - 1)
         last = len(block.entries) - 1
         return Position(block.ledgers[last], block.entries[last]), block.payload(last)
-
-    async def _segment(self, reference: SegmentReference) -> _Segment:
-        held = self._segments.get(reference.object)
-        if held is None:
-            held = self._segments[reference.object] = await _Segment.open(self._context, reference)
-            while len(self._segments) > SEGMENTS_HELD_MAX:
-                self._segments.popitem(last=False)
-        self._segments.move_to_end(reference.object)
-        return held
 
     # --- bringing the manifest up to date --------------------------------------------------------------------------------------
 
@@ -270,24 +283,36 @@ class BundleCatalog:
 
         Raises StoreError, StorageError; ServiceNotReady while a broker that gave us the bundle has not sealed its file yet.
         """
-        files = [file for file in await self._files(record, position) if not self._listed(file)]
-        if not files:
+        reached = (record.epochs[-1], position.file)
+        before = self.manifest.covered
+        if before is not None and reached <= before:
             return
-        for file in files:
+        files = []
+        for file in await self._files(record, position):
+            if before is not None and all((epoch, file.file) < before for epoch in file.epochs):
+                continue
             if file.incarnation != self._context.incarnation:  # our own have been made durable before a roll returns
                 await self._durable_index(file)
+            if await self._holds(file):
+                files.append(file)
 
         def edit(manifest: Manifest) -> Manifest | None:
-            known = {(entry.incarnation, entry.file): entry for entry in manifest.level0}
-            for file in files:
-                before = known.get((file.incarnation, file.file))
-                epochs = set(file.epochs) | set(before.epochs if before is not None else ())
-                known[file.incarnation, file.file] = replace(file, epochs=tuple(sorted(epochs)))
-            merged = tuple(known.values())
-            return None if merged == manifest.level0 else replace(manifest, level0=merged)
+            covered = manifest.with_files(files, reached)
+            return None if covered == manifest else covered
 
         committed = await commit_manifest(self._context.store, self._context.volume, self._context.clock, self._bundle, edit)
-        self._manifest = committed.manifest
+        self.take(committed.manifest)
+
+    async def _holds(self, file: LevelZero) -> bool:
+        """Whether the file has entries of this bundle."""
+        return any(self.holds(topic) for topic in (await self.index(file)).topics())
+
+    def holds(self, topic: str) -> bool:
+        """Whether a topic falls into this bundle."""
+        known = self._belongs.get(topic)
+        if known is None:
+            known = self._belongs[topic] = self._bundle.contains(TopicName.parse(topic))
+        return known
 
     async def _durable_index(self, file: LevelZero) -> bytes:
         """The index of somebody else's file, on stable storage: its writer may have died before it wrote one, or before the name was synced."""
@@ -295,24 +320,10 @@ class BundleCatalog:
         try:
             data = await self._context.volume.read(name)
         except FileNotFoundError:
-            data = await self._build_index(file)
+            builder = await build_index(self._context.volume, file.incarnation, file.file, file.length)
+            data = builder.encode(file.length)
         await self._context.volume.put_if_absent(name, data)
         return data
-
-    async def _build_index(self, file: LevelZero) -> bytes:
-        builder = IndexBuilder(file.incarnation, file.file)
-        start, end = LogPosition(file.file, FILE_HEADER_BYTES), LogPosition(file.file, file.length)
-        async for scanned in scan(self._context.volume, file.incarnation, start, end):
-            if isinstance(scanned.record, EntriesRecord):
-                builder.add(scanned.record, scanned.place.offset)
-        return builder.encode(file.length)
-
-    def _listed(self, file: LevelZero) -> bool:
-        listed = self._manifest.level0 if self._manifest is not None else ()
-        return any(
-            (known.incarnation, known.file) == (file.incarnation, file.file) and set(file.epochs) <= set(known.epochs)
-            for known in listed
-        )
 
     async def _files(self, record: BundleRecord, position: LogPosition) -> list[LevelZero]:
         """The chain as files. A file that a living broker shares with us is listed only once it is sealed."""
@@ -320,6 +331,8 @@ class BundleCatalog:
         for term, span in zip(record.epochs, record.chain, strict=True):
             own = span.end is None
             end = position if span.end is None else span.end
+            if not own and (end.file, end.offset) <= (span.start.file, span.start.offset):
+                continue  # nothing was written: its files may be gone
             last = end.file - 1 if own or end.offset <= 0 else end.file
             for number in range(span.start.file, last + 1):
                 epochs.setdefault((span.incarnation, number), set()).add(term)

@@ -80,6 +80,15 @@ class EntryIndex:
         self._firsts.append(run.first)
         self.message_total += sum(run.message_counts)
 
+    def drop_before(self, ordinal: int) -> int:
+        """Forget the runs that lie wholly below `ordinal`: sealed files and segments have them. Returns how many there were."""
+        count = 0
+        while count < len(self._runs) and self._runs[count].end <= ordinal:
+            count += 1
+        del self._runs[:count]
+        del self._firsts[:count]
+        return count
+
     def run_of(self, ordinal: int) -> int | None:
         """Index in `runs` of the run that holds `ordinal`, or None."""
         index = bisect_right(self._firsts, ordinal) - 1

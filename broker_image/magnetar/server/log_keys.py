@@ -1,14 +1,14 @@
 """Keys of sealed log files.
 
-Owns: the entry of each file this broker seals in the metadata store: whose bundles it holds. Imports: metadata, names, server siblings.
-Invariants: a roll never waits for a key; a key that cannot be written now is tried until it is, or until the broker stops (takers list the
-incarnation's files from storage, so a missing key loses nothing).
+Owns: `logs/<incarnation>/<n>`, the store's note of whose bundles a sealed file holds. Imports: metadata, names.
+Invariants: a roll never waits for the store: the key follows when the store answers; a file without a key is never given up; whoever writes a
+file's key, its owner or the collector for a dead one, writes the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 
@@ -24,19 +24,20 @@ STORE_RETRY_S = 0.1
 
 
 class LogKeys:
-    """Writes the keys of one incarnation's log files."""
+    """Writes keys; `bundle_of` says which bundle a topic falls into, or raises NamespaceNotFound."""
 
     def __init__(self, context: BrokerContext, bundle_of: Callable[[TopicName], Awaitable[BundleName]]) -> None:
         self._context, self._bundle_of = context, bundle_of
         self._publishing: dict[asyncio.Task[None], None] = {}
 
-    def publish(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
-        """Make file `number`, sealed at `length` bytes, known; `topics` has the epochs of each topic in it."""
-        task = asyncio.create_task(self._publish(number, length, topics), name="log key")
+    def publish(self, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
+        """Write the key of our own file `number`, which holds these epochs of these topics, in the background."""
+        task = asyncio.create_task(self.write(self._context.incarnation, number, length, topics), name="log key")
         self._publishing[task] = None
         task.add_done_callback(lambda done: self._publishing.pop(done, None))
 
-    async def _publish(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
+    async def write(self, incarnation: str, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
+        """Write the key of a sealed file; tries until the store answers."""
         bundles: dict[str, set[int]] = {}
         for topic, epochs in topics.items():
             if (bundle := await self._bundle_if_any(TopicName.parse(topic))) is not None:
@@ -44,7 +45,7 @@ class LogKeys:
         record = LogFileRecord(length=length, bundles={name: tuple(sorted(epochs)) for name, epochs in sorted(bundles.items())})
         while True:
             try:
-                await self._context.store.put(keys.log_file(self._context.incarnation, number), record.encode())
+                await self._context.store.put(keys.log_file(incarnation, number), record.encode())
                 return
             except StoreError as error:
                 log.warning("log.key_delayed", file=number, error=str(error))
@@ -62,7 +63,7 @@ class LogKeys:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def stop(self) -> None:
-        """Cancel what is under way."""
+        """Give up what is under way; the collector writes the keys of a dead incarnation."""
         tasks = list(self._publishing)
         for task in tasks:
             task.cancel()

@@ -56,6 +56,10 @@ class BrokerMetrics:
         self.release_seconds = Histogram(
             "magnetar_bundle_frozen_seconds", "From freezing a bundle to its release", registry=self.registry, buckets=_SECONDS
         )
+        self.bytes_rewritten = Counter("magnetar_bytes_rewritten", "Bytes written by level-1 rewriting", registry=self.registry)
+        self.files_collected = Counter(
+            "magnetar_log_files_collected", "Log files given up by the collector", registry=self.registry
+        )
         self.log_rolls = Counter("magnetar_log_rolls", "Log files rolled", registry=self.registry)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:

@@ -67,6 +67,7 @@ class Ownership:
         self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
         self._stopping = False
         self._log_keys = LogKeys(context, self.bundle_of)
+        self._beginnings: dict[str, int] = {}
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
             view.listen(lambda _names: self._announce())
@@ -252,6 +253,7 @@ class Ownership:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._work.pop(name, None)
+        self._beginnings.pop(name, None)
         self._announce()
         if task.cancelled():
             return
@@ -276,6 +278,7 @@ class Ownership:
             await asyncio.sleep(1.0)
             return
         start, end = self._context.log.position, recovered.sealed_end
+        self._beginnings[name] = start.file
         record = rules.own(assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end)
         if await self._commit(name, assigned.mod_revision, record) is None and not self._is_ours(name, epoch):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
@@ -420,12 +423,25 @@ class Ownership:
                 self._begin(name, self._checkpoint(name, owned, viewed))
 
     async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
-        pointer = await self._shorten(owned, viewed.record, scan_bytes_max=0)
+        pointer = await self._shorten(owned, viewed.record, scan_bytes_max=-1)
         if pointer is None or self._owned.get(name) is not owned:
             return
         advanced = rules.advance_checkpoint(viewed.record, pointer)
         if await self._commit(name, viewed.mod_revision, advanced) is not None:
             log.info("bundle.checkpoint", bundle=name, object=pointer.object)
+
+    async def checkpoint(self, name: str) -> None:
+        """Write a checkpoint of a bundle we serve and point to it, however short its chain is; nothing if it is being worked on."""
+        owned, viewed = self._owned.get(name), self._views.bundles.get(name)
+        if owned is None or viewed is None or name in self._work or viewed.record.state is not BundleState.OWNED:
+            return
+        self._begin(name, self._checkpoint(name, owned, viewed))
+        await asyncio.wait([self._work[name]])
+
+    @property
+    def first_file_needed(self) -> int:
+        """Files of our log from this one on may be the start of a term that is about to be committed."""
+        return min(self._beginnings.values(), default=self._context.log.position.file)
 
     async def cover(self, name: str) -> None:
         """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed files. Raises NotOwner, StorageError."""

@@ -32,7 +32,17 @@ log = structlog.get_logger(__name__)
 
 
 async def recover_bundle(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
-    """The bundle's topics as of the end of its chain. Raises StorageError; CorruptData names what is damaged."""
+    """The bundle's topics as of the end of its chain. Raises StorageError; CorruptData names what is damaged or missing.
+
+    Something may also be missing because the record is old, and others have gone on since: then its successor does not name it.
+    """
+    try:
+        return await _recover(context, bundle, record, epoch)
+    except FileNotFoundError as error:
+        raise CorruptData(f"{error.filename or error} is missing; bundle {bundle} needs it: restore it from a backup") from error
+
+
+async def _recover(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
     sealed_end: LogPosition | None = None
     chain = record.chain
     if chain and chain[-1].end is None:

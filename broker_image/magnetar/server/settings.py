@@ -94,6 +94,26 @@ class BrokerSettings:
     chunked_messages_max: int = _bounded(10_000, 1, 10_000_000, "unfinished messages in chunks a subscription remembers")
     ack_set_words_max: int = _bounded(4096, 1, 1 << 20, "64-bit words in the ack_set of one message id")
     reader_return_s: float = _bounded(30.0, 0.1, 3600, "how long a reader's position is kept after its SEEK until it comes back")
+    maintenance_s: float = _bounded(10.0, 0.05, 3600, "interval of checkpoints by age, of rewriting and of deleting files")
+    checkpoint_age_s: float = _bounded(
+        60.0, 0.05, 86_400, "age at which a recovery chain that reaches into finished log files is ended by a checkpoint"
+    )
+    rewrite_age_s: float = _bounded(
+        600.0, 0, 1 << 31, "age of a sealed log file at which what is alive in it is rewritten into segments"
+    )
+    rewrite_garbage_share: float = _bounded(
+        0.5, 0.01, 1.0, "share of dead bytes of a bundle in a log file at which it is rewritten at once"
+    )
+    rewrite_bytes_per_s: int = _bounded(32 * _MIB, 64 * _KIB, 1 << 40, "bytes per second that rewriting may read")
+    replaced_kept_s: float = _bounded(
+        60.0,
+        0,
+        1 << 31,
+        "how long files that nobody needs any more are kept; where the metadata store is backed up, at least the interval of its backups",
+    )
+    intent_age_max_s: float = _bounded(
+        86_400.0, 60, 1 << 31, "age at which the intent of a job that nobody has heard of counts as orphaned"
+    )
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 
     @staticmethod

@@ -247,8 +247,17 @@ class TopicHost:
         Raises StorageError; CorruptData if what is there is not what the client sent.
         """
         at = self.index.run_of(request.first)
-        if at is None:
-            return await self.bundle.catalog.read(self.name, self.core.ledgers, request, self.context.settings.read_batch_bytes_max)
+        if at is not None:
+            end = self.index.runs[at].end
+            try:
+                return await self._read_runs(request, at)
+            except FileNotFoundError:
+                # The file was rewritten into segments, or given up with everything in it: the catalog knows.
+                self.index.drop_before(end)
+        return await self.bundle.catalog.read(self.name, self.core.ledgers, request, self.context.settings.read_batch_bytes_max)
+
+    async def _read_runs(self, request: ReadRequest, at: int) -> tuple[list[memoryview], list[int]]:
+        """As `read`, from the runs in log files that we know of, from the `at`-th on. Raises FileNotFoundError if the first is gone."""
         entries: list[memoryview] = []
         message_counts: list[int] = []
         left, budget = request.entries, self.context.settings.read_batch_bytes_max
@@ -256,7 +265,12 @@ class TopicHost:
             if left <= 0 or budget <= 0:
                 break
             low = max(0, request.first - run.first)
-            found = run.entries(low, min(run.count, low + left)) or await self._read_run(run, low, left, budget)
+            try:
+                found = run.entries(low, min(run.count, low + left)) or await self._read_run(run, low, left, budget)
+            except FileNotFoundError:
+                if entries:
+                    break
+                raise
             entries += found
             message_counts += run.message_counts[low : low + len(found)]
             left -= len(found)

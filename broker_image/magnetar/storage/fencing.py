@@ -44,7 +44,9 @@ async def seal(volume: Volume, incarnation: str, number: int) -> int:
     adopted = await read_seal(volume, incarnation, number)
     if adopted is not None:
         return adopted
-    return await publish_seal(volume, incarnation, number, await _durable_length(volume, incarnation, number))
+    length = await publish_seal(volume, incarnation, number, await _durable_length(volume, incarnation, number))
+    await volume.shrink(names.log_file(incarnation, number), max(length, FILE_HEADER_BYTES))  # what lies behind it never existed
+    return length
 
 
 async def _durable_length(volume: Volume, incarnation: str, number: int) -> int:

@@ -14,14 +14,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from magnetar.errors import CorruptData
 from magnetar.storage.arrays import U32, packed, unpacked
-from magnetar.storage.log_format import RECORD_HEADER_BYTES, EntriesRecord, decode_entries_head
+from magnetar.storage.log_format import RECORD_HEADER_BYTES, EntriesRecord, decode_entries_head, entry_count
 from magnetar.storage.volume import Buffer
 
 VERSION = 1
@@ -64,6 +63,11 @@ class TopicExtent:
     last_append_ms: int
 
 
+def index_part(head: bytes) -> bytes:
+    """What an index needs of the first buffer of `encode_entries`, for `add_head`: all but the sequence ids, about half of it."""
+    return head[: -8 * entry_count(head)]
+
+
 class IndexBuilder:
     """Collects the runs of one log file, in any order."""
 
@@ -85,7 +89,7 @@ class IndexBuilder:
         self._topics.setdefault(record.topic, []).append(run)
 
     def add_head(self, head: Buffer, payload_offset: int) -> None:
-        """A record as its writer remembers it: the first buffer of `encode_entries`."""
+        """A record as its writer remembers it: `index_part` of the first buffer of `encode_entries`."""
         epoch, ledger, first_entry, append_ms, topic, _, lengths, counts, _, entries_at = decode_entries_head(
             head[RECORD_HEADER_BYTES:]
         )
@@ -127,18 +131,32 @@ class IndexBuilder:
         return body + _CRC.pack(crc32c(body))
 
 
+class _Place(NamedTuple):
+    """Where a topic lies in an index: offset of its runs and how many, number of its first entry in the arrays, sums."""
+
+    at: int
+    runs: int
+    first: int
+    entries: int
+    bytes: int
+
+
 def _start(run: Run) -> tuple[int, int]:
     return run.ledger, run.first_entry
 
 
 class LevelZeroIndex:
-    """A decoded index. `length` is the file's sealed length."""
+    """An index object, of which runs are decoded topic by topic when they are asked for. `length` is the file's sealed length."""
 
-    def __init__(self, incarnation: str, number: int, length: int, topics: dict[str, list[Run]]) -> None:
+    def __init__(
+        self, body: memoryview, incarnation: str, number: int, length: int, places: dict[str, _Place], arrays_at: int
+    ) -> None:
         self.incarnation, self.number, self.length = incarnation, number, length
-        self._topics = topics
+        self._body, self._places = body, places
+        self._lengths_at = arrays_at
+        self._entries = sum(place.entries for place in places.values())
+        self._runs: dict[str, list[Run]] = {}
         self._starts: dict[str, list[tuple[int, int]]] = {}
-        self._ends: dict[int, list[int]] = {}
 
     @staticmethod
     def decode(data: bytes, name: str) -> LevelZeroIndex:
@@ -146,42 +164,65 @@ class LevelZeroIndex:
         body = memoryview(data)[: -_CRC.size]
         if len(data) < _HEADER.size + _CRC.size or _CRC.unpack_from(data, len(body))[0] != crc32c(body):
             raise CorruptData(f"{name}: the index fails its checksum; delete it, it will be built again")
-        magic, version, incarnation_length, number, length, topic_count, run_count, entries = _HEADER.unpack_from(body)
+        magic, version, incarnation_length, number, length, topic_count, run_count, _ = _HEADER.unpack_from(body)
         if magic != _MAGIC or version != VERSION:
             raise CorruptData(f"{name}: index format {magic!r} version {version} is not known; upgrade this component")
         at = _HEADER.size + incarnation_length
         incarnation = str(body[_HEADER.size : at], "utf-8")
         directory = []
         for _ in range(topic_count):
-            name_length, _, runs, _, _ = _TOPIC.unpack_from(body, at)
+            name_length, _, runs, entries, size = _TOPIC.unpack_from(body, at)
             at += _TOPIC.size
-            directory.append((str(body[at : at + name_length], "utf-8"), runs))
+            directory.append((str(body[at : at + name_length], "utf-8"), runs, entries, size))
             at += name_length
-        lengths_at = at + run_count * _RUN.size
-        counts_at = lengths_at + 4 * entries
-        lengths, counts = unpacked(U32, body[lengths_at:counts_at]), unpacked(U32, body[counts_at : counts_at + 4 * entries])
-        topics: dict[str, list[Run]] = {}
+        arrays_at = at + run_count * _RUN.size
+        places = {}
         first = 0
-        for topic, runs in directory:
-            found = topics[topic] = []
-            for epoch, ledger, first_entry, append_ms, offset, count in _RUN.iter_unpack(body[at : at + runs * _RUN.size]):
-                span = slice(first, first + count)
-                found.append(Run(epoch, ledger, first_entry, append_ms, offset, lengths[span], counts[span]))
-                first += count
+        for topic, runs, entries, size in directory:
+            places[topic] = _Place(at, runs, first, entries, size)
             at += runs * _RUN.size
-        return LevelZeroIndex(incarnation, number, length, topics)
+            first += entries
+        return LevelZeroIndex(body, incarnation, number, length, places, arrays_at)
 
     def topics(self) -> list[str]:
         """Names of the topics in this file, sorted."""
-        return list(self._topics)
+        return list(self._places)
+
+    def bytes_of(self, topic: str) -> int:
+        """Bytes of a topic's entries in this file, without looking at its runs; 0 for a topic that is not in it."""
+        place = self._places.get(topic)
+        return place.bytes if place is not None else 0
 
     def runs(self, topic: str) -> Sequence[Run]:
         """Runs of a topic in position order."""
-        return self._topics.get(topic, ())
+        found = self._runs.get(topic)
+        if found is None:
+            place = self._places.get(topic)
+            if place is None:
+                return ()
+            found = self._runs[topic] = self._decoded(place)
+        return found
+
+    def _decoded(self, place: _Place) -> list[Run]:
+        low, high = self._lengths_at + 4 * place.first, self._lengths_at + 4 * (place.first + place.entries)
+        counts_at = 4 * self._entries
+        lengths = unpacked(U32, self._body[low:high])
+        counts = unpacked(U32, self._body[low + counts_at : high + counts_at])
+        runs = []
+        first = 0
+        for epoch, ledger, entry, append_ms, offset, count in _RUN.iter_unpack(
+            self._body[place.at : place.at + place.runs * _RUN.size]
+        ):
+            span = slice(first, first + count)
+            runs.append(Run(epoch, ledger, entry, append_ms, offset, lengths[span], counts[span]))
+            first += count
+        return runs
 
     def extent(self, topic: str) -> TopicExtent:
         """Sums over one topic of this file. Raises KeyError for a topic that is not in it."""
-        runs = self._topics[topic]
+        runs = self.runs(topic)
+        if not runs:
+            raise KeyError(topic)
         return TopicExtent(
             topic,
             tuple(sorted({run.epoch for run in runs})),
@@ -194,20 +235,21 @@ class LevelZeroIndex:
             max(run.append_ms for run in runs),
         )
 
-    def find(self, topic: str, ledger: int, entry: int) -> tuple[int, int] | None:
-        """(offset, length) of an entry's bytes in the log file, or None if it is not in this file."""
+    def run_of(self, topic: str, ledger: int, entry: int) -> Run | None:
+        """The run that holds an entry, or None if it is not in this file."""
         starts = self._starts.get(topic)
         if starts is None:
-            starts = self._starts[topic] = [_start(run) for run in self._topics.get(topic, ())]
+            starts = self._starts[topic] = [_start(run) for run in self.runs(topic)]
         at = bisect_right(starts, (ledger, entry)) - 1
         if at < 0:
             return None
-        run = self._topics[topic][at]
-        within = entry - run.first_entry
-        if run.ledger != ledger or within >= len(run.lengths):
+        run = self.runs(topic)[at]
+        return run if run.ledger == ledger and entry <= run.last_entry else None
+
+    def find(self, topic: str, ledger: int, entry: int) -> tuple[int, int] | None:
+        """(offset, length) of an entry's bytes in the log file, or None if it is not in this file."""
+        run = self.run_of(topic, ledger, entry)
+        if run is None:
             return None
-        ends = self._ends.get(run.offset)
-        if ends is None:
-            ends = self._ends[run.offset] = list(accumulate(run.lengths))
-        length = run.lengths[within]
-        return run.offset + ends[within] - length, length
+        within = entry - run.first_entry
+        return run.offset + sum(run.lengths[:within]), run.lengths[within]

@@ -21,7 +21,7 @@ from magnetar.errors import CorruptData, Fenced, LimitExceeded, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.document import encode_document
-from magnetar.storage.index import IndexBuilder
+from magnetar.storage.index import IndexBuilder, index_part
 from magnetar.storage.log_format import (
     BLOCK_BODY_BYTES_MAX,
     BLOCK_HEADER_BYTES,
@@ -279,7 +279,7 @@ class LogWriter:
             return  # check_claim or a seal found out while we wrote
         base = start + BLOCK_HEADER_BYTES + RECORD_HEADER_BYTES
         for at, head in block.heads:
-            file.remember(base + at, head)
+            file.remember(base + at, index_part(head))
         number = file.number
         for at, callback in block.callbacks:
             callback(RecordPlace(number, base + at))
@@ -343,6 +343,9 @@ class LogWriter:
             raise CorruptData(
                 f"{names.log_file(self.incarnation, file.number)} was sealed at {adopted}, its writer ended it at {file.end}"
             )
+        if file.end < self._file_bytes // 2:
+            # Reserved and hardly used: a spare, or a file that was left early. Nothing behind the seal was promised to anybody.
+            await self._volume.shrink(names.log_file(self.incarnation, file.number), file.end)
         builder = IndexBuilder(self.incarnation, file.number)
         at = 0
         for number, (payload_offset, size) in enumerate(zip(file.head_places[0::2], file.head_places[1::2], strict=True), 1):

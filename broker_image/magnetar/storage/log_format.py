@@ -358,6 +358,11 @@ def decode_records(body: memoryview) -> Iterator[tuple[int, Record]]:
         at += length
 
 
+def entry_count(head: Buffer) -> int:
+    """How many entries a record has, from the first buffer of `encode_entries`."""
+    return int(_RECORD_ENTRIES.unpack_from(head)[-3])
+
+
 def decode_entries_head(payload: Buffer) -> tuple[int, int, int, int, str, str, array[int], array[int], array[int], int]:
     """What precedes the entries: epoch, ledger, first entry, append ms, topic, producer, lengths, message counts, sequences, where they begin."""
     epoch, ledger, first_entry, append_ms, count, topic_length, producer_length = _ENTRIES.unpack_from(payload)

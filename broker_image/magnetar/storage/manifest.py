@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from magnetar.clock import Clock
 from magnetar.errors import CorruptData, StoreError, StoreUnavailable
@@ -42,7 +42,10 @@ class LevelZero:
 
 @dataclass(frozen=True, slots=True)
 class SegmentReference:
-    """A level-1 segment: object name and length in bytes, what it holds, (ledger, entry) of its first and last row."""
+    """A level-1 segment: object name and length in bytes, what it holds, (ledger, entry) of its first and last row.
+
+    Segments of several small topics share one object: then each begins at its own `offset`, and is read as if it were alone.
+    """
 
     object: str
     length: int
@@ -50,6 +53,7 @@ class SegmentReference:
     bytes: int
     first: tuple[int, int]
     last: tuple[int, int]
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class Manifest(Record):
     """All files of `bundle` (its full name).
 
     `parent` is the manifest object of the bundle this one was split from: what is listed there counts for topics that hash into this bundle.
+    `covered` is (epoch, file number): everything of terms before that epoch, and of that term in files before that number, has been taken in
+    here; it only grows. What is taken in and not listed any more was rewritten, or trimmed: it is never listed again.
     """
 
     SCHEMA: ClassVar[int] = VERSION
@@ -84,10 +90,23 @@ class Manifest(Record):
     parent: str | None = None
     level0: tuple[LevelZero, ...] = ()
     topics: dict[str, TopicSegments] = field(default_factory=dict)
+    covered: tuple[int, int] | None = None
 
     def topic(self, name: str) -> TopicSegments:
         """The segments of a topic, empty ones if it has none."""
         return self.topics.get(name, TopicSegments())
+
+    def with_files(self, files: Sequence[LevelZero], reached: tuple[int, int]) -> Manifest:
+        """This manifest with sealed log files taken in, up to `reached` (as `covered`); what was covered before is left as it is."""
+        before = self.covered
+        known = {(entry.incarnation, entry.file): entry for entry in self.level0}
+        for file in files:
+            listed = known.get((file.incarnation, file.file))
+            epochs = {epoch for epoch in file.epochs if before is None or (epoch, file.file) >= before}
+            if epochs:
+                merged = tuple(sorted(epochs.union(listed.epochs if listed is not None else ())))
+                known[file.incarnation, file.file] = dataclasses.replace(file, epochs=merged)
+        return dataclasses.replace(self, level0=tuple(known.values()), covered=reached if before is None else max(before, reached))
 
     def with_topic(self, name: str, segments: TopicSegments) -> Manifest:
         """This manifest with one topic replaced."""
@@ -206,6 +225,17 @@ async def commit_manifest(
     raise StoreError(f"manifest of {bundle}: {COMMIT_ATTEMPTS_MAX} commits in a row met a conflict; try again later")
 
 
+class AnyRewrite(Protocol):
+    """A change that replaces files by others written under an intent."""
+
+    @property
+    def intent(self) -> str: ...
+
+    def apply(self, manifest: Manifest) -> Manifest | None:
+        """The manifest with this rewrite in it, or None if what it was made from has changed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rewrite:
     """A rewriting of one topic: what it read, what it wrote, and the intent under which it wrote.
@@ -244,7 +274,9 @@ class Rewrite:
         return manifest.with_topic(self.topic, TopicSegments(level1, compacted, found.trimmed))
 
 
-async def commit_rewrite(store: MetadataStore, volume: Volume, clock: Clock, bundle: BundleName, rewrite: Rewrite) -> CommitResult:
+async def commit_rewrite(
+    store: MetadataStore, volume: Volume, clock: Clock, bundle: BundleName, rewrite: AnyRewrite
+) -> CommitResult:
     """Commit a rewrite; compares and deletes its intent in the same transaction, so that a collected intent means no commit.
 
     DECLINED: start again from the manifest in the result. REFUSED: the intent is gone, the outputs may be deleted any time.

@@ -10,6 +10,9 @@ from magnetar.names import BundleName
 
 CLAIMS = "claims"
 LOGS = "logs"
+CHECKPOINTS = "checkpoints"
+MANIFESTS = "manifests"
+SEGMENTS = "segments"
 STORAGE_ID = "cluster/storage-id"
 RESTORE = "cluster/restore"
 
@@ -50,7 +53,7 @@ def log_number(name: str) -> int | None:
 
 
 def checkpoints_of(bundle: BundleName) -> str:
-    return f"checkpoints/{bundle}"
+    return f"{CHECKPOINTS}/{bundle}"
 
 
 def checkpoint(bundle: BundleName, epoch: int, sequence: int) -> str:
@@ -58,7 +61,7 @@ def checkpoint(bundle: BundleName, epoch: int, sequence: int) -> str:
 
 
 def manifests_of(bundle: BundleName) -> str:
-    return f"manifests/{bundle}"
+    return f"{MANIFESTS}/{bundle}"
 
 
 def manifest(bundle: BundleName, generation: int, nonce: int) -> str:
@@ -66,7 +69,7 @@ def manifest(bundle: BundleName, generation: int, nonce: int) -> str:
 
 
 def segments_of(bundle: BundleName) -> str:
-    return f"segments/{bundle}"
+    return f"{SEGMENTS}/{bundle}"
 
 
 def segment(bundle: BundleName, stem: str) -> str:

@@ -79,6 +79,9 @@ class PosixVolume:
     async def make_durable(self, name: str, offset: int, data: Buffer) -> None:
         await self._in_pool(self._make_durable, name, offset, data)
 
+    async def shrink(self, name: str, length: int) -> None:
+        await self._in_pool(self._shrink, name, length)
+
     async def exists(self, name: str) -> bool:
         path = self._path(name)
         with _translated(f"look-up of {name}"):
@@ -192,6 +195,11 @@ class PosixVolume:
                 os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def _shrink(self, name: str, length: int) -> None:
+        path = self._path(name)
+        with _translated(f"shrinking of {name}"), contextlib.suppress(FileNotFoundError):
+            os.truncate(path, length)
 
     def _remove(self, name: str) -> bool:
         path = self._path(name)

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
+from magnetar.storage.index import IndexBuilder
 from magnetar.storage.log_format import (
     BLOCK_BODY_BYTES_MAX,
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC_BYTES,
     FILE_HEADER_BYTES,
     BlockHeader,
+    EntriesRecord,
     FileHeader,
     Record,
     block_is_intact,
@@ -162,6 +164,15 @@ async def scan(volume: Volume, incarnation: str, start: LogPosition, end: LogPos
             await blocks.check_nothing_follows()
         elif blocks.end != limit:
             raise CorruptData(f"{blocks.name}: damaged at {blocks.end}, below its sealed length {limit}; restore this file")
+
+
+async def build_index(volume: Volume, incarnation: str, number: int, length: int) -> IndexBuilder:
+    """The index of a file sealed at `length`, from the file itself: everything in an index is in its file as well. Raises as `scan`."""
+    builder = IndexBuilder(incarnation, number)
+    async for scanned in scan(volume, incarnation, LogPosition(number, FILE_HEADER_BYTES), LogPosition(number, length)):
+        if isinstance(scanned.record, EntriesRecord):
+            builder.add(scanned.record, scanned.place.offset)
+    return builder
 
 
 def _decoded(name: str, body_at: int, body: memoryview) -> list[tuple[int, Record]]:

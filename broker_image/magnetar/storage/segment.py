@@ -1,6 +1,6 @@
 """Writing and reading level-1 segments.
 
-Owns: `SegmentWriter` and `SegmentReader`, both without I/O of their own. Imports: volume types, segment format. Pure.
+Owns: `SegmentWriter`, `RunSegmentWriter` and `SegmentReader`, all without I/O of their own. Imports: volume types, segment format. Pure.
 Invariants: rows are given in rising (ledger, entry) order; a reader verifies a block once, when it loads it, and keeps a bounded number.
 """
 
@@ -19,10 +19,12 @@ from magnetar.storage.segment_format import (
     BlockEntry,
     Footer,
     Row,
+    RunColumns,
     decode_footer,
     decode_trailer,
     encode_block,
     encode_footer,
+    encode_run_block,
 )
 from magnetar.storage.volume import Buffer
 
@@ -80,6 +82,66 @@ class SegmentWriter:
         self._blocks.append(entry)
         self.length += len(block)
         self._rows, self._row_bytes = [], 0
+
+
+class RunSegmentWriter:
+    """As `SegmentWriter`, for runs of entries that are taken over as they are, without a look into each."""
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        self._description = dict(description)
+        self._runs: list[RunColumns] = []
+        self._rows = self._bytes = 0
+        self._blocks: list[BlockEntry] = []
+        self._pieces: list[bytes] = []
+        self._last: Position | None = None
+        self.length = 0
+
+    def add(self, run: RunColumns) -> None:
+        """Append a run; its payload must not change until the segment is finished."""
+        assert self._last is None or self._last < (run.ledger, run.first_entry), (self._last, run[:2])
+        payload = memoryview(run.payload)
+        low = at = 0
+        while low < len(run.lengths):
+            high, end = low, at
+            while high < len(run.lengths) and self._rows + high - low < BLOCK_ROWS_MAX:
+                length = run.lengths[high]
+                if self._rows + high - low and self._bytes + end - at + length > BLOCK_BYTES_MAX:
+                    break
+                end += length
+                high += 1
+            if high > low:
+                part = RunColumns(
+                    run.ledger,
+                    run.first_entry + low,
+                    run.append_ms,
+                    run.lengths[low:high],
+                    run.message_counts[low:high],
+                    payload[at:end],
+                )
+                self._runs.append(part)
+                self._rows += high - low
+                self._bytes += end - at
+            if high < len(run.lengths):
+                self._end_block()
+            low, at = high, end
+        self._last = (run.ledger, run.first_entry + len(run.lengths) - 1)
+
+    def finish(self) -> tuple[list[bytes], Footer]:
+        """All pieces, and the footer with the statistics. The writer must not be used again. At least one row is needed."""
+        if self._runs:
+            self._end_block()
+        footer = Footer(self._description, tuple(self._blocks))
+        end = encode_footer(footer, self.length)
+        self.length += len(end)
+        self._pieces.append(end)
+        return self._pieces, footer
+
+    def _end_block(self) -> None:
+        block, entry = encode_run_block(self._runs, self.length)
+        self._pieces.append(block)
+        self._blocks.append(entry)
+        self.length += len(block)
+        self._runs, self._rows, self._bytes = [], 0, 0
 
 
 def read_footer(read_range: ReadRange, length: int, name: str) -> Footer:

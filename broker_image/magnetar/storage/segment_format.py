@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from crc32c import crc32c
@@ -37,6 +38,7 @@ IS_BATCH = 2  # of a row: the entry holds several messages, keys are inside
 IS_DECIDED = 4  # of a row: one ordinary message; its key and IS_DELETION are all that compaction needs to know of it
 IS_DELETION = 8  # of a row with IS_DECIDED: the payload is empty, the key is deleted
 HAS_REMOVED = 16  # of a row: compaction took messages out of the batch; its metadata lists them in compacted_batch_indexes
+UNPARSED = 32  # of a row: key, event and publish time were not taken out of the entry; they are in its bytes only
 CODEC_NONE = 0
 
 _BLOCK_MAGIC = 0x4B42534D  # "MSBK"
@@ -47,6 +49,8 @@ _ENTRY = struct.Struct("<QIIqqqqqqqqqqQQ")
 _TRAILER_MAGIC = b"MAGNSEG\0"
 _TRAILER = struct.Struct("<QIIQQI")  # footer offset, footer bytes, footer crc, rows, messages, version
 _WIDE_COLUMNS = 5
+ANY_TIME = (-(1 << 63), (1 << 63) - 1)
+"""(least, greatest) time of rows whose times are not known."""
 _NARROW_COLUMNS = 2
 
 
@@ -109,20 +113,7 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
     parts += payloads
     parts.append(bytes(-payload_bytes % ALIGNMENT))
     body = b"".join(parts)
-    fixed = _BLOCK.pack(
-        _BLOCK_MAGIC,
-        VERSION,
-        CODEC_NONE,
-        0,
-        len(rows),
-        len(body),
-        ledgers[0],
-        entries[0],
-        sum(map(len, keys)),
-        0,
-        payload_bytes,
-    ).ljust(BLOCK_HEADER_BYTES - _CRC.size, b"\0")
-    block = fixed + _CRC.pack(crc32c(body, crc32c(fixed))) + body
+    block = _framed(body, len(rows), ledgers[0], entries[0], sum(map(len, keys)), payload_bytes)
     return block, BlockEntry(
         offset,
         len(block),
@@ -246,6 +237,55 @@ class Block:
 
 
 # --- footer -------------------------------------------------------------------------------------------------------------------
+
+
+class RunColumns(NamedTuple):
+    """Consecutive entries of one ledger as they lie in a log, without a look into any of them."""
+
+    ledger: int
+    first_entry: int
+    append_ms: int
+    lengths: Sequence[int]
+    message_counts: Sequence[int]
+    payload: Buffer
+
+
+def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, BlockEntry]:
+    """As `encode_block`, a run at a time instead of a row at a time. The rows are UNPARSED: their times are any."""
+    sizes = [len(run.lengths) for run in runs]
+    count = sum(sizes)
+    assert count, "a block holds at least one row"
+    offsets = list(accumulate((length for run in runs for length in run.lengths), initial=0))
+    counts = [number for run in runs for number in run.message_counts]
+    parts: list[Buffer] = []
+    _append_padded(parts, packed(I32, offsets).tobytes())
+    _append_padded(parts, bytes(4 * (count + 1)))
+    parts += [
+        b"".join([packed(I64, [run.ledger]).tobytes() * size for run, size in zip(runs, sizes, strict=True)]),
+        b"".join(
+            [packed(I64, range(run.first_entry, run.first_entry + size)).tobytes() for run, size in zip(runs, sizes, strict=True)]
+        ),
+        bytes(16 * count),
+        b"".join([packed(I64, [run.append_ms]).tobytes() * size for run, size in zip(runs, sizes, strict=True)]),
+    ]
+    _append_padded(parts, packed(U32, counts).tobytes())
+    _append_padded(parts, packed(U32, [UNPARSED]).tobytes() * count)
+    parts += [run.payload for run in runs]
+    parts.append(bytes(-offsets[-1] % ALIGNMENT))
+    first, last = runs[0], runs[-1]
+    block = _framed(b"".join(parts), count, first.ledger, first.first_entry, 0, offsets[-1])
+    appends = [run.append_ms for run in runs]
+    ends = (first.ledger, first.first_entry, last.ledger, last.first_entry + sizes[-1] - 1)
+    times = (*ANY_TIME, *ANY_TIME, min(appends), max(appends))
+    return block, BlockEntry(offset, len(block), count, *ends, *times, sum(counts), offsets[-1])
+
+
+def _framed(body: bytes, rows: int, ledger: int, entry: int, key_bytes: int, payload_bytes: int) -> bytes:
+    """A block's bytes: header, CRC, body."""
+    fixed = _BLOCK.pack(_BLOCK_MAGIC, VERSION, CODEC_NONE, 0, rows, len(body), ledger, entry, key_bytes, 0, payload_bytes).ljust(
+        BLOCK_HEADER_BYTES - _CRC.size, b"\0"
+    )
+    return fixed + _CRC.pack(crc32c(body, crc32c(fixed))) + body
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,10 @@ class Volume(Protocol):
         """
         ...
 
+    async def shrink(self, name: str, length: int) -> None:
+        """Give back the space behind `length` of a file that is sealed there; perhaps not durably. A missing file is left alone."""
+        ...
+
     async def exists(self, name: str) -> bool:
         """Whether the name exists now (no cached attributes)."""
         ...

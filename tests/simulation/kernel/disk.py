@@ -62,6 +62,13 @@ class Inode:
             self._pending.append(Write(offset, data))
             self.size = max(self.size, offset + len(data))
 
+    def shrink(self, length: int) -> None:
+        """Cut off what lies behind `length`, at once and for good: nothing of it was promised to anybody."""
+        self.size = self._durable_size = min(self.size, length)
+        del self._durable[length:]
+        for write in self._pending:
+            write.data = write.data[: max(0, length - write.offset)]
+
     def read(self, offset: int, length: int | None) -> bytes:
         """What a process sees now."""
         end = self.size if length is None else min(self.size, offset + length)

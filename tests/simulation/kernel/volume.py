@@ -60,6 +60,13 @@ class SimVolume:
         """As `Volume.make_durable`. Raises FileNotFoundError if there is no such file."""
         await self.in_thread(self._make_durable(_checked(name), offset, data))
 
+    async def shrink(self, name: str, length: int) -> None:
+        await self._step()
+        inode = self._disk.names.get(_checked(name))
+        if inode is not None:
+            inode.shrink(length)
+        await self._step()
+
     async def exists(self, name: str) -> bool:
         await self._step()
         found = _checked(name) in self._disk.names

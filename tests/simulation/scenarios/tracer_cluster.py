@@ -49,7 +49,8 @@ EXPECTED_ENDINGS = ("log: ", "claim: ", "was taken over")
 def small(**changes: Any) -> BrokerSettings:
     """Settings below the bounds for production, so that files roll, chains are shortened and caches are missed within seconds."""
     settings = BrokerSettings(lease_ttl_s=3.0, keep_alive_s=5.0, drain_timeout_s=5.0, ack_write_delay_s=0.2, checkpoint_files_max=1)
-    sizes = {"max_message_bytes": 8 << 10, "log_file_bytes": 40 << 10, "tail_cache_bytes_max": 8 << 10}
+    sizes: dict[str, float] = {"max_message_bytes": 8 << 10, "log_file_bytes": 40 << 10, "tail_cache_bytes_max": 8 << 10}
+    sizes |= {"maintenance_s": 0.5, "checkpoint_age_s": 1.0, "rewrite_age_s": 1.0, "replaced_kept_s": 0.3}
     for name, value in {**sizes, **changes}.items():
         object.__setattr__(settings, name, value)
     return settings

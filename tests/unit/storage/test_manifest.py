@@ -35,19 +35,19 @@ from tests.unit.storage.logs import CLOCK, run_on_volume
 
 BUNDLE = BundleName.parse("a/b/0x00000000_0x40000000")
 TOPIC = "persistent://a/b/c"
-SEGMENT = SegmentReference("segments/a/b/0x00000000_0x40000000/1.seg", 1000, 10, 900, (3, 0), (3, 9))
+SEGMENT = SegmentReference("segments/a/b/0x00000000_0x40000000/1.seg", 1000, 10, 900, (3, 0), (3, 9), 64)
 NEWER = dataclasses.replace(SEGMENT, object="segments/a/b/0x00000000_0x40000000/2.seg", first=(3, 10), last=(5, 1))
 GOLDEN = (
-    b'{"bundle":"a/b/0x00000000_0x40000000","generation":4,"kind":"manifest","level0":[{"epochs":[7],"file":2,"incarnation":"broker-0.5f",'
+    b'{"bundle":"a/b/0x00000000_0x40000000","covered":[7,3],"generation":4,"kind":"manifest","level0":[{"epochs":[7],"file":2,"incarnation":"broker-0.5f",'
     b'"length":4096}],"parent":null,"topics":{"persistent://a/b/c":{"compacted":{"generation":1,"horizon":[3,9],"segments":[]},"level1":'
-    b'[{"bytes":900,"entries":10,"first":[3,0],"last":[3,9],"length":1000,"object":"segments/a/b/0x00000000_0x40000000/1.seg"}],'
-    b'"trimmed":[1,5]}},"version":1}\ncrc32c=7b1f3c30\n'
+    b'[{"bytes":900,"entries":10,"first":[3,0],"last":[3,9],"length":1000,"object":"segments/a/b/0x00000000_0x40000000/1.seg","offset":64}],'
+    b'"trimmed":[1,5]}},"version":1}\ncrc32c=427db775\n'
 )
 
 
 def golden_manifest() -> Manifest:
     topic = TopicSegments((SEGMENT,), Compacted(1, (3, 9), ()), (1, 5))
-    return Manifest(str(BUNDLE), 4, None, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic})
+    return Manifest(str(BUNDLE), 4, None, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic}, (7, 3))
 
 
 def test_golden_manifest() -> None:

@@ -1,0 +1,175 @@
+"""Which files nobody needs any more.
+
+Owns: the decisions of the collector, as functions of durable facts: log files that every bundle has passed, checkpoints, manifests and segments
+that were superseded or never committed. Imports: metadata records, names of files, manifest. Pure.
+Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
+Invariants: a file is given up only on facts that stay true once they are true (what a manifest has covered is never listed again, a chain only
+moves on, an epoch that is over points to nothing new), so it does not matter how old the facts are when the file goes; facts that are missing
+or contradict each other keep the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord
+from magnetar.names import BundleName
+from magnetar.storage.manifest import Manifest, SegmentReference
+
+LogFile = tuple[str, int]
+"""(incarnation, number)"""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFacts:
+    """What the store says of one bundle: its record (None: there is none), its manifest and those that it refers back to.
+
+    `deleted` means that neither the bundle's record nor its namespace exists. `children` are the bundles that a split made of it.
+    """
+
+    record: BundleRecord | None
+    manifest: Manifest
+    parents: tuple[Manifest, ...] = ()
+    deleted: bool = False
+    children: tuple[str, ...] = ()
+
+    def lists(self, file: LogFile) -> bool:
+        """Whether a manifest that counts for this bundle names the log file."""
+        return any((entry.incarnation, entry.file) == file for found in (self.manifest, *self.parents) for entry in found.level0)
+
+    def replays(self, file: LogFile) -> bool:
+        """Whether whoever recovers the bundle reads the log file: it lies in the chain since the checkpoint pointed to."""
+        incarnation, number = file
+        return self.record is not None and any(
+            span.incarnation == incarnation and span.start.file <= number and (span.end is None or number <= span.end.file)
+            for span in self.record.chain
+        )
+
+    def covered(self, number: int, epochs: Iterable[int]) -> bool:
+        """Whether the manifest has taken in everything that these terms wrote into file `number` of their incarnation."""
+        reached = self.manifest.covered
+        return reached is not None and all((epoch, number) < reached for epoch in epochs)
+
+
+def has_passed(bundle: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]) -> bool:
+    """Whether neither recovery nor a reader of `bundle` will ask for the log file, in which these terms of it wrote."""
+    found = facts.get(bundle)
+    if found is None or found.replays(file) or found.lists(file):
+        return False
+    if found.deleted:
+        return True
+    if found.record is not None and found.record.state is BundleState.DELETED:
+        # Split: what it wrote is its children's, who refer to its manifest; all of them must have passed.
+        return bool(found.children) and all(has_passed(child, facts, file, epochs) for child in found.children)
+    return found.covered(file[1], epochs)
+
+
+def dead_log_files(
+    files: Mapping[LogFile, LogFileRecord],
+    facts: Mapping[str, BundleFacts],
+    *,
+    pinned_files: Collection[LogFile] = (),
+    pinned_bundles: Collection[str] = (),
+) -> list[LogFile]:
+    """Of the sealed log files those that every bundle listed in their record has passed and no reader pins, in order.
+
+    `facts` are of every bundle that has a record, and of every one that a file lists. `pinned_bundles` are those of which somebody (a job
+    under its intent) may be reading any file.
+    """
+    pinned = set(pinned_bundles)
+    return sorted(
+        file
+        for file, record in files.items()
+        if file not in pinned_files
+        and pinned.isdisjoint(record.bundles)
+        # The record lists bundles with entries in the file; those with nothing but cursors or topics there replay it all the same.
+        and not any(found.replays(file) for found in facts.values())
+        and all(has_passed(bundle, facts, file, epochs) for bundle, epochs in record.bundles.items())
+    )
+
+
+# --- objects of a bundle --------------------------------------------------------------------------------------------------------
+
+
+def superseded_checkpoints(listed: Iterable[str], record: BundleRecord | None) -> list[str]:
+    """Of the checkpoint objects of a bundle, listed before its record was read, those that nobody will point to any more.
+
+    One that is newer than the one pointed to may be on its way into the record, as long as the term that wrote it has not ended.
+    """
+    if record is None:
+        return []
+    pointed = record.checkpoint.object if record.checkpoint is not None else ""
+    return sorted(name for name in listed if name != pointed and (name < pointed or _epoch_of(name) < record.epoch))
+
+
+def _epoch_of(checkpoint: str) -> int:
+    """The term that wrote a checkpoint: `names.checkpoint` begins with it."""
+    return int(checkpoint.rpartition("/")[2].partition("-")[0])
+
+
+def superseded_manifests(listed: Iterable[str], pointed: str, generation: int, parents: Collection[str]) -> list[str]:
+    """Of the manifest objects of a bundle, listed before its pointer (object, generation) was read, those that cannot become current.
+
+    One of a later generation may be on its way; one of this generation or before lost, or was superseded. `parents` are those that bundles
+    split from this one refer to.
+    """
+    return sorted(name for name in listed if name != pointed and name not in parents and _generation_of(name) <= generation)
+
+
+def _generation_of(manifest: str) -> int:
+    return int(manifest.rpartition("/")[2].partition("-")[0])
+
+
+def orphaned_segments(listed: Iterable[str], intents: Collection[str], manifests: Iterable[Manifest]) -> list[str]:
+    """Of the segments of a bundle, those that no manifest refers to and no intent may still commit.
+
+    Read in this order: the list, then the intents (their ids), then the manifests. A segment's name begins with the id of its intent, which
+    was there before it: an intent that is gone has been committed, which the manifests then show, or can never be.
+    """
+    referred = {segment.object for manifest in manifests for segment in segments_of(manifest)}
+    return sorted(
+        name for name in listed if name not in referred and not any(name.rpartition("/")[2].startswith(known) for known in intents)
+    )
+
+
+def segments_of(manifest: Manifest) -> Iterable[SegmentReference]:
+    """Every segment that a manifest refers to."""
+    for topic in manifest.topics.values():
+        yield from topic.level1
+        if topic.compacted is not None:
+            yield from topic.compacted.segments
+
+
+def children_of(bundle: BundleName, others: Iterable[BundleName]) -> tuple[str, ...]:
+    """The bundles that a split has made of `bundle`: those of its namespace within its range. () if they leave a gap."""
+    within = sorted(
+        (other.low, other.high, str(other))
+        for other in others
+        if other.namespace == bundle.namespace and other != bundle and bundle.low <= other.low and other.high <= bundle.high
+    )
+    reached = bundle.low
+    for low, high, _ in within:
+        if low > reached:
+            return ()
+        reached = max(reached, high)
+    return tuple(name for _, _, name in within) if reached >= bundle.high else ()
+
+
+# --- time ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Grace:
+    """Lets things go only after they were seen to be given up for `kept_ms`.
+
+    Remembered in memory only: a collector that starts anew waits again.
+    """
+
+    kept_ms: int
+    _since: dict[str, int] = field(default_factory=dict)
+
+    def over(self, given_up: Collection[str], now_ms: int) -> list[str]:
+        """Those of the names that may go now. What is not named is forgotten."""
+        self._since = {name: min(self._since.get(name, now_ms), now_ms) for name in given_up}
+        return sorted(name for name, since in self._since.items() if now_ms - since >= self.kept_ms)
