@@ -355,6 +355,7 @@ def test_files_of_an_incarnation_that_died_before_it_noted_them_go_too(tmp_path:
                 await peer.produce()
                 await peer.send(b"last words")
             dead.fail("killed")
+            await dead.leader.stop()
             await store.delete(keys.incarnation(dead.incarnation))
             async with world(tmp_path, store) as found:
                 host = await found.host(TOPIC)
