@@ -8,21 +8,24 @@ leaves nothing behind.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 import structlog
 
 from magnetar.errors import (
+    ConsumerAssignError,
     ConsumerBusy,
     InvalidRequest,
     LimitExceeded,
-    MagnetarError,
     NotAllowed,
     ServiceNotReady,
     StorageError,
     StoreError,
+    SubscriptionNotFound,
 )
 from magnetar.names import TopicName
+from magnetar.policies import SUBSCRIPTION_TYPES
 from magnetar.server.acknowledgements import last_message_id
 from magnetar.server.connection import Connection
 from magnetar.server.context import BrokerContext
@@ -53,6 +56,11 @@ class Consuming:
         self._context, self._topics = context, topics
 
     async def ensure(self, topic: TopicHost, name: str) -> None:
+        """Have a durable subscription that begins with the first message. Raises NotAllowed where subscriptions are not created by use."""
+        if name not in topic.subscriptions and not topic.policies.auto_subscription_creation:
+            raise NotAllowed(
+                f"initial subscription {name!r} does not exist on {topic.name}; create it first, for auto-creation is off"
+            )
         host = topic.open_subscription(name, EARLIEST, durable=True, properties={})
         await self._write_cursor(topic, host)
 
@@ -71,33 +79,64 @@ class Consuming:
             )
         _check_subscribe(request)
         pending[consumer_id] = request.request_id
+        host = None
         try:
-            topic = await self._topics.open_topic(TopicName.parse(request.topic), create=request.force_topic_creation)
-            host = topic.open_subscription(
-                request.subscription,
-                _start_position(request),
-                durable=request.durable,
-                properties={pair.key: pair.value for pair in request.subscription_properties},
-            )
-            if request.read_compacted:
-                await _look_for_compaction(topic)
-            await self._write_cursor(topic, host)
-            await self._roll_back(request, host)
-            if pending.get(consumer_id) != request.request_id or connection.closed:
-                self._drop_if_unused(host)
+            host = await self._open(request)
+            if not await self._attach(connection, request, host):
                 return  # closed by the client while it waited
         finally:
             if pending.get(consumer_id) == request.request_id:
                 del pending[consumer_id]
-        if topic.frozen or topic.subscriptions.get(request.subscription) is not host:
-            raise ServiceNotReady(f"topic {topic.name} is being unloaded; look it up again")
-        self._attach_consumer(connection, request, host)
+            if host is not None:
+                host.drop_if_unused()
         connection.queue(commands.success(request.request_id))
         host.attached()
         host.schedule()  # after SUCCESS: a consumer may have to be told that it is active, or is not
 
-    def _attach_consumer(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
-        """Register the consumer with its subscription. Raises ConsumerBusy, NotAllowed."""
+    async def _open(self, request: api.CommandSubscribe) -> SubscriptionHost:
+        """The subscription, as it is durable. Raises what SUBSCRIBE may be refused with."""
+        topic = await self._topics.open_topic(TopicName.parse(request.topic), create=request.force_topic_creation)
+        _check_policies(topic, request)
+        host = topic.open_subscription(
+            request.subscription,
+            _start_position(request),
+            durable=request.durable,
+            properties={pair.key: pair.value for pair in request.subscription_properties},
+        )
+        try:
+            if request.read_compacted:
+                await _look_for_compaction(topic)
+            await self._write_cursor(topic, host)
+            await self._roll_back(request, host)
+        except BaseException:
+            host.drop_if_unused()
+            raise
+        return host
+
+    async def _attach(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> bool:
+        """Register the consumer with its subscription; False if it is not wanted any more.
+
+        Where another consumer is in the way, it must prove first that it is alive: a client that crashed must not keep its successor out. Raises
+        ConsumerBusy, ConsumerAssignError, NotAllowed, ServiceNotReady.
+        """
+        try:
+            return self._add_consumer(connection, request, host)
+        except (ConsumerBusy, ConsumerAssignError):
+            others = {session.connection for session in host.sessions()} - {connection}
+            if not others or host.core.kind is not SubscriptionType(request.subType):
+                raise
+            alive = await asyncio.gather(*[other.is_alive() for other in others])
+            if all(alive):
+                raise
+        return self._add_consumer(connection, request, host)
+
+    def _add_consumer(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> bool:
+        if connection.pending_consumers.get(request.consumer_id) != request.request_id or connection.closed:
+            return False
+        topic = host.topic
+        if topic.frozen or topic.subscriptions.get(host.core.name) is not host:
+            raise ServiceNotReady(f"topic {topic.name} is being unloaded; look it up again")
+        _check_consumer_limits(host)
         session = ConsumerSession(
             connection,
             request.consumer_id,
@@ -106,27 +145,19 @@ class Consuming:
             read_compacted=request.read_compacted,
             sends_epoch=request.HasField("consumer_epoch"),
         )
-        try:
-            host.core.add_consumer(
-                session,
-                SubscriptionType(request.subType),
-                name=request.consumer_name,
-                priority=request.priority_level,
-                epoch=request.consumer_epoch,
-                key_shared=_key_shared_policy(request.keySharedMeta),
-            )
-        except MagnetarError:
-            self._drop_if_unused(host)
-            raise
+        host.core.add_consumer(
+            session,
+            SubscriptionType(request.subType),
+            name=request.consumer_name,
+            priority=request.priority_level,
+            epoch=request.consumer_epoch,
+            key_shared=_key_shared_policy(request.keySharedMeta),
+        )
         if not connection.writable:
             host.core.pause(session)
         host.read_compacted = request.read_compacted
         connection.consumers[request.consumer_id] = session
-
-    def _drop_if_unused(self, host: SubscriptionHost) -> None:
-        """A reader's subscription must not outlive the attempt to make it."""
-        if not host.core.connected and not host.core.durable:
-            host.topic.drop_subscription(host)
+        return True
 
     async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> None:
         """Have the cursor durable, as it is now, before anybody relies on it.
@@ -187,6 +218,37 @@ async def _look_for_compaction(topic: TopicHost) -> None:
         await topic.bundle.catalog.refresh()
     except (StoreError, StorageError) as error:
         log.warning("manifest.refresh_delayed", topic=str(topic.name), error=str(error))
+
+
+def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
+    """What namespace and topic allow. Raises NotAllowed, SubscriptionNotFound."""
+    policies = topic.policies
+    kind = SUBSCRIPTION_TYPES[request.subType]
+    if kind not in policies.subscription_types_enabled:
+        raise NotAllowed(
+            f"topic {topic.name} does not support {kind} subscriptions; its policy subscription_types_enabled has others"
+        )
+    if request.subscription in topic.subscriptions:
+        return
+    if request.durable and not policies.auto_subscription_creation:
+        raise SubscriptionNotFound(
+            f"subscription {request.subscription!r} does not exist on {topic.name}; create it first, for auto-creation is off"
+        )
+    if 0 < policies.max_subscriptions <= len(topic.subscriptions):
+        raise NotAllowed(
+            f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: Exceed the maximum number of subscriptions of the topic"
+        )
+
+
+def _check_consumer_limits(host: SubscriptionHost) -> None:
+    """Raises ConsumerBusy."""
+    policies, topic = host.topic.policies, host.topic
+    if 0 < policies.max_consumers_per_subscription <= len(host.core.consumers):
+        raise ConsumerBusy(f"subscription {host.core.name!r} reached max consumers limit {policies.max_consumers_per_subscription}")
+    if policies.max_consumers > 0:
+        connected = sum(len(other.core.consumers) for other in topic.subscriptions.values())
+        if connected >= policies.max_consumers:
+            raise ConsumerBusy(f"topic {topic.name} reached max consumers limit {policies.max_consumers}")
 
 
 def _check_subscribe(request: api.CommandSubscribe) -> None:

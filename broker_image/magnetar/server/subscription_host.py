@@ -53,9 +53,7 @@ class SubscriptionHost:
         self.core.remove_consumer(session)
         if not self.core.connected:
             self.read_compacted = False
-            if not self.core.durable and self._abandoned is None:
-                self.topic.drop_subscription(self)
-                return
+            self.drop_if_unused()
         self.schedule()
 
     def attached(self) -> None:
@@ -78,10 +76,16 @@ class SubscriptionHost:
             if active is None or active.handle is session:
                 session.close_by_broker(None)
 
+    def drop_if_unused(self) -> None:
+        """A reader's subscription must not outlive the attempt to make it, nor a seek after which nobody came back."""
+        if self.core.durable or self.core.connected or self._abandoned is not None:
+            return
+        if self.topic.subscriptions.get(self.core.name) is self:
+            self.topic.drop_subscription(self)
+
     def _abandon(self) -> None:
         self._abandoned = None
-        if not self.core.connected and self.topic.subscriptions.get(self.core.name) is self:
-            self.topic.drop_subscription(self)
+        self.drop_if_unused()
 
     def end_of_topic(self) -> None:
         """The topic has been terminated: tell consumers once they have acknowledged everything."""
