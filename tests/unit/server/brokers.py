@@ -127,6 +127,21 @@ class Peer:
         assert command.type == Type.MESSAGE, command
         return command.message, body
 
+    @asynccontextmanager
+    async def alive(self) -> AsyncIterator[None]:
+        """Answer PINGs, as a client does that is idle, and expect nothing else."""
+
+        async def answer_pings() -> None:
+            while True:
+                await self.answer(Type.PING)
+                self.write(command_frame("pong"))
+
+        answering = asyncio.create_task(answer_pings())
+        try:
+            yield
+        finally:
+            answering.cancel()
+
     async def close(self) -> None:
         self.writer.close()
         try:

@@ -14,7 +14,7 @@ from magnetar.storage.posix import PosixVolume
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.frames import encode_command
-from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, command_frame, open_peer
+from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, open_peer
 from tests.unit.server.deliveries import (
     EXCLUSIVE,
     LATEST_ID,
@@ -376,15 +376,8 @@ def test_a_dead_exclusive_consumer_does_not_keep_its_successor_out(tmp_path: Pat
     async def script(broker: Broker, peer: Peer) -> None:
         async with open_peer(broker) as alive:
             await alive.subscribe()
-
-            async def answer_pings() -> None:
-                while True:
-                    if (await alive.answer()).type == Type.PING:
-                        alive.write(command_frame("pong"))
-
-            answering = asyncio.create_task(answer_pings())
-            assert (await peer.subscribe(consumer_id=2)).error.error == int(WireCode.CONSUMER_BUSY)
-            answering.cancel()
+            async with alive.alive():
+                assert (await peer.subscribe(consumer_id=2)).error.error == int(WireCode.CONSUMER_BUSY)
             assert (await peer.subscribe(consumer_id=3)).type == Type.SUCCESS
 
     play(tmp_path, script, liveness_check_s=2.0)

@@ -238,7 +238,8 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.subscribe()
         async with open_peer(broker) as other:
-            assert error_of(await other.subscribe()) == WireCode.CONSUMER_BUSY
+            async with peer.alive():
+                assert error_of(await other.subscribe()) == WireCode.CONSUMER_BUSY
             await peer.close()
             while (await other.subscribe()).type == Type.ERROR:
                 await asyncio.sleep(0.001)
