@@ -261,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
         inbound, settings, sequence = self._inbound, self._settings, group.sequences[-1]
         room = settings.publish_bytes_max - group.bytes
         entries, reached = runs.following_sends(
-            inbound.view, start, body, end, inbound.received, sequence, settings.max_message_bytes, room
+            inbound.view, start, body, end, inbound.received, sequence, settings.entry_bytes_max, room
         )
         count = len(entries)
         if not count:
@@ -277,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
         """Why one SEND is not taken, or None."""
         if transactional:
             return WireCode.NOT_ALLOWED, "Transactions are not enabled."
-        if end - body > self._settings.max_message_bytes:
+        if end - body > self._settings.entry_bytes_max:
             return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {self._settings.max_message_bytes} bytes"
         try:
             verify_entry(self._inbound.view[body:end])

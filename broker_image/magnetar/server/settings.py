@@ -15,6 +15,8 @@ from magnetar.errors import InvalidRequest
 
 ENVIRONMENT_PREFIX = "MAGNETAR_"
 _KIB, _MIB = 1 << 10, 1 << 20
+ENTRY_HEAD_BYTES_MAX = 8 * _KIB
+"""A little less than what a frame may have beyond `max_message_bytes`: what is too large by less is refused alone, the rest with its connection."""
 
 
 def _bounded(default: Any, low: float, high: float, what: str) -> Any:
@@ -146,9 +148,14 @@ class BrokerSettings:
             )
 
     @property
+    def entry_bytes_max(self) -> int:
+        """Bytes of one SEND behind its command. Clients hold payloads alone against `max_message_bytes`; their metadata comes on top."""
+        return self.max_message_bytes + ENTRY_HEAD_BYTES_MAX
+
+    @property
     def publish_bytes_max(self) -> int:
         """Bytes of one producer that go into one record of the log."""
-        return max(self.max_message_bytes, 512 * _KIB)
+        return max(self.entry_bytes_max, 512 * _KIB)
 
     @property
     def block_bytes_max(self) -> int:

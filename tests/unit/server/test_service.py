@@ -11,6 +11,7 @@ import pytest
 
 from magnetar.errors import WireCode
 from magnetar.server.broker import Broker
+from magnetar.server.settings import ENTRY_HEAD_BYTES_MAX
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import BatchMessage, encode_batch, parse_entry
@@ -98,13 +99,12 @@ def test_a_damaged_message_is_refused_alone(tmp_path: Path) -> None:
 
 
 def test_a_message_beyond_the_limit_is_refused_alone(tmp_path: Path) -> None:
-    """The announced size is the largest that is taken; one byte more is SEND_ERROR NotAllowed."""
+    """A payload of the announced size is taken, whatever its metadata adds; too large by a frame's allowance is SEND_ERROR NotAllowed."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
-        room = LIMIT - len(entry(b""))
-        await peer.send(bytes(room), 1)
-        peer.write(requests.send(1, 2, entry(bytes(room + 1), 2)))
+        await peer.send(bytes(LIMIT), 1)
+        peer.write(requests.send(1, 2, entry(bytes(LIMIT + ENTRY_HEAD_BYTES_MAX), 2)))
         refused = (await peer.answer(Type.SEND_ERROR)).send_error
         assert (refused.sequence_id, refused.error) == (2, int(WireCode.NOT_ALLOWED))
         assert str(LIMIT) in refused.message
