@@ -28,7 +28,9 @@ LIMITS = DispatchLimits(
     acknowledged_ranges_max=RANGES_MAX,
     delay_tick_ms=TICK_MS,
     delayed_runs_max=6,
+    failover_delay_ms=60,
 )
+TOPIC, PARTITION = "persistent://public/default/t-partition-1", 1
 BATCH_MAX = 4
 STEPS = 400
 NOTHING_SPECIAL = EntryTraits()
@@ -77,7 +79,8 @@ class Course:
         ]
 
     def new_subscription(self) -> Subscription:
-        return Subscription("s", True, Cursor(self.ledgers, 0, acknowledged_ranges_max=RANGES_MAX), limits=LIMITS)
+        cursor = Cursor(self.ledgers, 0, acknowledged_ranges_max=RANGES_MAX)
+        return Subscription("s", True, cursor, limits=LIMITS, topic=TOPIC)
 
     def run(self) -> None:
         weights = [weight for weight, _ in self.events]
@@ -96,8 +99,15 @@ class Course:
     def left(self, held: set[int]) -> None:
         """A consumer has gone with what it held."""
 
+    def disconnect_for_seek(self) -> None:
+        """Everybody is sent away, or loses at least all permits."""
+        self.permits = dict.fromkeys(self.permits, 0)
+
     def sought(self, ordinal: int) -> None:
         self.read = ordinal
+
+    def told(self, handle: int, active: bool) -> None:
+        raise AssertionError(f"{self.kind} tells nobody that it is active: {handle}, {active}")
 
     def given_back(self, handle: int, ranges: list[tuple[int, int]] | None) -> None:
         """REDELIVER of a connected consumer."""
@@ -166,7 +176,7 @@ class Course:
         if not self.held:
             self.joined()
         priority = self.random.choice((0, 0, 1))
-        self.subscription.add_consumer(handle, self.kind, priority=priority)
+        self.subscription.add_consumer(handle, self.kind, name=f"c{handle}", priority=priority)
         self.held[handle], self.permits[handle], self.priorities[handle] = set(), 0, priority
 
     def disconnect(self) -> None:
@@ -176,6 +186,12 @@ class Course:
             del self.permits[handle]
             self.left(self.held.pop(handle))
 
+    def advance(self) -> None:
+        """Time goes on: what the host does before it delivers."""
+        for handle, active in self.subscription.advance(self.now_ms):
+            assert isinstance(handle, int)
+            self.told(handle, active)
+
     def flow(self) -> None:
         handle, permits = self.any_consumer(), self.random.randint(1, 12)
         self.subscription.flow(handle, permits)
@@ -184,6 +200,7 @@ class Course:
 
     def time_passes(self) -> None:
         """Often as long as the subscription wants to be left alone."""
+        self.advance()
         wakeup = self.subscription.next_wakeup_ms()
         if wakeup is not None and self.random.random() < 0.5:
             self.now_ms = max(self.now_ms, wakeup)
@@ -192,6 +209,7 @@ class Course:
 
     def deliver(self) -> None:
         """One read and its dispatch; sometimes something else happens while the read is under way."""
+        self.advance()
         limit = self.random.randint(1, 15)
         request = self.subscription.next_read(limit, self.now_ms)
         if request is None:
@@ -286,11 +304,12 @@ class Course:
         ordinal = self.random.randint(0, self.ledgers.end)
         size = self.batch_sizes[ordinal] if ordinal < self.ledgers.end else 1
         mask = self.random.randint(1, (1 << size) - 1) if self.random.random() < 0.5 else None
+        self.disconnect_for_seek()
         self.subscription.reset(ordinal, mask)
         self.acknowledged = set(range(ordinal))
         self.masks = {ordinal: mask} if mask is not None and ordinal < self.ledgers.end else {}
-        for handle in self.held:
-            self.held[handle], self.permits[handle] = set(), 0
+        for held in self.held.values():
+            held.clear()
         self.sought(ordinal)
 
     def write_log(self) -> None:
@@ -345,7 +364,9 @@ class Course:
         """When all obstacles go, acknowledging whatever comes empties the backlog: no entry is lost or stuck."""
         while not self.held:
             self.connect()
+        self.advance()  # a change of the active consumer begins to count
         self.now_ms += 10_000
+        self.advance()
         for handle in list(self.held):
             self.subscription.redeliver(handle, None)
             self.given_back(handle, None)
@@ -366,6 +387,50 @@ class ExclusiveCourse(Course):
     """Exclusive: one consumer, order, nothing else."""
 
     kind = SubscriptionType.EXCLUSIVE
+
+
+class FailoverCourse(Course):
+    """Failover: order, to one of several consumers at a time, each of which begins at the mark-delete when its turn comes."""
+
+    kind = SubscriptionType.FAILOVER
+    consumers_max = 5
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.serving: int | None = None
+
+    def active(self) -> int | None:
+        """By Pulsar's rule for partitions."""
+        best = min((self.priorities[handle] for handle in self.held), default=0)
+        candidates = sorted(handle for handle in self.held if self.priorities[handle] == best)
+        return candidates[PARTITION % len(candidates)] if candidates else None
+
+    def told(self, handle: int, active: bool) -> None:
+        assert active == (handle == self.active())
+        if active:
+            self.serving = handle
+            self.joined()
+
+    def left(self, held: set[int]) -> None:
+        del held
+        if self.serving not in self.held:
+            self.serving = None
+
+    def disconnect_for_seek(self) -> None:
+        """Only the active one is sent away."""
+        active = self.active()
+        if active is not None:
+            self.subscription.remove_consumer(active)
+            del self.permits[active]
+            self.left(self.held.pop(active))
+
+    def given_back(self, handle: int, ranges: list[tuple[int, int]] | None) -> None:
+        if handle in (self.active(), self.serving):
+            super().given_back(handle, ranges)
+
+    def check_delivery(self, handle: int, delivery: Delivery) -> None:
+        assert handle == self.active() == self.serving, "only the active consumer is served, and only from the begin of its turn"
+        super().check_delivery(handle, delivery)
 
 
 class SharedCourse(Course):
@@ -490,7 +555,7 @@ class SharedCourse(Course):
         assert self.subscription.unacknowledged == sum(map(self.unacknowledged, self.held))
 
 
-@pytest.mark.parametrize("course", [SharedCourse, ExclusiveCourse], ids=["shared", "exclusive"])
+@pytest.mark.parametrize("course", [SharedCourse, ExclusiveCourse, FailoverCourse], ids=["shared", "exclusive", "failover"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_course(seed: int, course: type[Course]) -> None:
     """The subscription agrees with the model after every step, survives crashes, and delivers everything in the end."""
