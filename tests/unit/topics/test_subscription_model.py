@@ -27,7 +27,7 @@ LIMITS = DispatchLimits(
     turn_entries_max=TURN_MAX,
     acknowledged_ranges_max=RANGES_MAX,
     delay_tick_ms=TICK_MS,
-    delayed_runs_max=6,
+    delayed_runs_max=2,
     failover_delay_ms=60,
 )
 TOPIC, PARTITION = "persistent://public/default/t-partition-1", 1
