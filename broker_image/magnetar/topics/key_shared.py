@@ -1,12 +1,12 @@
 """Key_Shared: any number of consumers, each key in order at one of them.
 
 Owns: who holds which entry, what waits for whom, redelivery counts, limits on unacknowledged messages. Imports: dispatch, hash_ranges,
-intervals. Pure.
+delayed, intervals. Pure.
 Source: Pulsar's Key_Shared dispatcher with draining hashes (PIP-379), facts on protocol semantics 2.4.
 Invariants: all entries of one slot (hash of keys) that are held are held by one consumer, unless out-of-order delivery is allowed; an
-unacknowledged entry below the read position is held, waits for its slot's owner, or is stuck (its slot is still held by a previous owner, or
-has none); what waits goes out lowest first and before anything newer of that owner; reading goes on past what waits, up to a bound, so that
-other keys keep flowing.
+unacknowledged entry below the read position is held, waits for its slot's owner, is stuck (its slot is still held by a previous owner, or
+has none), or is delayed: it waits for its time, and then to be read again, outside the order of its key; what waits for an owner goes out
+lowest first and before anything newer of that owner; reading goes on past what waits, up to a bound, so that other keys keep flowing.
 Cost: per entry some dictionary operations and a bisection; a consumer that joins or leaves costs the entries that wait.
 """
 
@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from magnetar.errors import ConsumerBusy
 from magnetar.topics.cursor import Cursor
+from magnetar.topics.delayed import DelayedEntries
 from magnetar.topics.dispatch import (
     Consumer,
     Delivery,
@@ -68,6 +69,9 @@ class KeySharedDispatcher:
         self._slots: dict[int, _Slot] = {}  # empty where out-of-order delivery is allowed
         self._stuck: dict[int, IntervalSet] = {}  # by slot
         self._waiting = 0  # entries that wait or are stuck
+        self._now_ms = 0
+        self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
+        self._due = IntervalSet()  # delayed entries whose time has come
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -125,6 +129,8 @@ class KeySharedDispatcher:
     def limit(self, limits: DispatchLimits) -> None:
         """Other limits from now on; how slots are divided stays until the last consumer has left."""
         self._limits = limits
+        self._look_again_at(self._delayed.take_all())
+        self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
         for consumer in self._consumers:
             consumer.blocked = 0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged
         self._blocked = 0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged
@@ -159,6 +165,7 @@ class KeySharedDispatcher:
     # --- what comes back --------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
+        self._due.remove(start, end)
         slots = self._slot_of
         ordinals = range(start, end) if end - start <= len(slots) else [known for known in slots if start <= known < end]
         full = self._waiting >= self._look_ahead_max()
@@ -204,6 +211,8 @@ class KeySharedDispatcher:
         self._slot_of.clear()
         self._slots.clear()
         self._stuck.clear()
+        self._delayed.clear()
+        self._due.clear()
         self._waiting = self._unacknowledged = 0
         self._blocked = False
         for consumer in self._consumers:
@@ -275,7 +284,7 @@ class KeySharedDispatcher:
         return ()
 
     def next_wakeup_ms(self) -> int | None:
-        return None
+        return self._delayed.next_ms()
 
     def _look_ahead_max(self) -> int:
         """How many entries may wait before nothing new is read."""
@@ -284,7 +293,9 @@ class KeySharedDispatcher:
         return min(per_consumer, limits.look_ahead_per_subscription_entries_max)
 
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
-        del now_ms
+        self._now_ms = now_ms
+        if self._delayed:
+            self._look_again_at(self._delayed.take_due(now_ms))
         ready = [consumer for consumer in self._consumers if consumer.ready]
         if self._blocked or not ready:
             return None
@@ -296,6 +307,8 @@ class KeySharedDispatcher:
         limit = min(limit_entries, room, max(permits, LOOK_AHEAD_ENTRIES_MIN))
         if limit <= 0:
             return None
+        if self._due:
+            return read_span(self._due, limit)
         self._read = read = cursor.first_unacknowledged(self._read)
         if read >= cursor.end or (cursor.saturated and read >= cursor.acknowledged_end):
             return None
@@ -315,10 +328,17 @@ class KeySharedDispatcher:
             # Lowest first: what was not fetched may be of the same key as what was.
             if consumer.waiting and first <= consumer.waiting.start < end and consumer.ready:
                 self._give_waiting(consumer, first, costs, given.setdefault(consumer, []))
-        if first <= self._read < end and traits is not None:
-            for start, stop in list(self._cursor.unacknowledged(self._read, end)):
-                if not self._give_new(start, stop, first, costs, traits, given):
+        if traits is not None:
+            for start, stop in list(self._due.overlap(first, min(end, self._read))):
+                reached = self._give_read(start, stop, first, costs, traits, given)
+                self._due.remove(start, reached)
+                if reached < stop:
                     break
+            if first <= self._read < end:
+                for start, stop in list(self._cursor.unacknowledged(self._read, end)):
+                    self._read = self._give_read(start, stop, first, costs, traits, given)
+                    if self._read < stop:
+                        break
         return [delivery for consumer, ordinals in given.items() for delivery in self._deliveries(consumer, ordinals, first, costs)]
 
     def _give_waiting(self, consumer: Consumer, first: int, costs: Sequence[int], given: list[int]) -> None:
@@ -333,7 +353,19 @@ class KeySharedDispatcher:
             if stop < end:
                 return
 
-    def _give_new(
+    def _look_again_at(self, runs: Iterable[tuple[int, int]]) -> None:
+        """Delayed entries whose time has come are to be read again, for their keys."""
+        for start, end in runs:
+            for first, last in self._cursor.unacknowledged(start, end):
+                self._due.add(first, last)
+
+    def _too_early(self, ordinal: int, deliver_at_ms: int) -> bool:
+        """Whether the entry must wait for its time; one that has waited may come with those of its tick."""
+        if deliver_at_ms <= self._now_ms or not self._limits.delayed_delivery:
+            return False
+        return ordinal >= self._read or not self._delayed.early_enough(deliver_at_ms, self._now_ms)
+
+    def _give_read(
         self,
         start: int,
         end: int,
@@ -341,21 +373,22 @@ class KeySharedDispatcher:
         costs: Sequence[int],
         traits: Sequence[EntryTraits | None],
         given: dict[Consumer, list[int]],
-    ) -> bool:
-        """Give the entries [start, end) to their owners, or put them aside; False if reading must stop before the end."""
+    ) -> int:
+        """Give the entries [start, end), just read, to their owners, or put them aside; where that had to stop."""
         ready = sum(consumer.ready for consumer in self._consumers)
         room = self._look_ahead_max() - self._waiting
         for ordinal in range(start, end):
             if ready <= 0 or self._blocked:
-                self._read = ordinal
-                return False
+                return ordinal
             known = traits[ordinal - first]
+            if known is not None and known.deliver_at_ms and self._too_early(ordinal, known.deliver_at_ms):
+                self._delayed.add(ordinal, ordinal + 1, known.deliver_at_ms, self._cursor.unacknowledged)
+                continue
             slot = slot_of(known.key_hash) if known is not None else 1
             owner = self._owner(slot)
             if owner is None or owner.waiting or not owner.ready or not self._may_hold(owner, slot):
                 if room <= 0:
-                    self._read = ordinal
-                    return False
+                    return ordinal
                 room -= 1
                 self._put_aside(ordinal, slot)
                 continue
@@ -366,8 +399,7 @@ class KeySharedDispatcher:
                 given[owner] = [ordinal]
             else:
                 found.append(ordinal)
-        self._read = end
-        return True
+        return end
 
     def _may_hold(self, owner: Consumer, slot: int) -> bool:
         """Whether order allows it: nothing of the slot is held by somebody else, hence nothing of it is stuck either."""

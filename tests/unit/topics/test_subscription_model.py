@@ -14,6 +14,7 @@ import pytest
 
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import ChunkTrait, Delivery, DispatchLimits, EntryTraits, ReadRequest, SubscriptionType, TraitsWanted
+from magnetar.topics.hash_ranges import slot_of
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.state import CursorDelta
 from magnetar.topics.subscription import Subscription
@@ -32,6 +33,7 @@ LIMITS = DispatchLimits(
 )
 TOPIC, PARTITION = "persistent://public/default/t-partition-1", 1
 BATCH_MAX = 4
+KEYS = 8
 STEPS = 400
 NOTHING_SPECIAL = EntryTraits()
 
@@ -152,7 +154,8 @@ class Course:
         traits = [self.any_traits() for _ in sizes]
         if self.random.random() < 0.2:
             count = self.random.randint(2, 5)
-            chunks = [EntryTraits(chunk=ChunkTrait(f"message-{len(self.traits)}", number, count)) for number in range(count)]
+            key_hash, uuid = self.random.randint(1, KEYS), f"message-{len(self.traits)}"
+            chunks = [EntryTraits(key_hash, chunk=ChunkTrait(uuid, number, count)) for number in range(count)]
             for at, chunk in zip(sorted(self.random.choices(range(len(sizes) + 1), k=count)), chunks, strict=True):
                 traits.insert(at + chunk.chunk.id, chunk)  # type: ignore[union-attr]  # other producers' entries between them
                 sizes.insert(at + chunk.chunk.id, 1)  # type: ignore[union-attr]
@@ -167,7 +170,7 @@ class Course:
 
     def any_traits(self) -> EntryTraits:
         deliver_at = self.now_ms + self.random.randint(-100, 1500) if self.random.random() < 0.2 else 0
-        return EntryTraits(self.random.randint(0, 20), deliver_at)
+        return EntryTraits(self.random.randint(1, KEYS), deliver_at)
 
     def connect(self) -> None:
         handle = self.random.randint(0, 4)
@@ -555,7 +558,46 @@ class SharedCourse(Course):
         assert self.subscription.unacknowledged == sum(map(self.unacknowledged, self.held))
 
 
-@pytest.mark.parametrize("course", [SharedCourse, ExclusiveCourse, FailoverCourse], ids=["shared", "exclusive", "failover"])
+class KeySharedCourse(SharedCourse):
+    """Key_Shared: as Shared, but each key in order at one consumer, while others flow past it."""
+
+    kind = SubscriptionType.KEY_SHARED
+    traits_wanted = TraitsWanted.ALL
+
+    def check_read(self, request: ReadRequest) -> None:
+        """Who has no permits keeps its replays back, and nobody else."""
+
+    def check_delivery(self, handle: int, delivery: Delivery) -> None:
+        assert self.unacknowledged(handle) < CONSUMER_MAX, "a consumer at its limit gets nothing"
+        ordinals = range(delivery.first, delivery.first + delivery.entries)
+        assert set[int]().union(*self.held.values()).isdisjoint(ordinals), "two consumers hold one entry"
+        for index, ordinal in enumerate(ordinals):
+            deliver_at = self.traits[ordinal].deliver_at_ms
+            assert deliver_at <= self.now_ms + (TICK_MS if ordinal in self.fetched else 0), "too early"
+            count = delivery.redelivery_counts[index] if delivery.redelivery_counts is not None else 0
+            assert count == self.redeliveries.get(ordinal, 0)
+            self.check_key(handle, ordinal)
+            self.held[handle].add(ordinal)
+        assert sum(map(self.unacknowledged, self.held)) < SUBSCRIPTION_MAX + BATCH_MAX
+        self.replays -= set(ordinals)
+
+    def check_key(self, handle: int, ordinal: int) -> None:
+        """Nothing before it of the same key is with somebody else, or not delivered yet (delays are outside of that order)."""
+        slot = slot_of(self.traits[ordinal].key_hash)
+        for earlier in range(self.subscription.cursor.mark_delete, ordinal):
+            known = self.traits[earlier]
+            if slot_of(known.key_hash) == slot and not known.deliver_at_ms and earlier not in self.acknowledged:
+                assert earlier in self.held[handle], "the order of a key is broken"
+
+    def check_consumer(self, handle: int) -> None:
+        consumer = self.subscription.consumers[handle]
+        assert set(consumer.held) == self.held[handle]
+        assert consumer.unacknowledged == self.unacknowledged(handle)
+
+
+@pytest.mark.parametrize(
+    "course", [SharedCourse, ExclusiveCourse, FailoverCourse, KeySharedCourse], ids=lambda course: course.kind.name.lower()
+)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_course(seed: int, course: type[Course]) -> None:
     """The subscription agrees with the model after every step, survives crashes, and delivers everything in the end."""
