@@ -6,7 +6,11 @@ import random
 
 import pytest
 
+from magnetar.topics.cursor import Cursor
 from magnetar.topics.delayed import DelayedEntries
+from magnetar.topics.dispatch import DispatchLimits, EntryTraits, SubscriptionType
+from magnetar.topics.ledgers import LedgerTable
+from magnetar.topics.subscription import Subscription
 
 TICK = 100
 
@@ -80,3 +84,40 @@ def test_alike_delays_take_no_memory() -> None:
             delayed.add(start, start + 1000, 3_600_000 + second * 1000 + part * 100, everything)
     assert delayed.size == 1_000_000
     assert delayed.run_count == 100
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+def test_what_is_acknowledged_when_its_time_comes_is_not_delivered(kind: SubscriptionType) -> None:
+    """Neither while it waits, nor between its time and the read."""
+    subscription = Subscription("s", True, Cursor(LedgerTable([(3, 3)]), 0), limits=DispatchLimits())
+    subscription.add_consumer("a", kind)
+    subscription.flow("a", 1)
+    assert subscription.next_read(10, 1000) is not None
+    traits = [EntryTraits(deliver_at_ms=5000)] * 3
+    assert subscription.dispatch(0, [1] * 3, traits) == []
+    assert subscription.next_wakeup_ms() == 5000
+    subscription.acknowledge("a", [(0, 1)])
+    assert subscription.next_read(10, 4999) is None
+    found = subscription.next_read(10, 5000)
+    assert found is not None
+    assert found.first == 1
+    subscription.acknowledge("a", [(1, 2)])
+    found = subscription.next_read(10, 5000)
+    assert found is not None
+    deliveries = subscription.dispatch(0, [1] * 3, traits)
+    assert [(delivery.first, delivery.entries) for delivery in deliveries] == [(2, 1)]
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+def test_a_policy_that_switches_delays_off_releases_what_waits(kind: SubscriptionType) -> None:
+    """And what comes later does not wait at all."""
+    subscription = Subscription("s", True, Cursor(LedgerTable([(3, 2)]), 0), limits=DispatchLimits())
+    subscription.add_consumer("a", kind)
+    subscription.flow("a", 10)
+    traits = [EntryTraits(deliver_at_ms=5000)] * 2
+    assert subscription.next_read(10, 1000) is not None
+    assert subscription.dispatch(0, [1], traits[:1]) == []
+    subscription.limit(DispatchLimits(delayed_delivery=False))
+    assert subscription.next_read(10, 1000) is not None
+    deliveries = subscription.dispatch(0, [1] * 2, traits)
+    assert sum(delivery.entries for delivery in deliveries) == 2
