@@ -194,6 +194,12 @@ class BacklogQuotaRefused(BacklogQuotaExceeded):
     retry = Retry.NEVER
 
 
+class InUse(MagnetarError):
+    """Something that is to be deleted has clients or contents."""
+
+    wire_code, http_status, retry = WireCode.CONSUMER_BUSY, 412, Retry.NEVER
+
+
 class LimitExceeded(MagnetarError):
     """A named limit on size, count or queue was reached."""
 
@@ -214,7 +220,11 @@ class ServiceNotReady(MagnetarError):
 
 
 class NotOwner(ServiceNotReady):
-    """The bundle of this topic is served elsewhere."""
+    """The bundle of this topic is served elsewhere; `http_url` is where to ask by HTTP ("" = not known)."""
+
+    def __init__(self, message: str, http_url: str = "") -> None:
+        super().__init__(message)
+        self.http_url = http_url
 
 
 class StorageError(MagnetarError):

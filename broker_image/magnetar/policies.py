@@ -59,7 +59,7 @@ class InactiveTopic:
 
     enabled: bool = True
     mode: str = NO_SUBSCRIPTIONS
-    duration_s: int = 60
+    duration_s: float = 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ PENDING_MESSAGES_MAX = 10_000
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--service-url", default="pulsar://127.0.0.1:6650")
-    parser.add_argument("--topic", default="persistent://public/default/debian-packages")
+    parser.add_argument("--topic", default="persistent://public/demo/debian-packages")
     parser.add_argument("--generations", type=int, default=4, help="how many views of the package database to send (default 4)")
     parser.add_argument("--limit", type=int, default=2000, help="at most this many packages; 0 = all the machine knows")
     parser.add_argument("--batching", choices=("on", "off"), default="on")

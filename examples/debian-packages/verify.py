@@ -67,7 +67,7 @@ def read_topic(client: pulsar.Client, topic: str) -> Observation:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--service-url", default="pulsar://127.0.0.1:6650")
-    parser.add_argument("--topic", default="persistent://public/default/debian-packages")
+    parser.add_argument("--topic", default="persistent://public/demo/debian-packages")
     parser.add_argument("--expectation", type=Path, default=Path("debian-packages-expected.json"))
     parser.add_argument("--tail", action="store_true", help="allow messages that came after the last compaction")
     options = parser.parse_args(arguments)

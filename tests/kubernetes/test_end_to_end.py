@@ -17,7 +17,7 @@ import pytest
 from tests.kubernetes.conftest import Node, Traffic
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
-COMPACTED_TOPIC = "persistent://public/default/debian-packages"
+COMPACTED_TOPIC = "persistent://public/demo/debian-packages"
 
 
 def _scale(node: Node, replicas: int) -> float:

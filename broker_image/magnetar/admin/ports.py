@@ -1,18 +1,19 @@
 """What the REST routes ask of a broker.
 
-Owns: the `AdminPort` protocol. Imports: names only.
+Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports: names only.
 Invariant: every method raises errors of `magnetar.errors`, whose HTTP status the application sends with `{"reason": ...}`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from magnetar.names import NamespaceName, TopicName
 
 
-class AdminPort(Protocol):
-    """The broker's side of every route."""
+class HealthPort(Protocol):
+    """The broker itself."""
 
     def ready(self) -> bool:
         """Whether clients should be sent here."""
@@ -36,16 +37,104 @@ class AdminPort(Protocol):
         """Pulsar's LookupData: brokerUrl, httpUrl, nativeUrl."""
         ...
 
+
+class TenantPort(Protocol):
+    """Clusters, tenants and brokers."""
+
+    async def clusters(self) -> list[str]: ...
+
+    async def cluster(self, name: str) -> dict[str, Any]:
+        """Pulsar's ClusterData. Raises TopicNotFound."""
+        ...
+
+    async def write_cluster(self, name: str, data: dict[str, Any], create: bool) -> None:
+        """Raises TopicExists (`create`), TopicNotFound (not `create`)."""
+        ...
+
+    async def delete_cluster(self, name: str) -> None: ...
+
+    async def tenants(self) -> list[str]: ...
+
+    async def tenant(self, name: str) -> dict[str, Any]:
+        """Pulsar's TenantInfo. Raises TopicNotFound."""
+        ...
+
+    async def write_tenant(self, name: str, body: dict[str, Any], create: bool) -> None:
+        """Raises TopicExists (`create`), TopicNotFound (not `create`)."""
+        ...
+
+    async def delete_tenant(self, name: str) -> None:
+        """Raises NotAllowed while it has namespaces."""
+        ...
+
+    async def brokers(self) -> list[str]:
+        """host:port of every live broker's HTTP."""
+        ...
+
+    async def leader_broker(self) -> dict[str, str]: ...
+
+    def configuration(self) -> dict[str, str]:
+        """Settings in force, as text."""
+        ...
+
+
+class NamespacePort(Protocol):
+    """Namespaces, and policies of namespaces and topics."""
+
     async def namespaces(self, tenant: str) -> list[str]: ...
 
-    async def namespace(self, name: NamespaceName) -> dict[str, Any]: ...
+    async def namespace(self, name: NamespaceName) -> dict[str, Any]:
+        """Pulsar's Policies. Raises NamespaceNotFound."""
+        ...
 
     async def create_namespace(self, name: NamespaceName, bundles: int, policies: dict[str, Any]) -> None:
-        """Raises TopicExists if it is there already."""
+        """Raises TopicExists if it is there already, InvalidRequest for a policy that cannot be read."""
         ...
+
+    async def delete_namespace(self, name: NamespaceName, force: bool) -> None:
+        """Raises NotAllowed while it has topics and `force` is not set."""
+        ...
+
+    async def unload_namespace(self, name: NamespaceName, bundle: str, destination: str) -> None:
+        """Hand over one bundle (by its range), or ("") all of the namespace that are served here."""
+        ...
+
+    async def clear_backlog(self, name: NamespaceName, subscription: str) -> None:
+        """Skip everything, for one subscription or ("") all, on all topics."""
+        ...
+
+    async def unsubscribe_all(self, name: NamespaceName, subscription: str) -> None:
+        """Delete one subscription from all topics."""
+        ...
+
+    async def policies(self, target: NamespaceName | TopicName, applied: bool) -> dict[str, Any]:
+        """Policies as they were set, by key; of a topic, with `applied`, those of its namespace where it has none."""
+        ...
+
+    async def edit_policies(self, target: NamespaceName | TopicName, edit: Callable[[dict[str, Any]], None]) -> None:
+        """Apply `edit` to a copy, check it (InvalidRequest) and make it durable. `edit` may run more than once."""
+        ...
+
+    async def properties(self, target: NamespaceName | TopicName) -> dict[str, str]: ...
+
+    async def edit_properties(self, target: NamespaceName | TopicName, put: Mapping[str, str], remove: Sequence[str]) -> None: ...
+
+
+class TopicPort(Protocol):
+    """Topics as a whole."""
 
     async def topics(self, name: NamespaceName) -> list[str]:
         """Full names of all topics of a namespace, partitions included."""
+        ...
+
+    async def partitioned_topics(self, name: NamespaceName) -> list[str]: ...
+
+    async def create_topic(self, topic: TopicName, properties: dict[str, str]) -> None:
+        """Raises TopicExists."""
+        ...
+
+    async def delete_topic(self, topic: TopicName, force: bool) -> None:
+        """Raises InUse while it has clients and `force` is not set."""
         ...
 
     async def partitions(self, topic: TopicName) -> int:
@@ -56,8 +145,38 @@ class AdminPort(Protocol):
         """Raises TopicExists, InvalidRequest."""
         ...
 
+    async def grow_partitions(self, topic: TopicName, partitions: int) -> None:
+        """Raises TopicNotFound, InvalidRequest."""
+        ...
+
+    async def delete_partitions(self, topic: TopicName, force: bool) -> None:
+        """Delete a partitioned topic. Raises TopicNotFound, InUse."""
+        ...
+
     async def stats(self, topic: TopicName) -> dict[str, Any]:
         """Statistics of a topic served here. Raises NotOwner or TopicNotFound."""
+        ...
+
+    async def internal_stats(self, topic: TopicName) -> dict[str, Any]: ...
+
+    async def partitioned_stats(self, topic: TopicName, per_partition: bool) -> dict[str, Any]: ...
+
+    async def last_message_id(self, topic: TopicName) -> dict[str, Any]: ...
+
+    async def terminate(self, topic: TopicName) -> dict[str, Any]:
+        """Let nothing more be published; the last message id."""
+        ...
+
+    async def terminate_partitions(self, topic: TopicName) -> dict[str, Any]:
+        """Last message ids by number of partition."""
+        ...
+
+    async def trim(self, topic: TopicName) -> None:
+        """Drop what retention lets go."""
+        ...
+
+    async def truncate(self, topic: TopicName) -> None:
+        """Drop everything."""
         ...
 
     async def roll(self, topic: TopicName) -> tuple[int, int]:
@@ -67,3 +186,37 @@ class AdminPort(Protocol):
     async def unload_topic(self, topic: TopicName, destination: str) -> None:
         """Hand the topic's bundle to another broker ("" = any)."""
         ...
+
+
+class SubscriptionPort(Protocol):
+    """Subscriptions. Positions are (ledger, entry), signed."""
+
+    async def subscriptions(self, topic: TopicName) -> list[str]: ...
+
+    async def create_subscription(
+        self, topic: TopicName, subscription: str, position: tuple[int, int] | None, properties: dict[str, str]
+    ) -> None:
+        """Begins at `position`, or (None) behind the last message. Raises TopicExists."""
+        ...
+
+    async def delete_subscription(self, topic: TopicName, subscription: str, force: bool) -> None:
+        """Raises InUse while it has consumers and `force` is not set."""
+        ...
+
+    async def skip(self, topic: TopicName, subscription: str, count: int | None) -> None:
+        """Skip `count` entries, or all (None)."""
+        ...
+
+    async def expire(self, topic: TopicName, subscription: str | None, seconds: int) -> None:
+        """Skip what is older than `seconds`, for one subscription or (None) all."""
+        ...
+
+    async def expire_to(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> None: ...
+
+    async def reset_to_position(self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool) -> None: ...
+
+    async def reset_to_time(self, topic: TopicName, subscription: str, timestamp_ms: int) -> None: ...
+
+
+class AdminPort(HealthPort, TenantPort, NamespacePort, TopicPort, SubscriptionPort, Protocol):
+    """The broker's side of every route."""

@@ -32,6 +32,7 @@ from magnetar.server.metrics import BrokerMetrics
 from magnetar.server.ownership import Ownership
 from magnetar.server.service import BrokerService
 from magnetar.server.settings import BrokerSettings
+from magnetar.server.topic_life import TopicLife
 from magnetar.server.views import ClusterViews
 from magnetar.storage.fencing import fence
 from magnetar.storage.log import LogWriter
@@ -150,6 +151,7 @@ class Broker:
         self.maintenance = Maintenance(self.context, self.views, self.ownership, lambda: self.leader.leading)
         self._spawn(self.maintenance.run(), "maintenance")
         self._spawn(LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run(), "load report")
+        self._spawn(TopicLife(self.context, self.ownership).run(), "life of topics")
         self.views.incarnations.listen(self._registrations_changed)
         self._ready = True
         self._connections.open_gate()

@@ -27,9 +27,14 @@ from magnetar.server.topic_registry import TopicRegistry
 from magnetar.storage.checkpoint import Checkpoint, write_checkpoint
 from magnetar.storage.log_format import CursorOperation, TopicOperation, encode_cursor, encode_release, encode_topic
 from magnetar.storage.places import RecordPlace
-from magnetar.topics.topic import Topic
+from magnetar.topics.ledgers import Position
+from magnetar.topics.topic import TRIMMED, Topic, position_text
 
 log = structlog.get_logger(__name__)
+
+MANIFEST_AGE_MAX_S = 1.0
+DELETED_NAMES_MAX = 10_000
+"""Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
 
 
 @dataclass(slots=True)
@@ -68,6 +73,9 @@ class OwnedBundle:
         self.catalog = recovered.catalog
         self.serving = True
         self._checkpoints = 0
+        self._used_ids: dict[str, int] = {}
+        self._used_floor = 0
+        self._manifest_due = 0.0
         self._creating: dict[str, asyncio.Task[TopicHost]] = {}
         self._dirty: dict[SubscriptionHost, None] = {}
         self._dirty_timer: asyncio.TimerHandle | None = None
@@ -103,17 +111,65 @@ class OwnedBundle:
                 f"topic {name}: the namespace has {len(self.topics)} topics in one bundle, its limit; delete some or raise it"
             )
         created_ms = self.context.clock.wall_ms()
-        encoded = encode_topic(
-            epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties={"created_ms": str(created_ms)}
-        )
+        core = Topic(str(name), self.epoch, created_ms=created_ms)
+        properties = {"created_ms": str(created_ms)}
+        used = self._used_ids.get(str(name), self._used_floor)
+        if used:
+            properties[TRIMMED] = position_text(Position(core.current_ledger, used - 1))
+            core.begin_after(Position(core.current_ledger, used - 1))
+            core.properties[TRIMMED] = properties[TRIMMED]
+        encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties=properties)
         self.context.log.append(encoded.buffers, encoded.size, 1, None)
         await self.context.log.barrier()
         if not self.serving:
             raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
-        core = Topic(str(name), self.epoch, created_ms=created_ms)
         host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
         await self._registry.add(self, name)
         return host
+
+    async def delete_topic(self, name: TopicName) -> None:
+        """Delete a topic, durably; its clients are sent away and may create it again. Raises ServiceNotReady, StorageError.
+
+        Entries that are on their way to storage are answered first. Whoever creates the topic again in this term goes on behind the ids that
+        it has used.
+        """
+        host = self.topics.get(str(name))
+        if host is None:
+            return
+        if not self.serving or host.frozen:
+            raise ServiceNotReady(f"topic {name} is being unloaded or deleted; try again")
+        host.core.freeze()
+        encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.DELETE, properties={})
+        self._remember(host)
+        self.context.log.append(encoded.buffers, encoded.size, 1, lambda _place: self._deleted(host))
+        await self.context.log.barrier()
+        await self._registry.remove(self, name)
+
+    def _deleted(self, host: TopicHost) -> None:
+        """The deletion is durable."""
+        self.topics.pop(str(host.name), None)
+        for subscription in host.subscriptions.values():
+            self._dirty.pop(subscription, None)
+        host.close_clients(None)
+        log.info("topic.deleted", topic=str(host.name))
+
+    def _remember(self, host: TopicHost) -> None:
+        """Ids of the current ledger are given once: keep how far a deleted topic has come in it."""
+        if not host.core.next_entry:
+            return
+        self._used_ids[str(host.name)] = max(self._used_floor, host.core.next_entry)
+        if len(self._used_ids) > DELETED_NAMES_MAX:
+            self._used_floor = max(self._used_ids.values())
+            self._used_ids.clear()
+
+    async def is_compacted(self, topic: TopicName) -> bool:
+        """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises StoreError, StorageError."""
+        if self.catalog.compacted(str(topic)) is None:
+            now = self.context.clock.monotonic()
+            if now >= self._manifest_due:
+                await self.catalog.refresh()
+                self._manifest_due = now + MANIFEST_AGE_MAX_S
+        return self.catalog.compacted(str(topic)) is not None
 
     def refresh_policies(self) -> None:
         """Policies of our namespace, or of topics in it, may have changed."""
@@ -141,8 +197,9 @@ class OwnedBundle:
         self._append_delta(subscription, confirmed)
 
     def _append_delta(self, subscription: SubscriptionHost, confirmed: Callable[[], None] | None) -> None:
-        if not self.serving:
-            return  # frozen: the client gets no confirmation and acknowledges again at the new owner
+        topic = subscription.topic
+        if not self.serving or self.topics.get(str(topic.name)) is not topic:
+            return  # frozen or deleted: the client gets no confirmation, and acknowledges again if there is a new owner
         delta = subscription.core.take_delta()
         if delta is None:
             if confirmed is not None:
@@ -150,7 +207,7 @@ class OwnedBundle:
             return
         encoded = encode_cursor(
             epoch=self.epoch,
-            topic=str(subscription.topic.name),
+            topic=str(topic.name),
             subscription=subscription.core.name,
             operation=CursorOperation.RESET if delta.reset else CursorOperation.ACKNOWLEDGE,
             mark_delete=delta.mark_delete,

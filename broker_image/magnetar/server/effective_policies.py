@@ -31,7 +31,7 @@ PROPERTY = "policies"
 
 def broker_defaults(settings: BrokerSettings) -> Policies:
     """What holds where neither topic nor namespace says anything."""
-    seconds = int(settings.inactive_topic_s)
+    seconds = settings.inactive_topic_s
     return Policies(inactive_topic=InactiveTopic(seconds > 0, NO_SUBSCRIPTIONS, seconds or 60))
 
 

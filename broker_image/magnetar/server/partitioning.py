@@ -11,7 +11,7 @@ from __future__ import annotations
 from magnetar.errors import InvalidPartitions, NotAllowed, PartitionsNotPossible, TopicExists, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
-from magnetar.metadata.store import Compare, Put
+from magnetar.metadata.store import Compare, Delete, Put
 from magnetar.names import TopicName
 from magnetar.server.context import BrokerContext
 from magnetar.server.ownership import Ownership
@@ -109,3 +109,9 @@ class Partitioning:
             if result.succeeded:
                 self._registry.observe(topic, grown.encode(), result.revision)
                 return
+
+    async def delete(self, topic: TopicName) -> None:
+        """Forget a partitioned topic; its partitions are deleted by their owners. Raises StoreError."""
+        key = keys.partitioned_topic(topic)
+        result = await self._context.store.transact([], [Delete(key), change_mark(topic.namespace_name)])
+        self._registry.observe(topic, None, result.revision)

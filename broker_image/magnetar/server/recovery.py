@@ -72,7 +72,7 @@ def _topic_state(values: TopicValues) -> TopicState:
         name: CursorState(cursor.mark_delete, cursor.ranges, cursor.partial, cursor.properties)
         for name, cursor in values.cursors.items()
     }
-    return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences)
+    return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences, values.sizes, values.marks)
 
 
 class _Replay:
@@ -112,12 +112,17 @@ class _Replay:
         if found is None:
             return  # a record of a topic that has been deleted since, and not created again yet
         if isinstance(record, EntriesRecord):
-            found.core.apply_entries(record.ledger, record.first_entry, record.count)
+            new = found.core.apply_entries(record.ledger, record.first_entry, record.count)
+            if new:
+                found.core.ages.total += sum(record.lengths[-new:])
+                found.core.age(record.append_ms)
             found.core.apply_sequences(record.producer, record.sequences)
-            ordinal = found.core.ledgers.find((record.ledger, record.first_entry))
-            if ordinal is not None:
+            last = found.core.ledgers.find((record.ledger, record.first_entry + record.count - 1))
+            if last is not None:  # else all of it has been dropped; a run of which only a part is left is kept whole
                 offset = place.offset + record.entries_offset
-                found.index.add(Run(ordinal, incarnation, place.file, offset, record.lengths, record.message_counts))
+                found.index.add(
+                    Run(last + 1 - record.count, incarnation, place.file, offset, record.lengths, record.message_counts)
+                )
         elif record.operation is CursorOperation.DELETE:
             found.core.apply_subscription_removed(record.subscription)
         else:

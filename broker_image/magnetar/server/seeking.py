@@ -67,13 +67,14 @@ async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -
     host.schedule()
 
 
-async def first_published_at(topic: TopicHost, publish_ms: int) -> int:
+async def first_published_at(topic: TopicHost, publish_ms: int, low: int = 0, high: int | None = None) -> int:
     """Ordinal behind the last entry published (by its client's clock) before `publish_ms`; the first one if there is none.
 
-    Publish times are taken to rise, as Pulsar does: a bisection that reads some twenty entries. Raises StorageError.
+    Publish times are taken to rise, as Pulsar does: a bisection that reads some twenty entries, of those from `low` up to `high` (the end).
+    Raises StorageError.
     """
     ledgers = topic.core.ledgers
-    low, high = ledgers.first, ledgers.end
+    high = ledgers.end if high is None else high
     while (low := max(low, ledgers.first)) < high:  # the topic may be trimmed meanwhile
         middle = (low + high) // 2
         if await _publish_ms(topic, middle) < publish_ms:

@@ -118,8 +118,11 @@ class BrokerService:
 
     # --- topics ----------------------------------------------------------------------------------------------------------------
 
-    async def open_topic(self, name: TopicName, create: bool) -> TopicHost:
-        """The topic as served here. Raises NotOwner, TopicNotFound, NotAllowed and what creation may raise."""
+    async def open_topic(self, name: TopicName, create: bool, *, by_administrator: bool = False) -> TopicHost:
+        """The topic as served here; whether clients may create it is a matter of policy, and does not bind an administrator.
+
+        Raises NotOwner, TopicNotFound, NotAllowed and what creation may raise.
+        """
         if not name.persistent:
             raise NotAllowed(f"topic {name}: non-persistent topics are not offered yet; use persistent://")
         owned = await self._ownership.serving(await self._ownership.bundle_of(name))
@@ -128,6 +131,7 @@ class BrokerService:
         partitioned = await self.partitioning.partitioned_topic_of(name)
         if partitioned is None and create:
             await self.partitioning.check_creation(name)
+            create = by_administrator or self.namespace_policies(name.namespace_name).auto_topic_creation.allowed
         topic = await owned.topic(name, create or partitioned is not None)
         if topic is None:
             raise TopicNotFound(f"topic {name} does not exist; publish to it or create it first")

@@ -121,6 +121,10 @@ class SubscriptionHost:
         session.entries_acknowledged += before - self.core.backlog
         self._acknowledged(unblocked, confirmed)
 
+    def acknowledge_by_broker(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Acknowledge for nobody in particular: expired, skipped or evicted."""
+        self._acknowledged(self.core.acknowledge(None, ranges), None)
+
     def _acknowledged(self, unblocked: bool, confirmed: Callable[[], None] | None) -> None:
         if confirmed is not None:
             self.topic.bundle.write_cursor(self, confirmed)
@@ -191,7 +195,9 @@ class SubscriptionHost:
         """Read what is not in memory, then deliver it."""
         progress = True
         try:
-            if self.read_compacted and self.topic.compacted_before(request.first):
+            if request.first < self.topic.core.ledgers.first:
+                pass  # dropped before this task began: look again
+            elif self.read_compacted and self.topic.compacted_before(request.first):
                 progress = await self._fetch_compacted(request)
             else:
                 entries, message_counts = await self.topic.read(request)

@@ -27,7 +27,7 @@ from magnetar.storage.places import RecordPlace
 from magnetar.topics.dispatch import DispatchLimits, ReadRequest
 from magnetar.topics.ledgers import Position
 from magnetar.topics.subscription import Subscription
-from magnetar.topics.topic import Topic
+from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
 from magnetar.wire.checksum import verify_entry
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class TopicHost:
         self.policies: Policies = bundle.policies.topic(name, core.properties)
         core.limit(self._dispatch_limits())
         self.publishing = Publishing(self)
+        self.unused_since_ms: int | None = None
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
         }
@@ -106,6 +107,10 @@ class TopicHost:
 
     def _updated(self, changes: Mapping[str, str]) -> None:
         self.core.apply_update(changes)
+        if TRIMMED in changes:
+            self.index.drop_before(self.core.ledgers.first)
+            for subscription in self.subscriptions.values():
+                subscription.schedule()
         if PROPERTY in changes:
             self.refresh_policies()
         self.publishing.refresh()
@@ -134,7 +139,34 @@ class TopicHost:
     @property
     def terminated(self) -> bool:
         """Whether the topic takes no more messages, for ever."""
-        return "terminated" in self.core.properties
+        return TERMINATED in self.core.properties
+
+    # --- its end ---------------------------------------------------------------------------------------------------------------
+
+    async def terminate(self) -> Position:
+        """Let nothing more be published, durably; the last position there will ever be. Raises ServiceNotReady, StorageError."""
+        if self.core.terminated is not None:
+            return self.core.terminated
+        if self.frozen:
+            raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
+        last = self.core.last_published
+        text = position_text(last)
+        self._updated({TERMINATED: text})  # refused from now on; producers are sent away once it is durable
+        await self.update_properties({TERMINATED: text})
+        self.publishing.close_all(None)
+        for subscription in list(self.subscriptions.values()):
+            subscription.end_of_topic()
+        return last
+
+    async def trim(self, ordinal: int) -> None:
+        """Drop the entries below `ordinal`, durably. Raises ServiceNotReady, StorageError."""
+        ledgers = self.core.ledgers
+        if ledgers.first < ordinal <= ledgers.end:
+            await self.update_properties({TRIMMED: position_text(ledgers.position_before(ordinal))})
+
+    async def truncate(self) -> None:
+        """Drop everything there is, acknowledged or not, durably. Raises ServiceNotReady, StorageError."""
+        await self.trim(self.core.ledgers.end)
 
     # --- publishing ------------------------------------------------------------------------------------------------------------
 

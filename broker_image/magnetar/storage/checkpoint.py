@@ -35,7 +35,10 @@ class CursorValues(Protocol):
 
 
 class TopicValues(Protocol):
-    """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order, `sequences` (producer, highest sequence id)."""
+    """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order, `sequences` (producer, highest sequence id).
+
+    `sizes` is (bytes dropped, bytes appended), `marks` are (ledger, entry, append ms, bytes appended) of how old its entries are.
+    """
 
     @property
     def created_ms(self) -> int: ...
@@ -47,6 +50,10 @@ class TopicValues(Protocol):
     def properties(self) -> Mapping[str, str]: ...
     @property
     def sequences(self) -> Sequence[tuple[str, int]]: ...
+    @property
+    def sizes(self) -> tuple[int, int]: ...
+    @property
+    def marks(self) -> Sequence[tuple[int, int, int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,8 @@ class TopicCheckpoint:
     cursors: Mapping[str, CursorCheckpoint] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     sequences: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[int, int] = (0, 0)
+    marks: tuple[tuple[int, int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
                     },
                     dict(topic.properties),
                     [list(known) for known in topic.sequences],
+                    list(topic.sizes),
+                    [list(mark) for mark in topic.marks],
                 ]
                 for name, topic in checkpoint.topics.items()
             },
@@ -129,7 +140,13 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
 
 
 def _topic(
-    created_ms: int, ledgers: list[Any], cursors: dict[str, list[Any]], properties: dict[str, str], sequences: list[Any]
+    created_ms: int,
+    ledgers: list[Any],
+    cursors: dict[str, list[Any]],
+    properties: dict[str, str],
+    sequences: list[Any],
+    sizes: list[int],
+    marks: list[list[int]],
 ) -> TopicCheckpoint:
     return TopicCheckpoint(
         created_ms,
@@ -137,6 +154,8 @@ def _topic(
         {subscription: _cursor(*fields) for subscription, fields in cursors.items()},
         properties,
         tuple((producer, sequence) for producer, sequence in sequences),
+        (sizes[0], sizes[1]),
+        tuple((ledger, entry, append_ms, total) for ledger, entry, append_ms, total in marks),
     )
 
 

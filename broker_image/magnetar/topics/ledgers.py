@@ -2,7 +2,8 @@
 
 Owns: `Position`, `LedgerTable` and the map between positions and ordinals. Imports: errors. Pure.
 Invariants: ledger ids strictly increase; entries of a ledger are numbered 0, 1, 2, ... without gaps; an entry's ordinal (its place
-in the topic, an int) never changes while the table lives; ordinals live in memory only: the wire and the log carry positions.
+in the topic, an int) never changes while the table lives; ordinals live in memory only: the wire and the log carry positions; what
+was dropped from the front is never found again, and its ids are never given to other entries.
 Why: cursors and dispatch work on runs of ordinals, so that crossing a ledger costs them nothing.
 """
 
@@ -27,15 +28,19 @@ LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
 
 
 class LedgerTable:
-    """All entries that can be read, in order: ledgers with their entry counts. Grows at the end, is dropped from the front."""
+    """All entries that can be read, in order: ledgers with their entry counts. Grows at the end, is dropped from the front.
 
-    __slots__ = ("_bases", "_end", "_ids")
+    Entries are dropped one by one, ledgers when all of theirs are: a ledger is a term of a bundle's ownership, and may be huge.
+    """
+
+    __slots__ = ("_bases", "_end", "_first", "_ids")
 
     def __init__(self, ledgers: Iterable[tuple[int, int]] = ()) -> None:
         """`ledgers` are (ledger id, entry count) in order."""
         self._ids: list[int] = []
         self._bases: list[int] = []
         self._end = 0
+        self._first = 0
         for ledger, count in ledgers:
             if count:
                 self.append(ledger, 0, count)
@@ -43,7 +48,7 @@ class LedgerTable:
     @property
     def first(self) -> int:
         """Ordinal of the first entry that still exists (equals `end` if there is none)."""
-        return self._bases[0] if self._bases else self._end
+        return self._first
 
     @property
     def end(self) -> int:
@@ -61,7 +66,7 @@ class LedgerTable:
         return Position(self._ids[-1], self._end - self._bases[-1] - 1) if self._ids else EARLIEST
 
     def ledgers(self) -> list[tuple[int, int]]:
-        """(ledger id, entry count) in order."""
+        """(ledger id, entry count) in order; the dropped beginning of the first one counted as well."""
         bounds = [*self._bases[1:], self._end] if self._bases else []
         return [(ledger, bound - base) for ledger, base, bound in zip(self._ids, self._bases, bounds, strict=True)]
 
@@ -96,21 +101,32 @@ class LedgerTable:
                 return 0
             count, first = first + count - max(first, known), max(first, known)
         elif ledger < self.last_ledger:
-            start, end = self.span(ledger, first, first + count - 1)
-            if ledger >= self._ids[0] and end - start != count:
+            if ledger >= self._ids[0] and not self._held(ledger, first + count):
                 raise self._hole(ledger, first)
             return 0
         self.append(ledger, first, count)
         return count
 
-    def drop_before(self, ordinal: int) -> int:
-        """Drop the ledgers that lie wholly below `ordinal`, the last ledger excepted; returns how many were dropped.
+    def _held(self, ledger: int, count: int) -> bool:
+        """Whether `ledger` is listed with at least `count` entries, dropped ones included."""
+        index = bisect_right(self._ids, ledger) - 1
+        return self._ids[index] == ledger and count <= self._bound(index) - self._bases[index]
 
-        The last one stays so that the topic remembers its last position and replay knows what it has seen.
+    def _bound(self, index: int) -> int:
+        """One more than the ordinal of the last entry of the ledger at `index`."""
+        return self._bases[index + 1] if index + 1 < len(self._bases) else self._end
+
+    def drop_before(self, ordinal: int) -> int:
+        """Drop the entries below `ordinal`; returns how many were dropped.
+
+        Ledgers all of whose entries are dropped are forgotten, the last one excepted: so the topic remembers its last position, and
+        replay knows what it has seen.
         """
-        dropped = max(0, min(bisect_right(self._bases, ordinal) - 1, len(self._ids) - 1))
-        del self._ids[:dropped]
-        del self._bases[:dropped]
+        first = min(max(ordinal, self._first), self._end)
+        dropped, self._first = first - self._first, first
+        whole = max(0, min(bisect_right(self._bases, first) - 1, len(self._ids) - 1))
+        del self._ids[:whole]
+        del self._bases[:whole]
         return dropped
 
     def position(self, ordinal: int) -> Position:
@@ -121,10 +137,13 @@ class LedgerTable:
         return Position(self._ids[index], ordinal - bases[index])
 
     def position_before(self, ordinal: int) -> Position:
-        """Position of the entry before `ordinal`: how a mark-delete is written. Without one, (first ledger, -1) or EARLIEST."""
-        if ordinal > self.first:
+        """Position of the entry before `ordinal`: how a mark-delete is written. Without one, that before the first entry, or EARLIEST."""
+        if ordinal > self._first:
             return self.position(ordinal - 1)
-        return Position(self._ids[0], -1) if self._ids else EARLIEST
+        if not self._ids:
+            return EARLIEST
+        index = max(0, bisect_right(self._bases, self._first) - 1)
+        return Position(self._ids[index], self._first - 1 - self._bases[index])
 
     def ordinal_after(self, position: tuple[int, int]) -> int:
         """Ordinal of the first entry after `position`: how a mark-delete is read; `position` need not exist."""
@@ -137,19 +156,18 @@ class LedgerTable:
         if index < 0 or self._ids[index] != ledger or entry < 0:
             return None
         ordinal = self._bases[index] + entry
-        bound = self._bases[index + 1] if index + 1 < len(self._bases) else self._end
-        return ordinal if ordinal < bound else None
+        return ordinal if self._first <= ordinal < self._bound(index) else None
 
     def clamp(self, position: tuple[int, int]) -> int:
         """Ordinal of `position`, or of the next entry that exists; `end` if there is none after it."""
         ledger, entry = position
         index = bisect_right(self._ids, ledger) - 1
         if index < 0:
-            return self.first
-        bound = self._bases[index + 1] if index + 1 < len(self._bases) else self._end
+            return self._first
+        bound = self._bound(index)
         if self._ids[index] != ledger:
-            return bound
-        return min(self._bases[index] + max(entry, 0), bound)
+            return max(self._first, bound)
+        return max(self._first, min(self._bases[index] + max(entry, 0), bound))
 
     def span(self, ledger: int, first: int, last: int) -> tuple[int, int]:
         """The ordinals [start, end) of those of the entries first..last (inclusive) of `ledger` that exist."""
@@ -157,8 +175,7 @@ class LedgerTable:
         if index < 0 or self._ids[index] != ledger:
             return 0, 0
         base = self._bases[index]
-        bound = self._bases[index + 1] if index + 1 < len(self._bases) else self._end
-        start, end = base + max(first, 0), min(base + last + 1, bound)
+        start, end = max(self._first, base + max(first, 0)), min(base + last + 1, self._bound(index))
         return (start, end) if start < end else (0, 0)
 
     def next(self, position: tuple[int, int]) -> Position | None:
@@ -177,7 +194,7 @@ class LedgerTable:
         index = bisect_right(self._bases, start) - 1
         while start < end:
             base = self._bases[index]
-            bound = min(end, self._bases[index + 1] if index + 1 < len(self._bases) else self._end)
+            bound = min(end, self._bound(index))
             yield self._ids[index], start - base, bound - 1 - base
             start = bound
             index += 1

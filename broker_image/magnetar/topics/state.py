@@ -50,8 +50,10 @@ class CursorState:
 class TopicState:
     """A topic in a checkpoint.
 
-    `ledgers` are (ledger id, entry count) in order; `cursors` are the durable ones by subscription name; `sequences` are (producer name,
-    highest durable sequence id) where deduplication is on.
+    `ledgers` are (ledger id, entry count) in order, dropped entries of the first one included (the property `trimmed` tells how many);
+    `cursors` are the durable ones by subscription name; `sequences` are (producer name, highest durable sequence id) where deduplication is
+    on. `sizes` is (bytes ever dropped, bytes ever appended); `marks` are (ledger, entry, append ms, bytes appended up to it) of the last
+    entry that each mark of age covers.
     """
 
     created_ms: int
@@ -59,3 +61,5 @@ class TopicState:
     cursors: Mapping[str, CursorState] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     sequences: Sequence[tuple[str, int]] = ()
+    sizes: tuple[int, int] = (0, 0)
+    marks: Sequence[tuple[int, int, int, int]] = ()

@@ -16,8 +16,9 @@ from magnetar.errors import ConsumerBusy, CorruptData, NotAllowed, ServiceNotRea
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.deduplication import Deduplication
 from magnetar.topics.dispatch import DispatchLimits
-from magnetar.topics.ledgers import LedgerTable, Position
+from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
 from magnetar.topics.producers import ProducerRegistry
+from magnetar.topics.retention import Ages
 from magnetar.topics.state import CursorDelta, TopicState
 from magnetar.topics.subscription import Subscription
 
@@ -25,6 +26,19 @@ DEDUPLICATION = "deduplication"
 """Property of a topic: there while deduplication is on. Its place in the log tells which entries were tested."""
 RESERVED_SUBSCRIPTION = "pulsar.dedup"
 RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
+TERMINATED, TRIMMED = "terminated", "trimmed"
+"""Properties with a position `ledger:entry`: the last entry there will ever be, and the last one that was dropped."""
+
+
+def position_text(position: Position) -> str:
+    """A position as properties hold it."""
+    return f"{position.ledger}:{position.entry}"
+
+
+def position_of_text(text: str) -> Position:
+    """What `position_text` has written."""
+    ledger, _, entry = text.partition(":")
+    return Position(int(ledger), int(entry))
 
 
 def ledger_of_epoch(epoch: int) -> int:
@@ -61,6 +75,8 @@ class Topic:
         self._ledger = ledger_of_epoch(epoch)
         self._next_entry = 0
         self._unconfirmed = 0
+        self.ages = Ages()
+        self._aged_bytes = 0
         self._frozen = False
 
     # --- publishing -------------------------------------------------------------------------------------------------------------
@@ -89,9 +105,20 @@ class Topic:
         """The last durable entry, or EARLIEST."""
         return self.ledgers.last_position
 
+    @property
+    def last_published(self) -> Position:
+        """The last entry that has an id, durable or still on its way; EARLIEST if there is none."""
+        return Position(self._ledger, self._next_entry - 1) if self._next_entry else self.last_confirmed
+
+    @property
+    def terminated(self) -> Position | None:
+        """The last entry there will ever be, once the topic is terminated."""
+        text = self.properties.get(TERMINATED)
+        return position_of_text(text) if text is not None else None
+
     def last_message_position(self) -> Position:
-        """The last entry that can be delivered: answers GET_LAST_MESSAGE_ID; EARLIEST for an empty topic."""
-        return self.ledgers.last_position
+        """The last entry that can be delivered: answers GET_LAST_MESSAGE_ID; EARLIEST if there is none (any more)."""
+        return self.ledgers.last_position if self.ledgers.first < self.ledgers.end else EARLIEST
 
     def publish(self, count: int) -> Position:
         """Assign ids to `count` entries.
@@ -116,6 +143,35 @@ class Topic:
         """Go on in a new, greater ledger within this term (size or age)."""
         assert ledger > self._ledger, (ledger, self._ledger)
         self._ledger, self._next_entry = ledger, 0
+
+    def begin_after(self, last: Position) -> None:
+        """Give ids behind `last` only: a topic of the same name has used those up to it in this term, and was deleted."""
+        assert last.ledger == self._ledger, (last, self._ledger)
+        assert self._next_entry == 0, self._next_entry
+        self._next_entry = last.entry + 1
+        self._skip_to(last)
+
+    def _skip_to(self, last: Position) -> None:
+        """Everything up to `last` is gone, seen before or not."""
+        if last.ledger > self.ledgers.last_ledger and last.entry >= 0:
+            self.ledgers.append(last.ledger, 0, last.entry + 1)
+        self.trim(self.ledgers.ordinal_after(last))
+
+    def trim(self, ordinal: int) -> None:
+        """Drop the entries below `ordinal`; subscriptions that still point there go on at the next one that exists."""
+        for found in self._subscriptions.values():
+            found.acknowledge(None, ((found.cursor.mark_delete, ordinal),))
+        self.ledgers.drop_before(ordinal)
+        self.ages.drop_before(self.ledgers.first)
+
+    def age(self, now_ms: int) -> None:
+        """Note how many entries and bytes there are by now: retention and quotas rest on it."""
+        self._count_bytes()
+        self.ages.observe(self.ledgers.end, now_ms)
+
+    def _count_bytes(self) -> None:
+        self.ages.total += self.counters.bytes_in - self._aged_bytes
+        self._aged_bytes = self.counters.bytes_in
 
     def freeze(self) -> None:
         """Refuse publishing: a planned move has begun."""
@@ -183,12 +239,16 @@ class Topic:
 
     def to_state(self) -> TopicState:
         """Everything that recovery needs as of now: confirmed entries and durable cursors, untaken deltas included."""
+        self._count_bytes()
+        first, end = self.ledgers.first, self.ledgers.end
         return TopicState(
             created_ms=self.created_ms,
             ledgers=tuple(self.ledgers.ledgers()),
             cursors={name: found.to_state() for name, found in self._subscriptions.items() if found.durable},
             properties=dict(self.properties),
             sequences=self.deduplication.to_state() if self.deduplication is not None else (),
+            sizes=(self.ages.bytes_before(first, end), self.ages.total),
+            marks=tuple((*self.ledgers.position(mark.end - 1), mark.append_ms, mark.total) for mark in self.ages.marks),
         )
 
     @staticmethod
@@ -201,6 +261,10 @@ class Topic:
             topic.apply_sequences(producer, (sequence,))
         for ledger, count in state.ledgers:
             topic.apply_entries(ledger, 0, count)
+        topic._apply_trimmed()
+        dropped, total = state.sizes
+        marks = ((topic.ledgers.ordinal_after((ledger, entry)), ms, size) for ledger, entry, ms, size in state.marks)
+        topic.ages = Ages((topic.ledgers.first, dropped), marks, total)
         for subscription, cursor in state.cursors.items():
             topic.apply_cursor(subscription, cursor.as_delta())
         return topic
@@ -210,6 +274,12 @@ class Topic:
         self.created_ms = created_ms
         self.properties = dict(properties)
         self.deduplicate(DEDUPLICATION in properties)
+        self._apply_trimmed()
+
+    def _apply_trimmed(self) -> None:
+        text = self.properties.get(TRIMMED)
+        if text is not None:
+            self._skip_to(position_of_text(text))
 
     def apply_update(self, changes: Mapping[str, str]) -> None:
         """Set these properties, and remove those whose value is empty: live once the record is durable, and in replay.
@@ -220,6 +290,8 @@ class Topic:
             self.change_property(name, value)
         if DEDUPLICATION in changes:
             self.deduplicate(bool(changes[DEDUPLICATION]))
+        if TRIMMED in changes:
+            self._apply_trimmed()
 
     def change_property(self, name: str, value: str) -> None:
         """Set one property, or remove it if the value is empty, and nothing else."""

@@ -45,6 +45,9 @@ class MemoryPort:
     def version(self) -> str:
         return "1.2.3"
 
+    async def clusters(self) -> list[str]:
+        return ["standalone"]
+
     async def lookup(self, topic: TopicName) -> dict[str, str]:
         self._fail()
         return {"brokerUrl": f"pulsar://host/{topic.local}"}
@@ -203,7 +206,6 @@ def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/admin/v2/kafka/public/default/t/stats"),
         ("GET", "/admin/v2/persistent/pub%20lic/default/t/stats"),
         ("PUT", f"{NAMESPACES}/a/b%20c"),
         ("GET", f"/admin/v2/persistent/public/default/{'t' * 2000}/stats"),
@@ -244,7 +246,12 @@ def test_errors_leave_with_their_declared_status_and_their_text(port: MemoryPort
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/admin/v2/no/such/route/at/all", 404), ("DELETE", f"{TOPICS}/t/stats", 405)]
+    ("method", "path", "status"),
+    [
+        ("GET", "/admin/v2/no/such/route/at/all", 404),
+        ("GET", "/admin/v2/kafka/public/default/t/stats", 404),
+        ("DELETE", f"{TOPICS}/t/stats", 405),
+    ],
 )
 def test_what_is_not_offered_says_so_in_the_same_shape(port: MemoryPort, method: str, path: str, status: int) -> None:
     """Admin clients parse `reason` for these, too."""

@@ -29,11 +29,12 @@ from tests.unit.storage.logs import CLOCK, INCARNATION, run_on_volume
 
 GOLDEN = (
     b'{"bundle":"a/b/0x00000000_0x40000000","epoch":7,"incarnation":"broker-0.5f","kind":"checkpoint","position":[2,8192],"topics":'
-    b'{"persistent://a/b/c":[5,[[15,3],[17,0]],{"s":[[15,-1],[[15,1,2]],[[17,0,[-2]]],{"k":"v"}]},{"p":"q"},[["r",8]]]},"version":1}\n'
-    b"crc32c=8ecd84df\n"
+    b'{"persistent://a/b/c":[5,[[15,3],[17,0]],{"s":[[15,-1],[[15,1,2]],[[17,0,[-2]]],{"k":"v"}]},{"p":"q"},[["r",8]],[10,99],'
+    b'[[15,2,1000,60]]]},"version":1}\n'
+    b"crc32c=6ad0d322\n"
 )
 CURSOR = CursorCheckpoint((15, -1), ((15, 1, 2),), ((17, 0, (-2,)),), {"k": "v"})
-TOPIC = TopicCheckpoint(5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"}, (("r", 8),))
+TOPIC = TopicCheckpoint(5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"}, (("r", 8),), (10, 99), ((15, 2, 1000, 60),))
 CHECKPOINT = Checkpoint("a/b/0x00000000_0x40000000", 7, "broker-0.5f", LogPosition(2, 8192), {"persistent://a/b/c": TOPIC})
 
 
@@ -58,6 +59,8 @@ TOPICS = st.builds(
     st.dictionaries(st.text(max_size=5), CURSORS, max_size=2),
     st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
     st.lists(st.tuples(st.text(max_size=5), NUMBER), max_size=2).map(tuple),
+    st.tuples(NUMBER, NUMBER),
+    st.lists(st.tuples(NUMBER, NUMBER, NUMBER, NUMBER), max_size=2).map(tuple),
 )
 
 

@@ -95,13 +95,65 @@ def test_replay_detects_missing_records() -> None:
 
 
 def test_dropping_from_the_front_keeps_ordinals_and_the_last_ledger() -> None:
-    """What remains keeps its ordinals; the topic always remembers its last position."""
+    """What remains keeps its ordinals, within a ledger as well; the topic always remembers its last position."""
     table = LedgerTable([(3, 2), (7, 3), (9, 1)])
-    assert table.drop_before(4) == 1, "ledger 7 still holds ordinal 4"
-    assert (table.first, table.end, table.position(2)) == (2, 6, Position(7, 0))
-    assert table.clamp(EARLIEST) == 2
-    assert table.find((3, 1)) is None
-    assert table.position_before(2) == Position(7, -1)
-    assert table.drop_before(100) == 1
+    assert table.drop_before(4) == 4
+    assert (table.first, table.end, table.position(4)) == (4, 6, Position(7, 2))
+    assert table.ledgers() == [(7, 3), (9, 1)], "a ledger counts its dropped beginning: that is how a checkpoint numbers it"
+    assert table.clamp(EARLIEST) == table.clamp((7, 0)) == 4
+    assert table.find((3, 1)) is table.find((7, 1)) is None
+    assert table.position_before(4) == Position(7, 1)
+    assert table.span(7, 0, 9) == (4, 5)
+    assert table.drop_before(100) == 2
+    assert table.drop_before(100) == 0
     assert table.ledgers() == [(9, 1)]
-    assert table.last_position == Position(9, 0)
+    assert table.last_position == table.position_before(6) == Position(9, 0)
+    assert (table.clamp(EARLIEST), table.find((9, 0)), table.first) == (6, None, 6)
+    assert table.append(9, 1, 2) == 6, "ids go on behind what was dropped"
+    assert table.find((9, 1)) == 6
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 2), st.integers(1, 5)),
+        st.tuples(st.just("drop"), st.integers(0, 12), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@given(STEPS, st.integers(-1, 20), st.integers(-1, 12))
+def test_any_history_of_appends_and_drops_answers_as_a_plain_list_does(
+    steps: list[tuple[str, int, int]], ledger: int, entry: int
+) -> None:
+    """Against all positions ever given, and how many of them are gone: every question, and a copy made from a checkpoint's values."""
+    table, given_ids, gone, current = LedgerTable(), [], 0, 1
+    for kind, number, count in steps:
+        if kind == "append":
+            current += number
+            first = sum(position.ledger == current for position in given_ids)
+            assert table.append(current, first, count) == len(given_ids)
+            given_ids += [Position(current, first + offset) for offset in range(count)]
+        else:
+            wanted = min(gone + number, len(given_ids))
+            assert table.drop_before(wanted) == wanted - gone
+            gone = wanted
+    kept, asked = given_ids[gone:], Position(ledger, entry)
+    assert (table.first, table.end) == (gone, len(given_ids))
+    assert [table.position(ordinal) for ordinal in range(gone, table.end)] == kept
+    assert [table.find(position) for position in given_ids] == [None] * gone + list(range(gone, table.end))
+    assert table.clamp(asked) == gone + sum(position < asked for position in kept)
+    assert table.ordinal_after(asked) == gone + sum(position <= asked for position in kept)
+    assert table.next(asked) == next((position for position in kept if position > asked), None)
+    assert table.previous(asked) == next((position for position in reversed(kept) if position < asked), None)
+    for ordinal in range(gone, table.end + 1):
+        assert table.ordinal_after(table.position_before(ordinal)) == ordinal
+    runs = list(table.runs(gone, table.end))
+    assert [Position(run, number) for run, low, high in runs for number in range(low, high + 1)] == kept
+    for run_ledger, known in table.ledgers():
+        assert table.extend(run_ledger, 0, known) == 0, "replaying what is there, dropped or not, changes nothing"
+    again = LedgerTable(table.ledgers())
+    if given_ids:
+        again.drop_before(again.ordinal_after(table.position_before(gone)))
+    assert [again.position(ordinal) for ordinal in range(again.first, again.end)] == kept
+    assert again.last_position == table.last_position

@@ -1,0 +1,175 @@
+"""Namespaces and policies.
+
+Owns: namespace records, policies and properties of namespaces and topics, work on all topics of a namespace. Imports: metadata, policies, names.
+Invariants: a policy is checked before it is written, and acts here as soon as its request is answered (other brokers follow their watch);
+policies of a partitioned or non-persistent topic are a record of the store, those of any other topic are its own durable property.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from magnetar.errors import NamespaceNotFound, NotAllowed, NotOwner, SubscriptionNotFound, TopicNotFound
+from magnetar.metadata import keys
+from magnetar.metadata.records import NamespaceRecord, TopicPoliciesRecord
+from magnetar.names import BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
+from magnetar.policies import check
+from magnetar.server.administration.tenants import CLUSTER_NAME
+from magnetar.server.administration.topics import TopicAdministration
+from magnetar.server.effective_policies import PROPERTY, own_policies
+
+USER_PREFIX = "user."
+NAMESPACE_PROPERTIES = "properties"
+Edit = Callable[[dict[str, Any]], None]
+
+
+class NamespaceAdministration(TopicAdministration):
+    """Namespaces and policies."""
+
+    async def namespaces(self, tenant: str) -> list[str]:
+        return sorted(name for name in self._broker.views.namespaces.items if name.partition("/")[0] == tenant)
+
+    async def namespace(self, name: NamespaceName) -> dict[str, Any]:
+        record = await self._namespace_record(name)
+        boundaries = [f"0x{boundary:08x}" for boundary in record.boundaries]
+        return {
+            "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
+            "replication_clusters": [CLUSTER_NAME],
+            **record.policies,
+            "bundles": {"boundaries": boundaries, "numBundles": len(boundaries) - 1},
+        }
+
+    async def create_namespace(self, name: NamespaceName, bundles: int, policies: dict[str, Any]) -> None:
+        check(policies)
+        record = NamespaceRecord(boundaries=initial_boundaries(bundles), policies=policies)
+        revision = await self._create(keys.namespace(name), record.encode(), f"namespace {name}")
+        self._broker.views.namespaces.observe(str(name), record.encode(), revision)
+
+    async def delete_namespace(self, name: NamespaceName, force: bool) -> None:
+        """Raises NotAllowed while it has topics and `force` is not set."""
+        await self._namespace_record(name)
+        partitioned = [TopicName.parse(topic) for topic in await self.partitioned_topics(name)]
+        topics = [TopicName.parse(topic) for topic in await self.topics(name)]
+        if (topics or partitioned) and not force:
+            raise NotAllowed(f"Cannot delete non empty namespace {name}: it has {len(topics)} topics; delete them or force it")
+        for topic in partitioned:
+            await self.delete_partitions(topic, force=True)
+        for topic in topics:
+            if topic.base not in partitioned:
+                await self._delete_anywhere(topic)
+        await self._change(keys.namespace(name), NamespaceRecord, lambda _current: None)
+
+    async def unload_namespace(self, name: NamespaceName, bundle: str, destination: str) -> None:
+        """Hand over one bundle (`bundle` as its range) or all that this broker serves."""
+        record = await self._namespace_record(name)
+        wanted = bundles_of(name, record.boundaries) if not bundle else [BundleName.parse(f"{name}/{bundle}")]
+        for found in wanted:
+            if bundle or str(found) in self._broker.ownership.owned:
+                await self._unload_bundle(found, destination)
+
+    async def clear_backlog(self, name: NamespaceName, subscription: str) -> None:
+        """Skip everything, for one subscription or (with "") all, of all topics of the namespace."""
+        for topic in await self._persistent_topics(name):
+            await self._on_namespace_topic(topic, subscription, clear=True)
+
+    async def unsubscribe_all(self, name: NamespaceName, subscription: str) -> None:
+        """Delete one subscription from all topics of the namespace."""
+        for topic in await self._persistent_topics(name):
+            await self._on_namespace_topic(topic, subscription, clear=False)
+
+    async def _persistent_topics(self, name: NamespaceName) -> list[TopicName]:
+        await self._namespace_record(name)
+        return [TopicName.parse(topic) for topic in await self.topics(name)]
+
+    async def _on_namespace_topic(self, topic: TopicName, subscription: str, clear: bool) -> None:
+        """Topics of other brokers are left to them: Pulsar's clients send this to every bundle's owner."""
+        try:
+            for found in [subscription] if subscription else await self.subscriptions(topic):
+                if clear:
+                    await self.skip(topic, found, None)
+                else:
+                    await self.delete_subscription(topic, found, force=False)
+        except (SubscriptionNotFound, TopicNotFound, NotOwner):
+            return
+
+    # --- policies ----------------------------------------------------------------------------------------------------------------
+
+    async def policies(self, target: NamespaceName | TopicName, applied: bool) -> dict[str, Any]:
+        if isinstance(target, NamespaceName):
+            return dict((await self._namespace_record(target)).policies)
+        own = dict(await self._topic_policies(target.base))
+        if not applied:
+            return own
+        return {**(await self._namespace_record(target.namespace_name)).policies, **own}
+
+    async def edit_policies(self, target: NamespaceName | TopicName, edit: Edit) -> None:
+        if isinstance(target, NamespaceName):
+            await self._edit_namespace(target, edit)
+        elif await self._in_store(target.base):
+            await self._edit_stored(target.base, edit)
+        else:
+            host = await self._host(target)
+            policies = _edited(own_policies(host.core.properties), edit)
+            await host.update_properties({PROPERTY: json.dumps(policies, sort_keys=True) if policies else ""})
+
+    async def _edit_namespace(self, name: NamespaceName, edit: Edit) -> None:
+        def change(current: NamespaceRecord | None) -> NamespaceRecord:
+            if current is None:
+                raise NamespaceNotFound(f"Namespace {name} does not exist; create it with PUT or a TopicNamespace")
+            return replace(current, policies=_edited(current.policies, edit))
+
+        written, revision = await self._change(keys.namespace(name), NamespaceRecord, change)
+        assert written is not None
+        self._broker.views.namespaces.observe(str(name), written.encode(), revision)
+
+    async def _edit_stored(self, topic: TopicName, edit: Edit) -> None:
+        def change(current: TopicPoliciesRecord | None) -> TopicPoliciesRecord | None:
+            policies = _edited(current.policies if current is not None else {}, edit)
+            return TopicPoliciesRecord(policies) if policies else None
+
+        key = keys.topic_policies(topic)
+        written, revision = await self._change(key, TopicPoliciesRecord, change)
+        value = written.encode() if written is not None else None
+        self._broker.views.policies.observe(key.removeprefix(keys.POLICIES), value, revision)
+
+    async def _in_store(self, topic: TopicName) -> bool:
+        """Whether the topic's policies are a record of the store."""
+        return not topic.persistent or await self._broker.service.partitions(topic) > 0
+
+    async def _topic_policies(self, topic: TopicName) -> Mapping[str, Any]:
+        if await self._in_store(topic):
+            item = await self._broker.context.store.get(keys.topic_policies(topic))
+            return TopicPoliciesRecord.decode(item.value).policies if item is not None else {}
+        return own_policies((await self._host(topic)).core.properties)
+
+    # --- properties --------------------------------------------------------------------------------------------------------------
+
+    async def properties(self, target: NamespaceName | TopicName) -> dict[str, str]:
+        if isinstance(target, NamespaceName) or await self._in_store(target.base):
+            return dict((await self.policies(target, applied=False)).get(NAMESPACE_PROPERTIES) or {})
+        found = (await self._host(target)).core.properties
+        return {name.removeprefix(USER_PREFIX): value for name, value in found.items() if name.startswith(USER_PREFIX)}
+
+    async def edit_properties(self, target: NamespaceName | TopicName, put: Mapping[str, str], remove: Sequence[str]) -> None:
+        if isinstance(target, TopicName) and not await self._in_store(target.base):
+            changes = {USER_PREFIX + name: value for name, value in put.items()}
+            await (await self._host(target)).update_properties({**changes, **{USER_PREFIX + name: "" for name in remove}})
+            return
+
+        def edit(policies: dict[str, Any]) -> None:
+            merged = {**(policies.get(NAMESPACE_PROPERTIES) or {}), **put}
+            policies[NAMESPACE_PROPERTIES] = {name: value for name, value in merged.items() if name not in remove} or None
+
+        await self.edit_policies(target, edit)
+
+
+def _edited(policies: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
+    """A copy of `policies`, edited and checked; what is null is gone. Raises InvalidRequest."""
+    changed = dict(policies)
+    edit(changed)
+    kept = {key: value for key, value in changed.items() if value is not None}
+    check(kept)
+    return kept

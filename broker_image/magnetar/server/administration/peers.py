@@ -1,0 +1,92 @@
+"""Admin requests from broker to broker.
+
+Owns: one HTTP/1.1 exchange over the broker's network. Imports: network, names, errors.
+Why: an operation on a partitioned topic reaches partitions that other brokers serve, and the broker has no HTTP client otherwise.
+Invariants: one request per connection, which the peer closes; an answer is bounded in size and time; a refusal keeps its reason and its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from magnetar.errors import InUse, InvalidRequest, MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
+from magnetar.names import TopicName
+from magnetar.network import Network
+
+TIMEOUT_S = 30.0
+ANSWER_BYTES_MAX = 16 << 20
+READ_BYTES = 64 << 10
+REFUSALS: Mapping[int, type[MagnetarError]] = {400: InvalidRequest, 404: TopicNotFound, 409: NotAllowed, 412: InUse}
+
+
+class _Exchange(asyncio.BufferedProtocol):
+    """Collects what the peer sends until it closes."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._buffer = bytearray(READ_BYTES)
+        self._answer = bytearray()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def get_buffer(self, _sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._answer += self._buffer[:nbytes]
+        if len(self._answer) > ANSWER_BYTES_MAX and self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.done.done():
+            return
+        if exc is not None:
+            self.done.set_exception(ServiceNotReady(f"the connection to a broker broke: {exc}; try again"))
+        else:
+            self.done.set_result(bytes(self._answer))
+
+
+async def ask_peer(network: Network, http_url: str, method: str, topic: TopicName, suffix: str) -> Any:
+    """The JSON answer of another broker to `method` on a topic's admin path, None if it has none.
+
+    Raises what the peer refused with, ServiceNotReady if it cannot be reached.
+    """
+    where = urlsplit(http_url)
+    path = f"/admin/v2/{topic.domain}/{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}{suffix}"
+    request = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            exchange = await network.connect(where.hostname or "", where.port or 80, _Exchange)
+            assert exchange.transport is not None
+            try:
+                exchange.transport.write(request.encode())
+                answer = await exchange.done
+            finally:
+                exchange.transport.close()
+    except (OSError, TimeoutError) as error:
+        raise ServiceNotReady(f"broker {http_url} does not answer: {error or 'no answer in time'}; try again") from error
+    return decode_answer(answer, http_url)
+
+
+def decode_answer(answer: bytes, http_url: str) -> Any:
+    """The JSON body of an HTTP answer without chunks, None if it is empty. Raises what it says, ServiceNotReady if it is cut off."""
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    words = head.split(b"\r\n", 1)[0].split()
+    if not separator or len(words) < 2 or not words[1].isdigit():
+        raise ServiceNotReady(f"broker {http_url} closed the connection before its answer; try again")
+    status = int(words[1])
+    try:
+        value = json.loads(body) if body else None
+    except ValueError as error:
+        raise ServiceNotReady(f"broker {http_url} answered with something that is not JSON; try again") from error
+    if status >= 300:
+        reason = value.get("reason") if isinstance(value, dict) else None
+        raise REFUSALS.get(status, ServiceNotReady)(f"broker {http_url}: {reason or status}")
+    return value

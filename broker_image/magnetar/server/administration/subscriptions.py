@@ -1,0 +1,110 @@
+"""Subscriptions.
+
+Owns: creating, deleting and moving subscriptions by request of an administrator. Imports: topics, errors, server siblings.
+Source: facts on protocol 3, priority 1.
+Invariants: what is answered is durable; on a partitioned topic an operation acts on all its partitions, wherever they are served.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicExists
+from magnetar.names import TopicName
+from magnetar.server.administration.base import Administration
+from magnetar.server.seeking import first_published_at, reset
+from magnetar.server.subscription_host import SubscriptionHost
+from magnetar.server.topic_life import expire, expire_to, skip, write
+from magnetar.topics.ledgers import LATEST
+
+
+class SubscriptionAdministration(Administration):
+    """Subscriptions of topics."""
+
+    async def subscriptions(self, topic: TopicName) -> list[str]:
+        async def names(part: TopicName) -> list[str]:
+            host = await self._host(part)
+            return [name for name, found in host.subscriptions.items() if found.core.durable]
+
+        found = await self._on_each(topic, names, "GET", "/subscriptions")
+        return sorted({name for part in found.values() for name in part})
+
+    async def create_subscription(
+        self, topic: TopicName, subscription: str, position: tuple[int, int] | None, properties: dict[str, str]
+    ) -> None:
+        """Raises TopicExists if it is there, TopicNotFound."""
+
+        async def create(part: TopicName) -> None:
+            host = await self._host(part)
+            if subscription in host.subscriptions:
+                raise TopicExists(f"Subscription {subscription} already exists for topic {part}")
+            start = position if position is not None else LATEST
+            created = host.open_subscription(subscription, start, durable=True, properties=dict(properties))
+            await write(created)
+
+        await self._on_each(topic, create, "PUT", f"/subscription/{quote(subscription, safe='')}")
+
+    async def delete_subscription(self, topic: TopicName, subscription: str, force: bool) -> None:
+        """Raises InUse while consumers are connected and `force` is not set."""
+
+        async def delete(part: TopicName) -> None:
+            host = await self._subscription(part, subscription)
+            sessions = host.sessions()
+            if sessions and not force:
+                raise InUse(f"Subscription {subscription} of {part} has active connected consumers; close them first or force it")
+            for session in sessions:
+                session.close_by_broker(None)
+            await host.topic.bundle.remove_subscription(host)
+
+        forced = "?force=true" if force else ""
+        await self._on_each(topic, delete, "DELETE", f"/subscription/{quote(subscription, safe='')}{forced}")
+
+    async def skip(self, topic: TopicName, subscription: str, count: int | None) -> None:
+        """Skip the next `count` unacknowledged entries, or all of them (None)."""
+
+        async def act(part: TopicName) -> None:
+            await skip(await self._subscription(part, subscription), count)
+
+        what = f"skip/{count}" if count is not None else "skip_all"
+        await self._on_each(topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/{what}")
+
+    async def expire(self, topic: TopicName, subscription: str | None, seconds: int) -> None:
+        """Acknowledge what is older than `seconds`, for one subscription or all of them."""
+        if seconds <= 0:
+            raise InvalidRequest(f"expireMessages: {seconds} is out of range; send a number of seconds greater than 0")
+
+        async def act(part: TopicName) -> None:
+            host = await self._host(part)
+            named = [await self._subscription(part, subscription)] if subscription is not None else host.subscriptions.values()
+            for found in list(named):
+                await expire(found, host.context.clock.wall_ms() - seconds * 1000)
+                await write(found)
+
+        which = f"subscription/{quote(subscription, safe='')}" if subscription is not None else "all_subscription"
+        await self._on_each(topic, act, "POST", f"/{which}/expireMessages/{seconds}")
+
+    async def expire_to(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> None:
+        """Acknowledge everything up to `position`."""
+        await expire_to(await self._subscription(topic, subscription), position)
+
+    async def reset_to_position(self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool) -> None:
+        """Make `position` (or, with `excluded`, the entry behind it) the next one to be delivered."""
+        host = await self._subscription(topic, subscription)
+        ledgers = host.topic.core.ledgers
+        await reset(host, ledgers.ordinal_after(position) if excluded else ledgers.clamp(position))
+
+    async def reset_to_time(self, topic: TopicName, subscription: str, timestamp_ms: int) -> None:
+        """Make the first entry published at `timestamp_ms` or later the next one to be delivered."""
+
+        async def act(part: TopicName) -> None:
+            host = await self._subscription(part, subscription)
+            await reset(host, await first_published_at(host.topic, timestamp_ms))
+
+        await self._on_each(topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/resetcursor/{timestamp_ms}")
+
+    async def _subscription(self, topic: TopicName, name: str) -> SubscriptionHost:
+        """A durable subscription of a topic served here. Raises SubscriptionNotFound, TopicNotFound, NotOwner."""
+        found = (await self._host(topic)).subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFound(f"Subscription {name} not found on topic {topic}")
+        return found

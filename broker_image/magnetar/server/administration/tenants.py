@@ -1,0 +1,124 @@
+"""Clusters, tenants and brokers.
+
+Owns: their records and what REST sees of them. Imports: metadata, errors.
+Invariants: our own cluster is there without a record and cannot be deleted; a tenant is there if it has a record or a namespace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from magnetar.errors import InvalidRequest, NotAllowed, TopicExists, TopicNotFound
+from magnetar.metadata import keys
+from magnetar.metadata.records import ClusterDataRecord, TenantRecord
+from magnetar.names import NamespaceName
+from magnetar.server.administration.base import Administration
+
+CLUSTER_NAME = "standalone"
+
+
+class TenantAdministration(Administration):
+    """Clusters, tenants, brokers."""
+
+    # --- clusters ----------------------------------------------------------------------------------------------------------------
+
+    async def clusters(self) -> list[str]:
+        found = await self._broker.context.store.range(keys.CLUSTERS)
+        return sorted({CLUSTER_NAME, *(item.key.removeprefix(keys.CLUSTERS) for item in found.items)})
+
+    async def cluster(self, name: str) -> dict[str, Any]:
+        item = await self._broker.context.store.get(keys.cluster_data(name))
+        if item is not None:
+            return ClusterDataRecord.decode(item.value).data
+        if name != CLUSTER_NAME:
+            raise TopicNotFound(f"Cluster {name} does not exist; create it with PUT")
+        return {"serviceUrl": self._broker.context.http_url, "brokerServiceUrl": self._broker.service_url}
+
+    async def write_cluster(self, name: str, data: dict[str, Any], create: bool) -> None:
+        NamespaceName.parse(f"{name}/x")  # the same letters
+        record = ClusterDataRecord(data)
+        if create:
+            if name == CLUSTER_NAME:
+                raise TopicExists(f"Cluster {name} already exists")
+            await self._create(keys.cluster_data(name), record.encode(), f"Cluster {name}")
+            return
+        if name not in await self.clusters():
+            raise TopicNotFound(f"Cluster {name} does not exist; create it with PUT")
+        await self._change(keys.cluster_data(name), ClusterDataRecord, lambda _current: record)
+
+    async def delete_cluster(self, name: str) -> None:
+        if name == CLUSTER_NAME:
+            raise NotAllowed(f"Cluster {name} is this one; it cannot be deleted")
+        current, _ = await self._change(keys.cluster_data(name), ClusterDataRecord, lambda current: current)
+        if current is None:
+            raise TopicNotFound(f"Cluster {name} does not exist")
+        await self._change(keys.cluster_data(name), ClusterDataRecord, lambda _current: None)
+
+    # --- tenants -----------------------------------------------------------------------------------------------------------------
+
+    async def tenants(self) -> list[str]:
+        broker = self._broker
+        recorded = {item.key.removeprefix(keys.TENANTS) for item in (await broker.context.store.range(keys.TENANTS)).items}
+        return sorted(recorded | {name.partition("/")[0] for name in broker.views.namespaces.items})
+
+    async def tenant(self, name: str) -> dict[str, Any]:
+        item = await self._broker.context.store.get(keys.tenant(name))
+        if item is not None:
+            record = TenantRecord.decode(item.value)
+        elif self._namespaces_of(name):
+            record = TenantRecord(allowed_clusters=(CLUSTER_NAME,))
+        else:
+            raise TopicNotFound(f"Tenant {name} does not exist; create it with PUT")
+        return {"adminRoles": list(record.admin_roles), "allowedClusters": list(record.allowed_clusters)}
+
+    def _namespaces_of(self, tenant: str) -> list[str]:
+        return sorted(name for name in self._broker.views.namespaces.items if name.partition("/")[0] == tenant)
+
+    async def write_tenant(self, name: str, body: dict[str, Any], create: bool) -> None:
+        NamespaceName.parse(f"{name}/x")  # the same letters
+        record = TenantRecord(_names(body, "adminRoles"), _names(body, "allowedClusters") or (CLUSTER_NAME,))
+        if create:
+            if self._namespaces_of(name):
+                raise TopicExists(f"Tenant {name} already exists")
+            await self._create(keys.tenant(name), record.encode(), f"Tenant {name}")
+            return
+        if name not in await self.tenants():
+            raise TopicNotFound(f"Tenant {name} does not exist; create it with PUT")
+        await self._change(keys.tenant(name), TenantRecord, lambda _current: record)
+
+    async def delete_tenant(self, name: str) -> None:
+        if self._namespaces_of(name):
+            raise NotAllowed(
+                f"The tenant {name} still has active namespaces: {', '.join(self._namespaces_of(name)[:5])}; delete them first"
+            )
+        if name not in await self.tenants():
+            raise TopicNotFound(f"Tenant {name} does not exist")
+        await self._change(keys.tenant(name), TenantRecord, lambda _current: None)
+
+    # --- brokers -----------------------------------------------------------------------------------------------------------------
+
+    async def brokers(self) -> list[str]:
+        found = self._broker.views.incarnations.items.values()
+        return sorted(viewed.record.http_url.removeprefix("http://") for viewed in found)
+
+    async def leader_broker(self) -> dict[str, str]:
+        broker = self._broker
+        viewed = broker.views.incarnations.get(await broker.leader.current() or "")
+        if viewed is None:
+            raise TopicNotFound("there is no leader at this moment; ask again")
+        url = viewed.record.http_url
+        return {"serviceUrl": url, "brokerId": url.removeprefix("http://")}
+
+    def configuration(self) -> dict[str, str]:
+        settings = self._broker.context.settings
+        return {field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+
+def _names(body: dict[str, Any], field: str) -> tuple[str, ...]:
+    value = body.get(field)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise InvalidRequest(f"{field}: {value!r} is not a list of names")
+    return tuple(sorted(value))

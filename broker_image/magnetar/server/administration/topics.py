@@ -1,0 +1,212 @@
+"""Topics.
+
+Owns: creating, deleting, terminating, trimming and unloading topics by request of an administrator, and their statistics. Imports: metadata, topics,
+names, errors, server siblings.
+Source: facts on protocol 2.11 and 3.
+Invariants: what is answered is durable; a topic with clients is deleted only by force; a partitioned topic's record goes after its partitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magnetar.errors import (
+    InUse,
+    InvalidRequest,
+    NotAllowed,
+    NotOwner,
+    ServiceNotReady,
+    StoreUnavailable,
+    TopicExists,
+    TopicNotFound,
+    UnsupportedCommand,
+)
+from magnetar.metadata import keys
+from magnetar.metadata.records import TopicPoliciesRecord
+from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.server.administration.peers import ask_peer
+from magnetar.server.administration.statistics import internal_stats, sum_stats, topic_stats
+from magnetar.server.administration.subscriptions import SubscriptionAdministration
+from magnetar.server.topic_host import TopicHost
+from magnetar.server.topic_life import trim_now
+from magnetar.topics.ledgers import Position
+from magnetar.wire.entries import parse_entry
+
+
+class TopicAdministration(SubscriptionAdministration):
+    """Topics as a whole."""
+
+    # --- life --------------------------------------------------------------------------------------------------------------------
+
+    async def topics(self, name: NamespaceName) -> list[str]:
+        return await self._broker.service.topics_in(name)
+
+    async def partitioned_topics(self, name: NamespaceName) -> list[str]:
+        await self._namespace_record(name)
+        await self._broker.ownership.registry.catch_up(name)
+        return self._broker.ownership.registry.partitioned(name)
+
+    async def create_topic(self, topic: TopicName, properties: dict[str, str]) -> None:
+        """Raises TopicExists."""
+        if topic.partition < 0 and await self._broker.service.partitions(topic):
+            raise TopicExists("This topic already exists")
+        if await self._existing(topic) is not None:
+            raise TopicExists("This topic already exists")
+        host = await self._broker.service.open_topic(topic, create=True, by_administrator=True)
+        if properties:
+            await host.update_properties({f"user.{name}": value for name, value in properties.items()})
+
+    async def _existing(self, topic: TopicName) -> TopicHost | None:
+        """The topic as served here, None if it is not there: a partition that nobody has used yet is not created. Raises NotOwner."""
+        await self._served_here(topic)
+        ownership = self._broker.ownership
+        return (await ownership.serving(await ownership.bundle_of(topic))).topics.get(str(topic))
+
+    async def delete_topic(self, topic: TopicName, force: bool) -> None:
+        """Raises InUse while it has clients or subscriptions and `force` is not set, NotAllowed for a partitioned topic."""
+        if topic.partition < 0 and await self._broker.service.partitions(topic):
+            raise NotAllowed(f"topic {topic} is partitioned; DELETE {topic.local}/partitions deletes it with its partitions")
+        host = await self._existing(topic)
+        if host is None:
+            raise TopicNotFound(f"Topic {topic} not found; there is nothing to delete")
+        if not force:
+            _check_unused(host)
+        await host.bundle.delete_topic(topic)
+
+    async def delete_partitions(self, topic: TopicName, force: bool) -> None:
+        """Delete all partitions and the record of a partitioned topic. Raises TopicNotFound, InUse."""
+        parts = await self._parts(topic)
+        if parts == [topic]:
+            raise TopicNotFound(f"Topic partitions {topic} not found: the topic is not partitioned or does not exist")
+        await self._delete_each(parts, force)
+        await self._change(keys.topic_policies(topic), TopicPoliciesRecord, lambda _current: None)
+        await self._broker.service.partitioning.delete(topic)
+        # Clients that were sent away may have been back before the record was gone.
+        await self._delete_each(parts, True)
+
+    async def _delete_each(self, parts: list[TopicName], force: bool) -> None:
+        for part in parts:
+            try:
+                await self._delete_anywhere(part, force)
+            except TopicNotFound:
+                continue  # nobody uses this partition
+
+    async def _delete_anywhere(self, topic: TopicName, force: bool = True) -> None:
+        try:
+            await self.delete_topic(topic, force)
+        except NotOwner as error:
+            if not error.http_url:
+                raise
+            await ask_peer(self._broker.context.network, error.http_url, "DELETE", topic, "?force=true" if force else "")
+
+    async def partitions(self, topic: TopicName) -> int:
+        return await self._broker.service.partitions(topic)
+
+    async def create_partitions(self, topic: TopicName, partitions: int) -> None:
+        await self._broker.service.partitioning.create(topic, partitions)
+
+    async def grow_partitions(self, topic: TopicName, partitions: int) -> None:
+        await self._broker.service.partitioning.grow(topic, partitions, tuple(await self.subscriptions(topic)))
+
+    # --- statistics --------------------------------------------------------------------------------------------------------------
+
+    async def stats(self, topic: TopicName) -> dict[str, Any]:
+        return topic_stats(await self._host(topic))
+
+    async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
+        return internal_stats(await self._host(topic))
+
+    async def partitioned_stats(self, topic: TopicName, per_partition: bool) -> dict[str, Any]:
+        count = await self._broker.service.partitions(topic)
+        if not count:
+            raise TopicNotFound(f"Partitioned Topic not found: {topic}")
+
+        async def one(part: TopicName) -> dict[str, Any]:
+            try:
+                return await self.stats(part)
+            except TopicNotFound:
+                return sum_stats(())  # nobody has used this partition yet
+
+        found = await self._on_each(topic, one, "GET", "/stats")
+        partitions = {str(part): stats for part, stats in found.items()} if per_partition else {}
+        return {**sum_stats(found.values()), "metadata": {"partitions": count, "deleted": False}, "partitions": partitions}
+
+    async def last_message_id(self, topic: TopicName) -> dict[str, Any]:
+        """MessageIdImpl of the last entry; with the index of its last message if that is a batch."""
+        host = await self._host(topic)
+        position, entry = await host.last_message(read_compacted=False)
+        found = _message_id(position, host.partition)
+        if entry is not None:
+            parsed = parse_entry(entry)
+            if parsed.batched:
+                count = parsed.metadata.num_messages_in_batch
+                found |= {"batchIndex": count - 1, "batchSize": count}
+        return found
+
+    # --- work --------------------------------------------------------------------------------------------------------------------
+
+    async def terminate(self, topic: TopicName) -> dict[str, Any]:
+        """Nothing can be published any more; the last message id. Raises UnsupportedCommand for a partitioned topic."""
+        if topic.partition < 0 and await self._broker.service.partitions(topic):
+            raise UnsupportedCommand(f"Termination of a partitioned topic is not allowed; use {topic.local}/terminate/partitions")
+        host = await self._host(topic)
+        return _message_id(await host.terminate(), host.partition)
+
+    async def terminate_partitions(self, topic: TopicName) -> dict[str, Any]:
+        """Terminate every partition; the last message ids by partition number."""
+        found = await self._on_each(topic, self.terminate, "POST", "/terminate")
+        return {str(max(0, part.partition)): last for part, last in found.items()}
+
+    async def trim(self, topic: TopicName) -> None:
+        """Drop now what retention lets go."""
+
+        async def act(part: TopicName) -> None:
+            await trim_now(await self._host(part))
+
+        await self._on_each(topic, act, "POST", "/trim")
+
+    async def truncate(self, topic: TopicName) -> None:
+        """Skip everything for every subscription and drop it, whatever retention says."""
+
+        async def act(part: TopicName) -> None:
+            await (await self._host(part)).truncate()
+
+        await self._on_each(topic, act, "DELETE", "/truncate")
+
+    async def roll(self, topic: TopicName) -> tuple[int, int]:
+        return await self._broker.service.roll(topic)
+
+    async def unload_topic(self, topic: TopicName, destination: str) -> None:
+        ownership = self._broker.ownership
+        for part in await self._parts(topic):
+            bundle = await ownership.bundle_of(part)
+            if str(bundle) in ownership.owned or part == topic:
+                await self._unload_bundle(bundle, destination)
+
+    async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
+        ownership = self._broker.ownership
+        if str(bundle) not in ownership.owned:
+            owner = await ownership.resolve(bundle)
+            raise NotOwner(f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}", owner.http_url)
+        target = ""
+        if destination:
+            target = next((i for i, v in self._broker.views.incarnations.items.items() if v.record.broker == destination), "")
+            if not target:
+                raise InvalidRequest(f"destinationBroker: {destination!r} is not a live broker")
+        try:
+            await ownership.move(str(bundle), target, "unload requested")
+        except StoreUnavailable as error:
+            raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
+
+
+def _check_unused(host: TopicHost) -> None:
+    """Raises InUse naming what is in the way of a deletion."""
+    if len(host.core.producers):
+        raise InUse(f"Topic {host.name} has {len(host.core.producers)} connected producers; close them first or force it")
+    if host.subscriptions:
+        names = ", ".join(sorted(host.subscriptions)[:5])
+        raise InUse(f"Topic {host.name} has subscriptions ({names}); delete them first or force it")
+
+
+def _message_id(position: Position, partition: int) -> dict[str, Any]:
+    return {"ledgerId": position.ledger, "entryId": position.entry, "partitionIndex": partition}

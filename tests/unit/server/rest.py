@@ -1,0 +1,67 @@
+"""The real application over a real broker, for tests.
+
+Owns: `Rest`, one HTTP client without a network, and `rest_over` that opens one. Imports: httpx, the admin application, the broker of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from magnetar.admin.application import create_application
+from magnetar.server.admin_port import BrokerAdminPort
+from magnetar.server.broker import Broker
+from magnetar.server.process import BrokerProcess
+from tests.unit.server.brokers import Peer, open_peer, running_broker
+
+NAMESPACE = "/admin/v2/namespaces/public/default"
+TOPICS = "/admin/v2/persistent/public/default"
+
+
+class Process:
+    """A process as the port sees it: which incarnation runs now, and on what directory."""
+
+    def __init__(self, directory: Path, broker: Broker | None) -> None:
+        self.volume_directory, self.broker = directory, broker
+
+
+class Rest:
+    """Requests to one broker's application."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        """The answer, whatever its status."""
+        return await self._client.request(method, path, **({"json": body} if body is not None else {}), **options)
+
+    async def __call__(self, method: str, path: str, body: Any = None, *, status: int = 204) -> Any:
+        """The JSON of an answer with the expected status; None without one."""
+        found = await self.ask(method, path, body)
+        assert found.status_code == status, (method, path, found.status_code, found.text)
+        if status >= 400:
+            assert list(found.json()) == ["reason"], found.text
+        return found.json() if found.content else None
+
+    async def get(self, path: str) -> Any:
+        return await self("GET", path, status=200)
+
+
+@asynccontextmanager
+async def rest_over(directory: Path, broker: Broker) -> AsyncIterator[Rest]:
+    """The application over `broker`."""
+    application = create_application(BrokerAdminPort(cast(BrokerProcess, Process(directory, broker))))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
+        yield Rest(client)
+
+
+@asynccontextmanager
+async def broker_with_rest(directory: Path, **settings: Any) -> AsyncIterator[tuple[Broker, Rest, Peer]]:
+    """A broker, its REST and a client that has shaken hands and looked a topic up."""
+    async with running_broker(directory, **settings) as broker, rest_over(directory, broker) as rest, open_peer(broker) as peer:
+        await peer.lookup()
+        yield broker, rest, peer

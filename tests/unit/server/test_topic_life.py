@@ -1,0 +1,463 @@
+"""The life of topics over a real broker: what ends them, what they drop, and what of it a restart or a crash in the middle leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.errors import WireCode
+from magnetar.metadata.memory import MemoryStore
+from magnetar.server.broker import Broker
+from magnetar.server.topic_host import TopicHost
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from magnetar.wire.entries import encode_entry
+from magnetar.wire.frames import encode_command
+from tests.unit.server.brokers import SETTINGS, TOPIC, Node, Peer, Type, open_peer, volume_in
+from tests.unit.server.rest import NAMESPACE, TOPICS, Rest, rest_over
+
+PATH = f"{TOPICS}/t"
+QUICK = {
+    "topic_check_s": 0.02,
+    "retention_check_s": 0.02,
+    "expiry_check_s": 0.02,
+    "backlog_quota_check_s": 0.02,
+    "inactive_check_s": 0.02,
+    "trim_grace_s": 0.0,
+    "inactive_topic_s": 0.0,
+}
+PAYLOAD = bytes(1000)
+
+
+class Life:
+    """One incarnation of the broker under test, with its REST and a client."""
+
+    def __init__(self, broker: Broker, rest: Rest, peer: Peer) -> None:
+        self.broker, self.rest, self.peer = broker, rest, peer
+
+    def topic(self, name: str = TOPIC) -> TopicHost:
+        return self.topics()[name]
+
+    def topics(self) -> dict[str, TopicHost]:
+        return {name: host for owned in self.broker.ownership.owned.values() for name, host in owned.topics.items()}
+
+    async def publish(self, count: int, start: int = 0) -> list[tuple[int, int]]:
+        """Messages of PAYLOAD's size; their positions."""
+        return [await self.peer.send(PAYLOAD, start + number) for number in range(count)]
+
+    async def acknowledge(self, consumer_id: int, positions: list[tuple[int, int]], *others: int) -> None:
+        """Acknowledge, and wait for the confirmation and for commands of `others` types, in any order."""
+        command = api.BaseCommand(type=Type.ACK)
+        command.ack.consumer_id, command.ack.ack_type, command.ack.request_id = consumer_id, api.CommandAck.Individual, 77
+        for ledger, number in positions:
+            command.ack.message_id.add(ledgerId=ledger, entryId=number)
+        self.peer.write(encode_command(command))
+        answers = [await self.peer.answer() for _ in range(1 + len(others))]
+        assert sorted(answer.type for answer in answers) == sorted((Type.ACK_RESPONSE, *others))
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Poll what has no event."""
+    async with asyncio.timeout(20):
+        while not reached():
+            await asyncio.sleep(0.005)
+
+
+class Lives:
+    """Incarnations of one broker after one another."""
+
+    def __init__(self, directory: Path, store: MemoryStore, node: Node) -> None:
+        self._directory, self._store, self._node = directory, store, node
+
+    @asynccontextmanager
+    async def one(self, *, crash: bool = False) -> AsyncIterator[Life]:
+        """The next incarnation; with `crash` it ends without handing anything over."""
+        broker = await self._node.start()
+        try:
+            async with rest_over(self._directory, broker) as rest, open_peer(broker) as peer:
+                await peer.lookup()
+                yield Life(broker, rest, peer)
+                if crash:
+                    broker.fail("crash")
+        finally:
+            await broker.close()
+
+
+Script = Callable[[Lives], Coroutine[Any, Any, None]]
+
+
+def play(directory: Path, script: Script, **settings: Any) -> None:
+    async def main() -> None:
+        store = MemoryStore(SystemClock())
+        async with volume_in(directory) as volume:
+            await script(Lives(directory, store, Node(store, volume, "broker-0", replace(SETTINGS, **{**QUICK, **settings}))))
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_what_everybody_has_acknowledged_is_dropped_for_good(tmp_path: Path, crash: bool) -> None:
+    """Not before the last subscription has it; the next reader begins at the first entry there is, ids go on, and a restart knows it all."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one(crash=crash) as life:
+            await life.peer.produce()
+            for consumer_id, name in ((1, "fast"), (2, "slow")):
+                assert (await life.peer.subscribe(consumer_id, subscription=name)).type == Type.SUCCESS
+            positions = await life.publish(10)
+            await life.acknowledge(1, positions)
+            await life.acknowledge(2, positions[:4])
+            ledgers = life.topic().core.ledgers
+            await until(lambda: ledgers.first == 4)
+            assert ledgers.position(ledgers.first) == positions[4]
+        async with lives.one(crash=crash) as life:
+            ledgers = life.topic().core.ledgers
+            assert ledgers.position(ledgers.first) == positions[4]
+            assert (await life.peer.subscribe(3, subscription="late")).type == Type.SUCCESS
+            life.peer.write(requests.flow(3, 1))
+            message, _ = await life.peer.message()
+            assert (message.message_id.ledgerId, message.message_id.entryId) == positions[4]
+            for name in ("fast", "slow", "late"):
+                await life.rest("POST", f"{PATH}/subscription/{name}/skip_all")
+            await until(lambda: ledgers.first == ledgers.end)
+            await life.peer.produce(producer_id=9)
+            [later] = [await life.peer.send(b"x", 0, producer_id=9)]
+            assert later > positions[-1]
+
+    play(tmp_path, script)
+
+
+def test_retention_and_grace_keep_what_nobody_needs(tmp_path: Path) -> None:
+    """Acknowledged by all: kept as long as the policy says, dropped once it is lifted; unread topics keep what has just come."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.rest("POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+            await life.peer.produce()
+            positions = await life.publish(3)
+            topic = life.topic()
+            for _ in range(5):
+                await life.rest("POST", f"{PATH}/trim")
+            assert topic.core.ledgers.first == 0
+            await life.rest("DELETE", f"{NAMESPACE}/retention")
+            await until(lambda: topic.core.ledgers.first == 3)
+            assert await life.rest.get(f"{PATH}/lastMessageId") == {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+            assert (await life.publish(1, start=3)) > positions[-1:]
+
+    play(tmp_path, script)
+
+
+def test_with_a_grace_nothing_young_is_dropped(tmp_path: Path) -> None:
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            await life.publish(3)
+            topic = life.topic()
+            await until(lambda: len(topic.core.ages.marks) > 0)
+            await asyncio.sleep(0.1)
+            assert topic.core.ledgers.first == 0
+            await life.rest("POST", f"{PATH}/trim")
+            assert topic.core.ledgers.first == 3, "an administrator need not wait"
+
+    play(tmp_path, script, trim_grace_s=600.0)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_terminated_topic_stays_so(tmp_path: Path, crash: bool) -> None:
+    """The last id is answered (twice the same), publishing ends with TopicTerminated, also in the next life."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one(crash=crash) as life:
+            await life.peer.produce()
+            positions = await life.publish(3)
+            last = {"ledgerId": positions[-1][0], "entryId": positions[-1][1], "partitionIndex": -1}
+            assert await life.rest("POST", f"{PATH}/terminate", status=200) == last
+            await life.peer.answer(Type.CLOSE_PRODUCER)
+            assert await life.rest("POST", f"{PATH}/terminate", status=200) == last
+        async with lives.one() as life:
+            answer = await life.peer.ask("producer", topic=TOPIC, producer_id=3)
+            assert (answer.type, answer.error.error) == (Type.ERROR, WireCode.TOPIC_TERMINATED)
+            assert (await life.rest.get(f"{PATH}/internalStats"))["state"] == "Terminated"
+            assert (await life.peer.subscribe(1)).type == Type.SUCCESS
+            life.peer.write(requests.flow(1, 10))
+            received = []
+            for _ in range(3):
+                message, _ = await life.peer.message()
+                received.append((message.message_id.ledgerId, message.message_id.entryId))
+            assert received == positions
+            await life.acknowledge(1, positions, Type.REACHED_END_OF_TOPIC)
+
+    play(tmp_path, script, trim_grace_s=600.0)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_deleted_topic_is_gone_and_its_ids_are_never_given_again(tmp_path: Path, crash: bool) -> None:
+    """Not while it has clients, unless by force; created again it begins empty, behind every id it ever had, in this life and the next."""
+
+    async def script(lives: Lives) -> None:
+        seen: list[tuple[int, int]] = []
+        async with lives.one(crash=crash) as life:
+            await life.peer.produce()
+            seen += await life.publish(3)
+            await life.rest("DELETE", PATH, status=412)
+            await life.rest("DELETE", f"{PATH}?force=true")
+            await life.peer.answer(Type.CLOSE_PRODUCER)
+            await life.rest("DELETE", PATH, status=404)
+            assert TOPIC not in await life.rest.get(TOPICS)
+            await life.peer.produce(producer_id=2)
+            again = [await life.peer.send(b"again", 0, producer_id=2)]
+            assert again > seen[-1:]
+            seen += again
+            assert TOPIC in await life.rest.get(TOPICS)
+        async with lives.one(crash=crash) as life:
+            assert (await life.peer.subscribe(1)).type == Type.SUCCESS
+            life.peer.write(requests.flow(1, 10))
+            message, body = await life.peer.message()
+            assert (message.message_id.ledgerId, message.message_id.entryId) == seen[-1]
+            assert body.endswith(b"again")
+            await life.rest("DELETE", f"{PATH}?force=true")
+            await life.peer.answer(Type.CLOSE_CONSUMER)
+        async with lives.one() as life:
+            assert not life.topics()
+            await life.peer.produce()
+            assert (await life.publish(1)) > seen[-1:]
+
+    play(tmp_path, script, trim_grace_s=600.0)
+
+
+def test_ids_stay_single_after_more_deletions_than_are_remembered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit new topics begin behind the highest of all."""
+    monkeypatch.setattr("magnetar.server.bundle.DELETED_NAMES_MAX", 0)
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            seen: list[tuple[int, int]] = []
+            for number in range(4):
+                await life.peer.produce(producer_id=number)
+                positions = [await life.peer.send(b"x", sequence, producer_id=number) for sequence in range(4 - number)]
+                assert positions[0] > (seen[-1] if seen else (-1, -1))
+                seen += positions
+                await life.rest("DELETE", f"{PATH}?force=true")
+                await life.peer.answer(Type.CLOSE_PRODUCER)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("mode", ["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"])
+def test_a_topic_that_nobody_uses_is_deleted(tmp_path: Path, mode: str) -> None:
+    """Only when policy and mode say so: not with a producer, not with a subscription that counts, not while it is retained."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            policy = {"inactiveTopicDeleteMode": mode, "maxInactiveDurationSeconds": 1, "deleteWhileInactive": True}
+            await life.peer.produce()
+            [position] = await life.publish(1)
+            await life.rest("PUT", f"{PATH}/subscription/s", {"ledgerId": -1, "entryId": -1})
+            await life.rest("POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+            await life.rest("POST", f"{NAMESPACE}/inactiveTopicPolicies", policy)
+            topic = life.topic()
+            assert topic.unused_since_ms is None, "it has a producer"
+            life.peer.write(requests.close_producer(1, life.peer.next_request()))
+            await life.peer.answer(Type.SUCCESS)
+            if mode == "delete_when_no_subscriptions":
+                await life.rest("DELETE", f"{PATH}/subscription/s")
+            else:
+                await life.rest("POST", f"{PATH}/subscription/s/skip_all")
+            await until(lambda: topic.unused_since_ms is not None)
+            assert TOPIC in life.topics(), "retention keeps it"
+            await life.rest("DELETE", f"{NAMESPACE}/retention")
+            async with asyncio.timeout(20):
+                while await life.rest.get(TOPICS):
+                    await asyncio.sleep(0.005)
+            assert not life.topics()
+            await life.peer.produce(producer_id=5)
+            assert await life.peer.send(b"new", 0, producer_id=5) > position
+
+    play(tmp_path, script)
+
+
+def test_a_message_beyond_its_time_to_live_is_expired_and_no_other(tmp_path: Path) -> None:
+    """By the periodic look, and by request; what has come a moment ago stays, whatever its client's clock said."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            assert (await life.peer.subscribe(1)).type == Type.SUCCESS
+            topic = life.topic()
+            cursor = topic.core.subscription("s").cursor
+            await life.publish(1)
+            await until(lambda: len(topic.core.ages.marks) == 1)
+            await life.rest("POST", f"{NAMESPACE}/messageTTL", 1)
+            await until(lambda: cursor.mark_delete == 1)
+            await life.rest("DELETE", f"{NAMESPACE}/messageTTL")
+            data = api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+            life.peer.write(requests.send(1, 1, encode_entry(data, b"x")))
+            await life.peer.answer(Type.SEND_RECEIPT)
+            await life.rest("POST", f"{PATH}/subscription/s/expireMessages/3600")
+            await life.rest("POST", f"{PATH}/all_subscription/expireMessages/3600")
+            assert cursor.mark_delete == 1
+            assert topic.subscriptions["s"].messages_expired == 1
+            assert (await life.rest.get(f"{PATH}/stats"))["subscriptions"]["s"]["msgBacklog"] == 1
+            await life.rest("POST", f"{PATH}/subscription/s/expireMessages/0", status=400)
+            [ledger, number] = life.topic().core.last_confirmed
+            await life.rest("POST", f"{PATH}/subscription/s/expireMessages", {"ledgerId": ledger, "entryId": number})
+            assert cursor.mark_delete == 2
+
+    play(tmp_path, script, retention_check_s=1000.0)
+
+
+@pytest.mark.parametrize(("policy", "code"), [("producer_request_hold", 7), ("producer_exception", 8)])
+def test_a_backlog_beyond_its_quota_keeps_producers_away(tmp_path: Path, policy: str, code: int) -> None:
+    """Those that are there are disconnected, new ones refused; once the backlog is gone they are welcome."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            await life.rest("PUT", f"{PATH}/subscription/s", {"ledgerId": -1, "entryId": -1})
+            await life.publish(5)
+            await life.rest("POST", f"{NAMESPACE}/backlogQuota", {"limitSize": 4000, "policy": policy})
+            await life.peer.answer(Type.CLOSE_PRODUCER)
+            refused = await life.peer.ask("producer", topic=TOPIC, producer_id=2)
+            assert (refused.type, refused.error.error) == (Type.ERROR, code)
+            await life.rest("POST", f"{PATH}/subscription/s/skip/4")
+            topic = life.topic()
+            await until(lambda: topic.publish_block is None)
+            await life.peer.produce(producer_id=3)
+
+    play(tmp_path, script)
+
+
+def test_eviction_moves_the_slowest_subscription_on(tmp_path: Path) -> None:
+    """To nine tenths of the limit; a faster one is not touched."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            for name in ("slow", "fast"):
+                await life.rest("PUT", f"{PATH}/subscription/{name}", {"ledgerId": -1, "entryId": -1})
+            await life.publish(100)
+            await life.rest("POST", f"{PATH}/subscription/fast/skip/95")
+            await life.rest("POST", f"{PATH}/backlogQuota", {"limitSize": 50_000, "policy": "consumer_backlog_eviction"})
+            core = life.topic().core
+            slow, fast = core.subscription("slow").cursor, core.subscription("fast").cursor
+            await until(lambda: slow.backlog < 50)
+            assert slow.backlog >= 35
+            assert fast.backlog == 5
+
+    play(tmp_path, script)
+
+
+def test_subscriptions_are_made_moved_and_deleted_over_rest(tmp_path: Path) -> None:
+    """Create at a position, skip, reset by id and by time, delete; what is in the way says so; all of it is durable."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one(crash=True) as life:
+            await life.peer.produce()
+            positions = await life.publish(5)
+            ledger, number = positions[2]
+            await life.rest("PUT", f"{PATH}/subscription/at", {"ledgerId": ledger, "entryId": number})
+            await life.rest("PUT", f"{PATH}/subscription/at", {}, status=409)
+            await life.rest(
+                "PUT", f"{PATH}/subscription/first", {"ledgerId": 2**64 - 1, "entryId": 2**64 - 1, "properties": {"a": "b"}}
+            )
+            await life.rest("PUT", f"{PATH}/subscription/last", {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1})
+            assert await life.rest.get(f"{PATH}/subscriptions") == ["at", "first", "last"]
+            stats = (await life.rest.get(f"{PATH}/stats"))["subscriptions"]
+            assert {name: found["msgBacklog"] for name, found in stats.items()} == {"at": 3, "first": 5, "last": 0}
+            assert stats["first"]["subscriptionProperties"] == {"a": "b"}
+            await life.rest("POST", f"{PATH}/subscription/first/skip/2")
+            await life.rest(
+                "POST", f"{PATH}/subscription/last/resetcursor", {"ledgerId": ledger, "entryId": number, "isExcluded": True}
+            )
+            await life.rest("POST", f"{PATH}/subscription/at/resetcursor/0")
+            await life.rest("POST", f"{PATH}/subscription/none/skip_all", status=404)
+            await life.rest("POST", f"{PATH}/subscription/at/resetcursor", {"ledgerId": "x"}, status=400)
+            assert (await life.peer.subscribe(1, subscription="first")).type == Type.SUCCESS
+            await life.rest("DELETE", f"{PATH}/subscription/first", status=412)
+        async with lives.one() as life:
+            stats = (await life.rest.get(f"{PATH}/stats"))["subscriptions"]
+            assert {name: found["msgBacklog"] for name, found in stats.items()} == {"at": 5, "first": 3, "last": 2}
+            assert (await life.peer.subscribe(1, subscription="first")).type == Type.SUCCESS
+            await life.rest("DELETE", f"{PATH}/subscription/first?force=true")
+            await life.peer.answer(Type.CLOSE_CONSUMER)
+            assert await life.rest.get(f"{PATH}/subscriptions") == ["at", "last"]
+
+    play(tmp_path, script, retention_check_s=1000.0)
+
+
+def test_topics_and_partitions_are_created_and_deleted_over_rest(tmp_path: Path) -> None:
+    """409 for what is there, 404 for what is not, 412 for what is in use; a namespace with topics goes only by force."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            rest = life.rest
+            await rest("PUT", PATH, {"color": "blue"})
+            await rest("PUT", PATH, status=409)
+            assert await rest.get(f"{PATH}/properties") == {"color": "blue"}
+            await rest("PUT", f"{TOPICS}/many/partitions", 3)
+            await rest("PUT", f"{TOPICS}/many", status=409)
+            await rest("DELETE", f"{TOPICS}/many", status=409)
+            await rest("PUT", f"{TOPICS}/many/subscription/s", {})
+            assert await rest.get(f"{TOPICS}/many/subscriptions") == ["s"]
+            assert await rest.get(f"{TOPICS}/partitioned") == ["persistent://public/default/many"]
+            total = await rest.get(f"{TOPICS}/many/partitioned-stats")
+            assert (total["metadata"]["partitions"], len(total["partitions"]), list(total["subscriptions"])) == (3, 3, ["s"])
+            await rest("POST", f"{TOPICS}/many/partitions", 4)
+            await rest("DELETE", f"{TOPICS}/many/partitions", status=412)
+            assert (await rest.get(f"{TOPICS}/many/partitions"))["partitions"] == 4
+            await rest("DELETE", f"{TOPICS}/many/partitions?force=true")
+            await rest("DELETE", f"{TOPICS}/many/partitions", status=404)
+            assert await rest.get(TOPICS) == [TOPIC]
+            await rest("DELETE", PATH)
+            assert await rest.get(TOPICS) == []
+            await rest("PUT", "/admin/v2/namespaces/a/b")
+            await rest("PUT", "/admin/v2/persistent/a/b/t")
+            await rest("PUT", "/admin/v2/persistent/a/b/p/partitions", 2)
+            await rest("DELETE", "/admin/v2/namespaces/a/b", status=409)
+            await rest("DELETE", "/admin/v2/namespaces/a/b?force=true")
+            await rest("GET", "/admin/v2/namespaces/a/b", status=404)
+
+    play(tmp_path, script)
+
+
+def test_clients_create_topics_only_where_the_policy_lets_them(tmp_path: Path) -> None:
+    """Administrators do so in any case; partitions of a topic that is there come with it."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.rest("POST", f"{NAMESPACE}/autoTopicCreation", {"allowAutoTopicCreation": False})
+            refused = await life.peer.ask("producer", topic=TOPIC, producer_id=1)
+            assert (refused.type, refused.error.error) == (Type.ERROR, WireCode.TOPIC_NOT_FOUND)
+            await life.rest("PUT", PATH)
+            await life.peer.produce()
+            await life.rest("PUT", f"{TOPICS}/many/partitions", 1)
+            partition = f"{TOPIC[:-1]}many-partition-0"
+            await life.peer.lookup(partition)
+            await life.peer.produce(producer_id=2, topic=partition)
+
+    play(tmp_path, script)
+
+
+def test_truncation_drops_everything_and_no_subscription_waits_for_it(tmp_path: Path) -> None:
+    async def script(lives: Lives) -> None:
+        async with lives.one(crash=True) as life:
+            await life.peer.produce()
+            await life.rest("PUT", f"{PATH}/subscription/s", {"ledgerId": -1, "entryId": -1})
+            positions = await life.publish(4)
+            await life.rest("DELETE", f"{PATH}/truncate")
+            assert life.topic().core.subscription("s").backlog == 0
+        async with lives.one() as life:
+            assert (await life.rest.get(f"{PATH}/stats"))["subscriptions"]["s"]["msgBacklog"] == 0
+            await life.peer.produce()
+            assert (await life.publish(1)) > positions[-1:]
+            assert (await life.rest.get(f"{PATH}/stats"))["subscriptions"]["s"]["msgBacklog"] == 1
+
+    play(tmp_path, script)
