@@ -120,6 +120,8 @@ class TopicHost:
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
         self.core.limit(self._dispatch_limits())
         self.publishing.refresh()
+        for subscription in self.subscriptions.values():
+            subscription.schedule()  # a limit may be gone
 
     def _dispatch_limits(self) -> DispatchLimits:
         settings = self.context.settings

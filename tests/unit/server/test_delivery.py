@@ -235,6 +235,51 @@ def test_cumulative_on_shared_changes_nothing(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
+def test_cumulative_into_a_batch(tmp_path: Path) -> None:
+    """Everything before the entry, and of the entry what the ack set has cleared."""
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        ids = [await publish(peer, num_messages_in_batch=3) for _ in range(3)]
+        await peer.subscribe()
+        peer.write(requests.flow(1, 9))
+        for _ in range(3):
+            await peer.message()
+        ids[1].ack_set.append(0b100)
+        await acknowledge(peer, ids[1], cumulative=True)
+        await peer.ask("close_consumer", consumer_id=1)
+        await peer.subscribe()
+        peer.write(requests.flow(1, 10))
+        left = [(await peer.message())[0] for _ in range(2)]
+        assert [(message.message_id.entryId, list(message.ack_set)) for message in left] == [(1, [0b100]), (2, [])]
+
+    play(tmp_path, script)
+
+
+def test_the_last_message_id_comes_with_the_mark_delete_position(tmp_path: Path) -> None:
+    """By which a client that has sought knows whether there is anything to read."""
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        async def positions() -> tuple[int, int]:
+            found = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response
+            assert found.HasField("consumer_mark_delete_position")
+            return found.last_message_id.entryId, found.consumer_mark_delete_position.entryId
+
+        await peer.subscribe()
+        assert await positions() == (NOBODY, NOBODY)
+        await peer.produce()
+        ids = [await publish(peer) for _ in range(4)]
+        assert await positions() == (3, NOBODY)
+        await acknowledge(peer, ids[2], cumulative=True)
+        assert await positions() == (3, 2)
+        await seek(peer, message_id=ids[1])
+        await peer.subscribe()
+        assert await positions() == (3, 0)
+        assert (await peer.ask("get_last_message_id", consumer_id=9)).error.error == int(WireCode.METADATA)
+
+    play(tmp_path, script)
+
+
 # --- delays and chunks --------------------------------------------------------------------------------------------------------
 
 
