@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from magnetar.errors import MagnetarError, NamespaceNotFound, NotAllowed, TopicNotFound, WireCode
+from magnetar.errors import MagnetarError, NamespaceNotFound, NotAllowed, StorageError, TopicNotFound, WireCode
 from magnetar.metadata import keys
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import Policies
@@ -84,7 +84,12 @@ class BrokerService:
 
     async def _answer(self, handler: Handler, connection: Connection, kind: int, body: Any) -> None:
         try:
-            await handler(connection, body)
+            try:
+                await handler(connection, body)
+            except FileNotFoundError as error:  # of what is stored: an answer that says so, not the end of the connection
+                raise StorageError(
+                    f"{error.filename} is missing from storage; try again, and restore it if that does not help"
+                ) from error
         except MagnetarError as error:
             log.info(
                 "request.refused",

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 READ_ENTRIES_MAX = 500
 READ_RETRY_S = 0.5
-WAKEUP_MIN_S = 0.005
+WAKEUP_MIN_S, WAKEUP_MAX_S = 0.005, 60.0  # the wall clock, by which things fall due, may be set forward
 
 
 class SubscriptionHost:
@@ -163,7 +163,7 @@ class SubscriptionHost:
             self._timer = None
         due_ms = self.core.next_wakeup_ms()
         if due_ms is not None:
-            delay_s = max(WAKEUP_MIN_S, (due_ms - self.topic.context.clock.wall_ms()) / 1000)
+            delay_s = min(max(WAKEUP_MIN_S, (due_ms - self.topic.context.clock.wall_ms()) / 1000), WAKEUP_MAX_S)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.schedule)
 
     def _deliver_what_is_due(self) -> None:

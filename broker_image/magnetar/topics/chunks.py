@@ -8,7 +8,16 @@ Invariant: from the first chunk that goes out until the last one, or until the c
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from magnetar.topics.dispatch import ChunkTrait, Consumer
+
+UUID_LENGTH_MAX = 128
+
+
+def _key(chunk: ChunkTrait) -> Hashable:
+    """What stands for the message's uuid, which a producer may make as long as it likes."""
+    return chunk.uuid if len(chunk.uuid) <= UUID_LENGTH_MAX else hash(chunk.uuid)
 
 
 class ChunkAssignments:
@@ -22,21 +31,21 @@ class ChunkAssignments:
 
     def __init__(self, messages_max: int) -> None:
         self._messages_max = messages_max
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[Hashable, Consumer] = {}
 
     def __len__(self) -> int:
         return len(self._consumers)
 
     def consumer_of(self, chunk: ChunkTrait) -> Consumer | None:
         """Who must get this chunk; None if anybody may. A first chunk begins the message anew (it is delivered again)."""
-        return self._consumers.get(chunk.uuid) if chunk.id > 0 else None
+        return self._consumers.get(_key(chunk)) if chunk.id > 0 else None
 
     def given(self, chunk: ChunkTrait, consumer: Consumer) -> None:
         """The chunk goes to `consumer`, and so will those after it."""
         if chunk.id + 1 >= chunk.count:
-            self._consumers.pop(chunk.uuid, None)
+            self._consumers.pop(_key(chunk), None)
             return
-        self._consumers[chunk.uuid] = consumer
+        self._consumers[_key(chunk)] = consumer
         if len(self._consumers) > self._messages_max:
             del self._consumers[next(iter(self._consumers))]
 

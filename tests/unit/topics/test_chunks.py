@@ -94,10 +94,11 @@ def test_a_message_that_comes_again_begins_anew() -> None:
 def test_unfinished_messages_are_forgotten_beyond_a_limit() -> None:
     """Producers that die in the middle must not fill the memory; the one begun first is forgotten first."""
     assignments, consumer = ChunkAssignments(messages_max=2), Consumer("a")
-    for uuid in ("1", "2", "3"):
+    uuids = ("1", "2", "3" * 1_000_000)
+    for uuid in uuids:
         assignments.given(ChunkTrait(uuid, 0, 5), consumer)
     assert len(assignments) == 2
-    assert [assignments.consumer_of(ChunkTrait(uuid, 1, 5)) for uuid in ("1", "2", "3")] == [None, consumer, consumer]
+    assert [assignments.consumer_of(ChunkTrait(uuid, 1, 5)) for uuid in uuids] == [None, consumer, consumer]
     assignments.given(ChunkTrait("2", 4, 5), consumer)
     assert len(assignments) == 1
     assignments.forget(consumer)
