@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from magnetar.hashes import murmur3
 from magnetar.topics.cursor import Cursor
-from magnetar.topics.dispatch import DispatchLimits, SubscriptionType
+from magnetar.topics.dispatch import DispatchLimits, EntryTraits, SubscriptionType
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
@@ -19,13 +20,15 @@ from magnetar.topics.topic import Topic
 ENTRIES = 100_000
 RUN = 100
 ROUNDS = 5
+KEYS = 10_000
+TRAITS = [EntryTraits(murmur3(b"key-%d" % (number * 7919 % KEYS))) for number in range(ENTRIES)]
 NO_LIMITS = DispatchLimits(unacknowledged_per_consumer_messages_max=0, unacknowledged_per_subscription_messages_max=0)
 
 
 def subscription_of(kind: SubscriptionType, consumers: int) -> Subscription:
     subscription = Subscription("bench", True, Cursor(LedgerTable([(3, ENTRIES)]), 0), limits=NO_LIMITS)
     for handle in range(consumers):
-        subscription.add_consumer(handle, kind)
+        subscription.add_consumer(handle, kind, name=f"consumer-{handle}")
         subscription.flow(handle, ENTRIES * 10)
     return subscription
 
@@ -33,7 +36,7 @@ def subscription_of(kind: SubscriptionType, consumers: int) -> Subscription:
 def deliver(subscription: Subscription, counts: list[int]) -> None:
     """next_read and dispatch until everything is out."""
     while (request := subscription.next_read(RUN)) is not None:
-        subscription.dispatch(request.first, counts)
+        subscription.dispatch(request.first, counts, TRAITS[request.first : request.first + request.entries])
 
 
 def best(prepare: Callable[[], Subscription], work: Callable[[Subscription], None]) -> float:
@@ -85,7 +88,7 @@ def delivered(kind: SubscriptionType, consumers: int) -> Callable[[], Subscripti
 
 
 def main() -> None:
-    exclusive, shared = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
+    exclusive, shared, by_key = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
     single, batch = [1] * RUN, [5] * RUN
     per_run, per_entry = ENTRIES / RUN, float(ENTRIES)
     rows: list[tuple[str, Callable[[], Subscription], Callable[[Subscription], None], float]] = [
@@ -100,8 +103,18 @@ def main() -> None:
             lambda s: deliver(s, single),
             per_entry,
         ),
+        *(
+            (
+                f"key_shared dispatch, {consumers} consumers, per entry",
+                lambda consumers=consumers: subscription_of(by_key, consumers),
+                lambda s: deliver(s, single),
+                per_entry,
+            )
+            for consumers in (1, 8, 100, 1000)
+        ),
         ("exclusive acknowledgement, per entry", delivered(exclusive, 1), acknowledge_each, per_entry),
         ("shared acknowledgement in order, per entry", delivered(shared, 3), acknowledge_each, per_entry),
+        ("key_shared acknowledgement in order, per entry", delivered(by_key, 3), acknowledge_each, per_entry),
         ("shared acknowledgement scattered, per entry", delivered(shared, 3), acknowledge_scattered, per_entry),
     ]
     for title, prepare, work, units in rows:

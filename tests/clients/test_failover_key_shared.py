@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Sequence
+from datetime import timedelta
 
 import pulsar
 import pytest
@@ -208,3 +209,29 @@ def test_sticky_ranges(server: ServerProcess, client: pulsar.Client) -> None:
     server.start()
     second = sticky("b", (20_000, 39_999), (50_000, 65_535))
     assert [second.receive(RECEIVE_MS).partition_key() for _ in range(60 - len(mine))] == [key for key in slots if key not in mine]
+
+
+def test_key_shared_redelivers_and_delays(client: pulsar.Client) -> None:
+    """A nacked message comes back to the owner of its key, counted; a delayed one holds nobody up."""
+    topic = "mixed"
+    consumers = [
+        client.subscribe(topic, "s", consumer_type=KEY_SHARED, consumer_name=name, negative_ack_redelivery_delay_ms=100)
+        for name in ("a", "b", "c")
+    ]
+    producer = client.create_producer(topic)
+    producer.send(b"late", partition_key="delayed", deliver_after=timedelta(seconds=3))
+    producer.send(b"nacked", partition_key="nacked")
+    for number in range(6):
+        producer.send(b"small", partition_key=f"key-{number}")
+    received = receive_all(consumers, 7)
+    assert {message.partition_key() for _, message in received} == {"nacked", *(f"key-{number}" for number in range(6))}
+    ((index, nacked),) = [found for found in received if found[1].data() == b"nacked"]
+    assert nacked.redelivery_count() == 0
+    consumers[index].negative_acknowledge(nacked)
+    for who, message in received:
+        if message is not nacked:
+            consumers[who].acknowledge(message)
+    rest = {message.data(): (who, message.redelivery_count()) for who, message in receive_all(consumers, 2)}
+    assert rest[b"nacked"] == (index, 1)
+    assert rest.keys() == {b"nacked", b"late"}
+    assert nothing_comes(consumers)

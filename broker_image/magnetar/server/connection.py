@@ -379,19 +379,19 @@ class Connection(asyncio.BufferedProtocol):
         self,
         session: ConsumerSession,
         ledger: int,
-        first_entry: int,
+        entry_ids: Sequence[int],
         entries: Sequence[memoryview],
         redelivery_counts: Sequence[int] | None,
         ack_sets: Sequence[Sequence[int]] | None,
         epoch: int,
     ) -> None:
-        """Queue consecutive entries of one ledger as MESSAGE commands."""
+        """Queue entries of one ledger, whose ids rise, as MESSAGE commands."""
         if self._closing or session.closed:
             return
-        self._out += runs.message_frames(
+        self._out += runs.scattered_message_frames(
             session.consumer_id,
             ledger,
-            first_entry,
+            entry_ids,
             entries,
             partition=session.partition,
             redelivery_counts=redelivery_counts,

@@ -8,6 +8,7 @@ other subscriptions get their turn; acknowledgements are confirmed only after th
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -233,7 +234,10 @@ class SubscriptionHost:
             return False
         deliveries = self.core.dispatch(first, message_counts, traits_of(entries, self.core.traits_wanted))
         for delivery in deliveries:
-            self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
+            if delivery.scattered is None:
+                self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
+            else:
+                self._send(delivery, [entries[ordinal - first] for ordinal in delivery.scattered])
         if deliveries:
             return True
         again = self._next_read(READ_ENTRIES_MAX)
@@ -242,13 +246,21 @@ class SubscriptionHost:
     def _send(self, delivery: Delivery, entries: Sequence[memoryview]) -> None:
         session = delivery.consumer
         assert isinstance(session, ConsumerSession)
-        done = 0
-        for ledger, low, high in self.topic.core.ledgers.runs(delivery.first, delivery.first + delivery.entries):
-            count = high - low + 1
+        done, ordinals = 0, delivery.ordinals
+        start = delivery.first
+        for ledger, low, high in self.topic.core.ledgers.runs(start, ordinals[-1] + 1):
+            entry_ids: Sequence[int] = range(low, high + 1)
+            if delivery.scattered is not None:
+                until = bisect_left(ordinals, start + high + 1 - low, done)
+                entry_ids = [ordinal - start + low for ordinal in ordinals[done:until]]
+                start += high + 1 - low
+            count = len(entry_ids)
+            if not count:
+                continue
             session.connection.queue_messages(
                 session,
                 ledger,
-                low,
+                entry_ids,
                 entries[done : done + count],
                 delivery.redelivery_counts[done : done + count] if delivery.redelivery_counts is not None else None,
                 delivery.ack_sets[done : done + count] if delivery.ack_sets is not None else None,

@@ -109,6 +109,7 @@ class ReadRequest(NamedTuple):
 class Delivery(NamedTuple):
     """Entries first .. first+entries-1 for one consumer, to be sent as so many MESSAGE commands in order.
 
+    Where they do not follow each other (Key_Shared), `scattered` has their ordinals, rising, and `first` is the first of them.
     `messages` is what they cost in permits. `redelivery_counts` has one number per entry, or is None when all are 0. `ack_sets` has
     one tuple of signed 64-bit words per entry (empty = nothing of it is acknowledged), or is None when all are empty. `epoch` is
     the consumer's.
@@ -121,6 +122,12 @@ class Delivery(NamedTuple):
     redelivery_counts: Sequence[int] | None
     ack_sets: Sequence[tuple[int, ...]] | None
     epoch: int
+    scattered: Sequence[int] | None = None
+
+    @property
+    def ordinals(self) -> Sequence[int]:
+        """Of each of its entries."""
+        return self.scattered if self.scattered is not None else range(self.first, self.first + self.entries)
 
 
 class Consumer:

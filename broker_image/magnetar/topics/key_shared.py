@@ -1,12 +1,13 @@
 """Key_Shared: any number of consumers, each key in order at one of them.
 
-Owns: who holds which entry, what waits for whom, redelivery counts, limits on unacknowledged messages. Imports: dispatch, hash_ranges,
-delayed, intervals. Pure.
+Owns: who holds which entry, what waits for whom, redelivery counts, limits on unacknowledged messages. Imports: dispatch, hash_ranges, delayed,
+chunks, intervals. Pure.
 Source: Pulsar's Key_Shared dispatcher with draining hashes (PIP-379), facts on protocol semantics 2.4.
 Invariants: all entries of one slot (hash of keys) that are held are held by one consumer, unless out-of-order delivery is allowed; an
-unacknowledged entry below the read position is held, waits for its slot's owner, is stuck (its slot is still held by a previous owner, or
-has none), or is delayed: it waits for its time, and then to be read again, outside the order of its key; what waits for an owner goes out
-lowest first and before anything newer of that owner; reading goes on past what waits, up to a bound, so that other keys keep flowing.
+unacknowledged entry below the read position is held, waits for its slot's owner, is stuck (its slot is still held by a previous owner, or has
+none), or waits for its time; what waits for an owner goes out lowest first and before anything newer of that owner; reading goes on past what
+waits, up to a bound, so that other keys keep flowing. A message in chunks stays with the consumer that got its first chunk, who could not
+acknowledge it otherwise.
 Cost: per entry some dictionary operations and a bisection; a consumer that joins or leaves costs the entries that wait.
 """
 
@@ -17,9 +18,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from magnetar.errors import ConsumerBusy
+from magnetar.topics.chunks import ChunkAssignments
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.delayed import DelayedEntries
 from magnetar.topics.dispatch import (
+    ChunkTrait,
     Consumer,
     Delivery,
     DispatchLimits,
@@ -28,15 +31,19 @@ from magnetar.topics.dispatch import (
     ReadRequest,
     SubscriptionType,
     TraitsWanted,
-    ack_sets_of,
     read_span,
     remaining_costs,
 )
 from magnetar.topics.hash_ranges import HashRanges, hash_ranges, slot_of
 from magnetar.topics.intervals import IntervalSet
+from magnetar.topics.turns import Round, Turn
 
 LOOK_AHEAD_ENTRIES_MIN = 32
 """Read at least so many at once: with few permits the next entry of the one who has them may be some way ahead."""
+
+
+NO_TRAITS = EntryTraits()
+_UNLIMITED = 1 << 62
 
 
 class _Slot:
@@ -59,8 +66,12 @@ class KeySharedDispatcher:
         self._cursor = cursor
         self._limits = limits
         self._consumers: list[Consumer] = []
+        # All that are ready, and those that have something waiting; both may hold some more, found out when they are looked at.
+        self._ready: dict[Consumer, None] = {}
+        self._awaiting: dict[Consumer, None] = {}
         self._policy = KeySharedPolicy()
         self._ranges: HashRanges | None = None
+        self._owners: dict[int, Consumer | None] = {}  # by slot, as far as it was asked for
         self._read = cursor.mark_delete
         self._unacknowledged = 0
         self._blocked = False
@@ -69,9 +80,11 @@ class KeySharedDispatcher:
         self._slots: dict[int, _Slot] = {}  # empty where out-of-order delivery is allowed
         self._stuck: dict[int, IntervalSet] = {}  # by slot
         self._waiting = 0  # entries that wait or are stuck
+        self._chunk_of: dict[int, ChunkTrait] = {}  # of those among them that are chunks
+        self._chunks = ChunkAssignments(limits.chunked_messages_max)
         self._now_ms = 0
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
-        self._due = IntervalSet()  # delayed entries whose time has come
+        self._due = IntervalSet()  # their time has come; whose they are is known when they are read again
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -115,31 +128,52 @@ class KeySharedDispatcher:
         """What it held or was to get goes to the new owners; that is no redelivery in the sense of the count."""
         assert self._ranges is not None
         self._ranges.remove(consumer)
+        self._owners.clear()
         self._consumers.remove(consumer)
+        self._chunks.forget(consumer)
         waited = list(consumer.waiting)
         consumer.waiting.clear()
         for ordinal in sorted(consumer.held):
             self._give_back(consumer, ordinal)
         assert consumer.unacknowledged == 0, consumer.unacknowledged
+        # Last, because giving back may lift its block.
+        self._ready.pop(consumer, None)
+        self._awaiting.pop(consumer, None)
         self._assign_anew(waited)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
+        if consumer.ready:
+            self._ready[consumer] = None
 
     def limit(self, limits: DispatchLimits) -> None:
-        """Other limits from now on; how slots are divided stays until the last consumer has left."""
+        """Other limits from now on; how slots are divided stays until the last consumer has left.
+
+        What waits for its time goes out if delays are not honoured any more.
+        """
         self._limits = limits
-        self._look_again_at(self._delayed.take_all())
+        self._take_due(self._delayed.take_all())
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
         for consumer in self._consumers:
             consumer.blocked = 0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged
+            self.flow(consumer, 0)
         self._blocked = 0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged
 
     def _owner(self, slot: int) -> Consumer | None:
-        return self._ranges.owner(slot) if self._ranges is not None else None
+        try:
+            return self._owners[slot]
+        except KeyError:
+            owner = self._owners[slot] = self._ranges.owner(slot) if self._ranges is not None else None
+            return owner
+
+    def _destination(self, slot: int, chunk: ChunkTrait | None) -> Consumer | None:
+        """Who must get an entry of the slot."""
+        begun = self._chunks.consumer_of(chunk) if chunk is not None else None
+        return begun if begun is not None else self._owner(slot)
 
     def _assign_anew(self, more: Iterable[tuple[int, int]] = ()) -> None:
         """Owners have changed: look again who gets what waits (and `more`, which waited for one that has left)."""
+        self._owners.clear()
         runs = [*more]
         for consumer in self._consumers:
             runs += consumer.waiting
@@ -156,16 +190,16 @@ class KeySharedDispatcher:
         """The entry is not held by anybody: it waits for its owner, or is stuck."""
         self._slot_of[ordinal] = slot
         self._waiting += 1
-        owner, held = self._owner(slot), self._slots.get(slot)
+        owner, held = self._destination(slot, self._chunk_of.get(ordinal)), self._slots.get(slot)
         if owner is None or (held is not None and held.holder is not owner):
             self._stuck.setdefault(slot, IntervalSet()).add(ordinal, ordinal + 1)
         else:
             owner.waiting.add(ordinal, ordinal + 1)
+            self._awaiting[owner] = None
 
     # --- what comes back --------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
-        self._due.remove(start, end)
         slots = self._slot_of
         ordinals = range(start, end) if end - start <= len(slots) else [known for known in slots if start <= known < end]
         full = self._waiting >= self._look_ahead_max()
@@ -181,6 +215,8 @@ class KeySharedDispatcher:
                 self._stop_waiting(ordinal, slot)
             del slots[ordinal]
             self._redeliveries.pop(ordinal, None)
+        if self._due:
+            self._due.remove(start, end)
         return unblocked or (full and self._waiting < self._look_ahead_max())
 
     def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
@@ -211,6 +247,8 @@ class KeySharedDispatcher:
         self._slot_of.clear()
         self._slots.clear()
         self._stuck.clear()
+        self._chunk_of.clear()
+        self._chunks.clear()
         self._delayed.clear()
         self._due.clear()
         self._waiting = self._unacknowledged = 0
@@ -242,12 +280,14 @@ class KeySharedDispatcher:
         return self._unstick(slot) or unblocked
 
     def _unstick(self, slot: int) -> bool:
-        """Nobody holds anything of the slot any more: its owner may get what is stuck. True if there is something, and an owner."""
-        owner = self._owner(slot)
-        if owner is None or slot not in self._stuck:
+        """Nobody holds anything of the slot any more: its owner may get what is stuck. True if there is something."""
+        stuck = self._stuck.pop(slot, None)
+        if stuck is None:
             return False
-        for start, end in self._stuck.pop(slot):
-            owner.waiting.add(start, end)
+        self._waiting -= stuck.size
+        for start, end in stuck:
+            for ordinal in range(start, end):
+                self._put_aside(ordinal, slot)
         return True
 
     def _give_back(self, consumer: Consumer, ordinal: int) -> None:
@@ -258,12 +298,15 @@ class KeySharedDispatcher:
     def _stop_waiting(self, ordinal: int, slot: int) -> None:
         """The entry is acknowledged before it could be delivered."""
         self._waiting -= 1
-        stuck, owner = self._stuck.get(slot), self._owner(slot)
+        owner = self._destination(slot, self._chunk_of.pop(ordinal, None))
+        stuck = self._stuck.get(slot)
         if stuck is not None and stuck.remove(ordinal, ordinal + 1):
             if not stuck:
                 del self._stuck[slot]
-        elif owner is not None:
-            owner.waiting.remove(ordinal, ordinal + 1)
+        elif owner is None or not owner.waiting.remove(ordinal, ordinal + 1):
+            # A chunk: the message it belongs to is not assigned any more.
+            for other in self._consumers:
+                other.waiting.remove(ordinal, ordinal + 1)
 
     def _release(self, consumer: Consumer, messages: int) -> bool:
         """Lower the counts and lift blocks at half their limits; True if a block was lifted."""
@@ -273,6 +316,7 @@ class KeySharedDispatcher:
         unblocked = False
         if consumer.blocked and consumer.unacknowledged <= limits.unacknowledged_per_consumer_messages_max // 2:
             consumer.blocked, unblocked = False, True
+            self.flow(consumer, 0)
         if self._blocked and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2:
             self._blocked, unblocked = False, True
         return unblocked
@@ -286,6 +330,11 @@ class KeySharedDispatcher:
     def next_wakeup_ms(self) -> int | None:
         return self._delayed.next_ms()
 
+    def _take_due(self, runs: Iterable[tuple[int, int]]) -> None:
+        for start, end in runs:
+            for first, last in self._cursor.unacknowledged(start, end):
+                self._due.add(first, last)
+
     def _look_ahead_max(self) -> int:
         """How many entries may wait before nothing new is read."""
         limits = self._limits
@@ -295,12 +344,11 @@ class KeySharedDispatcher:
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
         self._now_ms = now_ms
         if self._delayed:
-            self._look_again_at(self._delayed.take_due(now_ms))
-        ready = [consumer for consumer in self._consumers if consumer.ready]
-        if self._blocked or not ready:
+            self._take_due(self._delayed.take_due(now_ms))
+        permits = 0 if self._blocked else self._permits(limit_entries)
+        if permits <= 0:
             return None
-        permits = sum(consumer.permits for consumer in ready)
-        waiting = [consumer.waiting for consumer in ready if consumer.waiting]
+        waiting = [consumer.waiting for consumer in self._awaiting if consumer.waiting and consumer.ready]
         if waiting:
             return read_span(heapq.merge(*waiting), min(limit_entries, permits))
         cursor, room = self._cursor, self._look_ahead_max() - self._waiting
@@ -316,131 +364,129 @@ class KeySharedDispatcher:
             return ReadRequest(read, min(limit, cursor.end - read))
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
+    def _permits(self, enough: int) -> int:
+        """Permits of the ready consumers together, counted no further than `enough`."""
+        total, gone = 0, []
+        for consumer in self._ready:
+            if not consumer.ready:
+                gone.append(consumer)
+                continue
+            total += consumer.permits
+            if total >= enough:
+                break
+        for consumer in gone:
+            del self._ready[consumer]
+        return total
+
     def dispatch(
         self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
     ) -> list[Delivery]:
         if self._blocked:
             return []
+        limit = self._limits.unacknowledged_per_subscription_messages_max
         costs = remaining_costs(self._cursor, first, message_counts)
-        end = first + len(costs)
-        given: dict[Consumer, list[int]] = {}
-        for consumer in self._consumers:
+        fetched = Round(first, costs, traits, limit - self._unacknowledged if limit > 0 else _UNLIMITED)
+        for consumer in [*self._awaiting]:
             # Lowest first: what was not fetched may be of the same key as what was.
-            if consumer.waiting and first <= consumer.waiting.start < end and consumer.ready:
-                self._give_waiting(consumer, first, costs, given.setdefault(consumer, []))
-        if traits is not None:
-            for start, stop in list(self._due.overlap(first, min(end, self._read))):
-                reached = self._give_read(start, stop, first, costs, traits, given)
-                self._due.remove(start, reached)
-                if reached < stop:
-                    break
-            if first <= self._read < end:
-                for start, stop in list(self._cursor.unacknowledged(self._read, end)):
-                    self._read = self._give_read(start, stop, first, costs, traits, given)
-                    if self._read < stop:
+            if not consumer.waiting:
+                del self._awaiting[consumer]
+            elif first <= consumer.waiting.start < fetched.end and consumer.ready:
+                self._give_waiting(consumer, fetched)
+        if not fetched.turns:
+            for start, end in list(self._due.overlap(first, min(fetched.end, self._read))):
+                self._due.remove(start, self._give_read(start, end, fetched))
+            if first <= self._read < fetched.end:
+                for start, end in list(self._cursor.unacknowledged(self._read, fetched.end)):
+                    self._read = self._give_read(start, end, fetched)
+                    if self._read < end:
                         break
-        return [delivery for consumer, ordinals in given.items() for delivery in self._deliveries(consumer, ordinals, first, costs)]
+        return [self._deliver(consumer, turn) for consumer, turn in fetched.turns.items() if turn.ordinals]
 
-    def _give_waiting(self, consumer: Consumer, first: int, costs: Sequence[int], given: list[int]) -> None:
+    def _room_of(self, consumer: Consumer) -> int:
+        """How many messages the consumer may be given; the last entry may exceed it."""
+        if not consumer.ready:
+            return 0
+        limit = self._limits.unacknowledged_per_consumer_messages_max
+        return min(consumer.permits, limit - consumer.unacknowledged) if limit > 0 else consumer.permits
+
+    def _give_waiting(self, consumer: Consumer, fetched: Round) -> None:
         """Give the consumer what was fetched of that which waits for it, as far as its permits go."""
-        for start, end in list(consumer.waiting.overlap(first, first + len(costs))):
+        turn = fetched.turns[consumer] = Turn(self._room_of(consumer))
+        for start, end in list(consumer.waiting.overlap(fetched.first, fetched.end)):
             stop = start
-            while stop < end and consumer.ready and not self._blocked:
-                self._hold(consumer, stop, self._slot_of[stop], costs[stop - first])
-                given.append(stop)
+            while stop < end and turn.room > 0 < fetched.room:
+                self._give(consumer, turn, stop, self._slot_of[stop], fetched)
+                if self._chunk_of:
+                    self._begin_chunks(self._chunk_of.pop(stop, None), consumer)
                 stop += 1
             self._waiting -= consumer.waiting.remove(start, stop)
             if stop < end:
-                return
+                break
 
-    def _look_again_at(self, runs: Iterable[tuple[int, int]]) -> None:
-        """Delayed entries whose time has come are to be read again, for their keys."""
-        for start, end in runs:
-            for first, last in self._cursor.unacknowledged(start, end):
-                self._due.add(first, last)
-
-    def _too_early(self, ordinal: int, deliver_at_ms: int) -> bool:
-        """Whether the entry must wait for its time; one that has waited may come with those of its tick."""
-        if deliver_at_ms <= self._now_ms or not self._limits.delayed_delivery:
-            return False
-        return ordinal >= self._read or not self._delayed.early_enough(deliver_at_ms, self._now_ms)
-
-    def _give_read(
-        self,
-        start: int,
-        end: int,
-        first: int,
-        costs: Sequence[int],
-        traits: Sequence[EntryTraits | None],
-        given: dict[Consumer, list[int]],
-    ) -> int:
-        """Give the entries [start, end), just read, to their owners, or put them aside; where that had to stop."""
-        ready = sum(consumer.ready for consumer in self._consumers)
-        room = self._look_ahead_max() - self._waiting
+    def _give_read(self, start: int, end: int, fetched: Round) -> int:
+        """Give the entries [start, end), which nobody knows yet, to their owners, or put them aside; where that had to stop."""
+        turns, slots = fetched.turns, self._slots
+        takers = len(self._ready) - sum(turn.room <= 0 for turn in turns.values())
+        space = self._look_ahead_max() - self._waiting
         for ordinal in range(start, end):
-            if ready <= 0 or self._blocked:
+            if takers <= 0 or fetched.room <= 0:
                 return ordinal
-            known = traits[ordinal - first]
-            if known is not None and known.deliver_at_ms and self._too_early(ordinal, known.deliver_at_ms):
-                self._delayed.add(ordinal, ordinal + 1, known.deliver_at_ms, self._cursor.unacknowledged)
+            key_hash, deliver_at_ms, chunk = fetched.traits[ordinal - fetched.first] or NO_TRAITS
+            if deliver_at_ms and self._too_early(ordinal, deliver_at_ms):
+                self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self._cursor.unacknowledged)
                 continue
-            slot = slot_of(known.key_hash) if known is not None else 1
-            owner = self._owner(slot)
-            if owner is None or owner.waiting or not owner.ready or not self._may_hold(owner, slot):
-                if room <= 0:
-                    return ordinal
-                room -= 1
-                self._put_aside(ordinal, slot)
-                continue
-            self._hold(owner, ordinal, slot, costs[ordinal - first])
-            ready -= not owner.ready
-            found = given.get(owner)
-            if found is None:
-                given[owner] = [ordinal]
-            else:
-                found.append(ordinal)
+            slot = slot_of(key_hash)
+            owner = self._owner(slot) if chunk is None else self._destination(slot, chunk)
+            if owner is not None:
+                turn = turns.get(owner)
+                if turn is None:
+                    turn = turns[owner] = Turn(0 if owner.waiting else self._room_of(owner))
+                if turn.room > 0 and ((held := slots.get(slot)) is None or held.holder is owner):
+                    # Nothing of the slot is held by somebody else, hence nothing of it is stuck either.
+                    self._give(owner, turn, ordinal, slot, fetched)
+                    self._begin_chunks(chunk, owner)
+                    takers -= turn.room <= 0
+                    continue
+            if space <= 0:
+                return ordinal
+            space -= 1
+            if chunk is not None:
+                self._chunk_of[ordinal] = chunk
+            self._put_aside(ordinal, slot)
         return end
 
-    def _may_hold(self, owner: Consumer, slot: int) -> bool:
-        """Whether order allows it: nothing of the slot is held by somebody else, hence nothing of it is stuck either."""
-        held = self._slots.get(slot)
-        return held is None or held.holder is owner
-
-    def _hold(self, consumer: Consumer, ordinal: int, slot: int, cost: int) -> None:
-        """Record that the consumer holds the entry."""
-        limits = self._limits
-        self._slot_of[ordinal] = slot
-        consumer.held[ordinal] = cost
+    def _give(self, consumer: Consumer, turn: Turn, ordinal: int, slot: int, fetched: Round) -> None:
+        cost = fetched.costs[ordinal - fetched.first]
+        turn.add(ordinal, slot, cost)
+        fetched.room -= cost
         if not self._policy.out_of_order:
             held = self._slots.get(slot)
             if held is None:
                 held = self._slots[slot] = _Slot(consumer)
             held.entries += 1
-        consumer.permits -= cost
-        consumer.messages_out += cost
-        consumer.unacknowledged += cost
-        self._unacknowledged += cost
+
+    def _too_early(self, ordinal: int, deliver_at_ms: int) -> bool:
+        """Whether the entry must wait; one that has waited may come with those of its tick."""
+        if deliver_at_ms <= self._now_ms or not self._limits.delayed_delivery:
+            return False
+        return ordinal >= self._read or not self._delayed.early_enough(deliver_at_ms, self._now_ms)
+
+    def _begin_chunks(self, chunk: ChunkTrait | None, consumer: Consumer) -> None:
+        """The consumer is given a chunk: it gets the rest of the message, too."""
+        if chunk is not None:
+            self._chunks.given(chunk, consumer)
+
+    def _deliver(self, consumer: Consumer, turn: Turn) -> Delivery:
+        """Record that the consumer holds what it was given."""
+        limits, delivery = self._limits, turn.delivery(consumer, self._cursor, self._redeliveries)
+        consumer.held.update(zip(turn.ordinals, turn.costs, strict=True))
+        self._slot_of.update(zip(turn.ordinals, turn.slots, strict=True))
+        consumer.permits -= delivery.messages
+        consumer.messages_out += delivery.messages
+        consumer.unacknowledged += delivery.messages
+        self._unacknowledged += delivery.messages
         if 0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged:
             consumer.blocked = True
         if 0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged:
             self._blocked = True
-
-    def _deliveries(self, consumer: Consumer, ordinals: Sequence[int], first: int, costs: Sequence[int]) -> Iterable[Delivery]:
-        """What one consumer was given, in order and in runs."""
-        at = 0
-        while at < len(ordinals):
-            start, end = ordinals[at], ordinals[at] + 1
-            at += 1
-            while at < len(ordinals) and ordinals[at] == end:
-                at += 1
-                end += 1
-            messages, count = sum(costs[start - first : end - first]), end - start
-            counts, ack_sets = self._redelivery_counts(start, count), ack_sets_of(self._cursor, start, count)
-            yield Delivery(consumer.handle, start, count, messages, counts, ack_sets, consumer.epoch)
-
-    def _redelivery_counts(self, start: int, count: int) -> list[int] | None:
-        redeliveries = self._redeliveries
-        if not redeliveries:
-            return None
-        counts = [redeliveries.get(ordinal, 0) for ordinal in range(start, start + count)]
-        return counts if any(counts) else None
+        return delivery

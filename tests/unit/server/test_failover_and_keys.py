@@ -181,3 +181,32 @@ def test_a_key_that_moves_waits_for_its_acknowledgements(tmp_path: Path) -> None
         assert [(message.consumer_id, message.message_id.entryId) for message in moved] == [(2, 2), (2, 3)]
 
     play(tmp_path, script, key_shared_consistent_hashing=0)
+
+
+def test_a_dead_exclusive_consumer_makes_room(tmp_path: Path) -> None:
+    """A peer that does not answer the PING is put out; one that does keeps its place."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.subscribe()
+        async with open_peer(broker) as other:
+            refused = asyncio.create_task(other.subscribe())
+            await peer.answer(Type.PING)
+            peer.write(command_frame("pong"))
+            assert (await refused).error.error == WireCode.CONSUMER_BUSY
+            assert (await other.subscribe()).type == Type.SUCCESS
+            assert await peer.closed_by_broker()
+
+    play(tmp_path, script, liveness_check_s=0.2)
+
+
+def test_dead_sticky_ranges_are_free(tmp_path: Path) -> None:
+    """So are the hashes of a peer that does not answer."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        assert await subscribe_by_key(peer, 1, ((0, 99),)) == -1
+        async with open_peer(broker) as other:
+            assert await subscribe_by_key(other, 1, ((100, 199),)) == -1
+            assert await subscribe_by_key(other, 2, ((50, 60),)) == -1
+            assert await peer.closed_by_broker()
+
+    play(tmp_path, script, liveness_check_s=0.2)

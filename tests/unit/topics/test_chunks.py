@@ -28,11 +28,7 @@ class Scene:
     def deliver(self, first: int, end: int) -> list[tuple[object, int]]:
         """Dispatch what was fetched from `first` on, whoever asked for it."""
         found = self.subscription.dispatch(first, [1] * (end - first), self.traits[first:end])
-        return [
-            (delivery.consumer, ordinal)
-            for delivery in found
-            for ordinal in range(delivery.first, delivery.first + delivery.entries)
-        ]
+        return [(delivery.consumer, ordinal) for delivery in found for ordinal in delivery.ordinals]
 
     def deliver_all(self) -> list[tuple[object, int]]:
         given: list[tuple[object, int]] = []

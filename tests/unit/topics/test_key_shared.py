@@ -10,6 +10,7 @@ import pytest
 from magnetar.errors import ConsumerAssignError, ConsumerBusy
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import (
+    ChunkTrait,
     Consumer,
     Delivery,
     DispatchLimits,
@@ -47,7 +48,7 @@ def deliver(subscription: Subscription, hashes: Sequence[int]) -> list[tuple[obj
         high = request.first + request.entries
         traits = [EntryTraits(key_hash) for key_hash in hashes[request.first : high]]
         for delivery in subscription.dispatch(request.first, [1] * request.entries, traits):
-            given += [(delivery.consumer, delivery.first + index) for index in range(delivery.entries)]
+            given += [(delivery.consumer, ordinal) for ordinal in delivery.ordinals]
     return given
 
 
@@ -133,7 +134,7 @@ def test_redelivery_comes_back_in_order_and_counted() -> None:
     request = subscription.next_read(10)
     assert request == ReadRequest(1, 3)
     deliveries = subscription.dispatch(1, [1] * 3, [EntryTraits(LOW)] * 3)
-    assert [(found.first, found.redelivery_counts) for found in deliveries] == [(1, [1]), (3, [1])]
+    assert [(found.ordinals, found.redelivery_counts) for found in deliveries] == [([1, 3], [1, 1])]
     assert deliver(subscription, hashes) == [("a", 4), ("a", 5)]
 
 
@@ -174,6 +175,17 @@ def test_limits_on_unacknowledged_messages() -> None:
     assert len(deliver(subscription, hashes)) == 3
 
 
+def test_a_blocked_consumer_that_leaves_takes_its_permits_along() -> None:
+    """What it gives back lifts its block, but nobody is there to take anything."""
+    hashes = [LOW, HIGH] * 20
+    subscription = subscription_of(hashes, unacknowledged_per_consumer_messages_max=4)
+    join(subscription, "a")
+    deliver(subscription, hashes)
+    join(subscription, "b", permits=0)
+    subscription.remove_consumer("a")
+    assert subscription.next_read(10) is None
+
+
 def test_a_seek_forgets_everything() -> None:
     """Held and waiting entries, counts and permits."""
     hashes = [LOW, HIGH] * 5
@@ -184,6 +196,81 @@ def test_a_seek_forgets_everything() -> None:
     assert (subscription.unacknowledged, subscription.next_read(10)) == (0, None)
     subscription.flow("a", 10)
     assert deliver(subscription, hashes) == [("a", 9)]
+
+
+class Clock:
+    """The host's loop over entries with any traits, at a time that the test sets."""
+
+    def __init__(self, subscription: Subscription, traits: Sequence[EntryTraits]) -> None:
+        self.subscription, self.traits, self.now_ms = subscription, traits, 10_000
+
+    def deliver(self) -> list[tuple[object, int]]:
+        given: list[tuple[object, int]] = []
+        while (request := self.subscription.next_read(500, self.now_ms)) is not None:
+            high = request.first + request.entries
+            for found in self.subscription.dispatch(request.first, [1] * request.entries, self.traits[request.first : high]):
+                given += [(found.consumer, ordinal) for ordinal in found.ordinals]
+        return given
+
+
+def test_delayed_entries_wait_for_their_time_and_hold_nobody_up() -> None:
+    """Later entries of the same key go out meanwhile; when the time comes the owner of that moment gets them."""
+    traits = [EntryTraits(LOW, 60_000), EntryTraits(LOW), EntryTraits(HIGH, 90_000), EntryTraits(HIGH)]
+    subscription = subscription_of([0] * 4)
+    clock = Clock(subscription, traits)
+    join(subscription, "a")
+    assert clock.deliver() == [("a", 1), ("a", 3)]
+    assert subscription.next_wakeup_ms() == 60_000
+    join(subscription, "b")
+    clock.now_ms = 60_000
+    assert clock.deliver() == [], "its hash is still held by the previous owner"
+    subscription.acknowledge("a", [(1, 2)])
+    assert clock.deliver() == [("b", 0)]
+    subscription.acknowledge(None, [(2, 3)])
+    clock.now_ms = 90_000
+    assert clock.deliver() == []
+    assert subscription.next_wakeup_ms() is None
+
+
+def test_delays_can_be_switched_off_while_entries_wait() -> None:
+    """Whatever waits goes out then."""
+    subscription = subscription_of([0] * 2)
+    clock = Clock(subscription, [EntryTraits(LOW, 60_000), EntryTraits(LOW)])
+    join(subscription, "a")
+    assert clock.deliver() == [("a", 1)]
+    subscription.limit(DispatchLimits(delayed_delivery=False, key_shared_consistent_hashing=False))
+    assert clock.deliver() == [("a", 0)]
+
+
+def test_a_message_in_chunks_stays_where_it_began() -> None:
+    """A consumer that has lost the hash gets the rest of what it began, for it cannot acknowledge it otherwise; then the hash moves on."""
+    chunks = [EntryTraits(LOW, 0, ChunkTrait("m", number, 3)) for number in range(3)]
+    traits = [chunks[0], chunks[1], EntryTraits(LOW), chunks[2], EntryTraits(LOW)]
+    subscription = subscription_of([0] * 5)
+    clock = Clock(subscription, traits)
+    join(subscription, "a", permits=1)
+    assert clock.deliver() == [("a", 0)]
+    join(subscription, "b")
+    assert clock.deliver() == []
+    subscription.flow("a", 10)
+    assert clock.deliver() == [("a", 1), ("a", 3)]
+    subscription.acknowledge("a", [(0, 2), (3, 4)])
+    assert clock.deliver() == [("b", 2), ("b", 4)]
+    subscription.remove_consumer("b")
+    assert clock.deliver() == [("a", 2), ("a", 4)]
+
+
+def test_chunks_begin_anew_when_their_consumer_leaves() -> None:
+    """What it held and what waited for it goes to the next owner, from the first chunk on."""
+    traits = [EntryTraits(LOW, 0, ChunkTrait("m", number, 3)) for number in range(3)]
+    subscription = subscription_of([0] * 3)
+    clock = Clock(subscription, traits)
+    join(subscription, "a", permits=1)
+    join(subscription, "b", permits=1)
+    assert clock.deliver() == [("b", 0)]
+    subscription.flow("a", 10)
+    subscription.remove_consumer("b")
+    assert clock.deliver() == [("a", 0), ("a", 1), ("a", 2)]
 
 
 class Course:
@@ -297,8 +384,8 @@ class Course:
         handle = delivery.consumer
         assert isinstance(handle, int)
         assert self.permits[handle] > 0, "nobody gets anything without permits"
-        for index in range(delivery.entries):
-            ordinal = delivery.first + index
+        assert len(delivery.ordinals) == delivery.entries
+        for index, ordinal in enumerate(delivery.ordinals):
             slot = slot_of(self.hashes[ordinal])
             assert ordinal not in self.acknowledged, "an acknowledged entry is never delivered"
             assert ordinal not in self.sent, "an entry is at one consumer at a time"

@@ -240,7 +240,7 @@ class Course:
     def take(self, delivery: Delivery) -> None:
         handle = delivery.consumer
         assert isinstance(handle, int)
-        ordinals = range(delivery.first, delivery.first + delivery.entries)
+        ordinals = delivery.ordinals
         costs = [self.cost(ordinal) for ordinal in ordinals]
         assert delivery.messages == sum(costs)
         assert self.permits[handle] - sum(costs[:-1]) > 0, "only the last entry may overdraw the permits"
@@ -382,7 +382,8 @@ class Course:
             assert idle < len(self.traits), "a read that leads to nothing would be repeated for ever"
             for delivery in deliveries:
                 assert isinstance(delivery.consumer, int)
-                self.acknowledge(delivery.consumer, delivery.first, delivery.first + delivery.entries)
+                for ordinal in delivery.ordinals:
+                    self.acknowledge(delivery.consumer, ordinal, ordinal + 1)
         assert self.subscription.backlog == 0
 
 
@@ -564,12 +565,16 @@ class KeySharedCourse(SharedCourse):
     kind = SubscriptionType.KEY_SHARED
     traits_wanted = TraitsWanted.ALL
 
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.begun: dict[str, int] = {}  # who was given chunks of a message last
+
     def check_read(self, request: ReadRequest) -> None:
         """Who has no permits keeps its replays back, and nobody else."""
 
     def check_delivery(self, handle: int, delivery: Delivery) -> None:
         assert self.unacknowledged(handle) < CONSUMER_MAX, "a consumer at its limit gets nothing"
-        ordinals = range(delivery.first, delivery.first + delivery.entries)
+        ordinals = delivery.ordinals
         assert set[int]().union(*self.held.values()).isdisjoint(ordinals), "two consumers hold one entry"
         for index, ordinal in enumerate(ordinals):
             deliver_at = self.traits[ordinal].deliver_at_ms
@@ -582,12 +587,24 @@ class KeySharedCourse(SharedCourse):
         self.replays -= set(ordinals)
 
     def check_key(self, handle: int, ordinal: int) -> None:
-        """Nothing before it of the same key is with somebody else, or not delivered yet (delays are outside of that order)."""
-        slot = slot_of(self.traits[ordinal].key_hash)
+        """Nothing before it of the same key is with somebody else, or not delivered yet.
+
+        Delays are outside of that order, and a message in chunks has its place where it began: its consumer gets the rest of it.
+        """
+        slot, chunk = slot_of(self.traits[ordinal].key_hash), self.traits[ordinal].chunk
+        if chunk is not None and self.has_begun(handle, chunk):
+            return
         for earlier in range(self.subscription.cursor.mark_delete, ordinal):
             known = self.traits[earlier]
             if slot_of(known.key_hash) == slot and not known.deliver_at_ms and earlier not in self.acknowledged:
                 assert earlier in self.held[handle], "the order of a key is broken"
+
+    def has_begun(self, handle: int, chunk: ChunkTrait) -> bool:
+        """Whether the consumer was given chunks of this message before this one."""
+        begun = self.begun.pop(chunk.uuid, None) if chunk.id == 0 or chunk.id == chunk.count - 1 else self.begun.get(chunk.uuid)
+        if chunk.id < chunk.count - 1:
+            self.begun[chunk.uuid] = handle
+        return chunk.id > 0 and begun == handle
 
     def check_consumer(self, handle: int) -> None:
         consumer = self.subscription.consumers[handle]

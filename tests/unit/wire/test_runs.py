@@ -63,6 +63,19 @@ def test_messages_of_a_run_are_the_plain_bytes(
     assert b"".join(runs.message_frames(consumer_id, ledger, entry, bodies, partition)) == b"".join(plain)
 
 
+@given(U63, U63, st.lists(START, unique=True, max_size=30).map(sorted), st.integers(-1, 5000), st.binary(max_size=20))
+def test_scattered_messages_are_the_plain_bytes(
+    consumer_id: int, ledger: int, entry_ids: list[int], partition: int, body: bytes
+) -> None:
+    """Any rising ids, across every change of length."""
+    plain = [message(consumer_id, ledger, entry_id, partition, body) for entry_id in entry_ids]
+    bodies = [body] * len(entry_ids)
+    assert b"".join(runs.scattered_message_frames(consumer_id, ledger, entry_ids, bodies, partition)) == b"".join(plain)
+    counted = runs.scattered_message_frames(consumer_id, ledger, entry_ids, bodies, partition, redelivery_counts=[1] * len(bodies))
+    decoded = [commands.decode_command(header, 8).message for header in counted[::2]]
+    assert [(found.message_id.entryId, found.redelivery_count) for found in decoded] == [(entry_id, 1) for entry_id in entry_ids]
+
+
 def test_messages_carry_what_was_redelivered_and_partly_acknowledged_and_nothing_else() -> None:
     """A count of 0 and an empty ack set stay unset, also after an entry that had them."""
     out = runs.message_frames(
