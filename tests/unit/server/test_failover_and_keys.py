@@ -9,6 +9,8 @@ from typing import Any
 
 from magnetar.errors import WireCode
 from magnetar.hashes import murmur3
+from magnetar.names import TopicName
+from magnetar.server.administration.statistics import topic_stats
 from magnetar.server.broker import Broker
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -142,11 +144,14 @@ def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Path) -> 
 def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
     """Overlap is ConsumerAssignError, another policy ConsumerBusy; keys that nobody serves wait until somebody does."""
 
-    async def script(_broker: Broker, peer: Peer) -> None:
+    async def script(broker: Broker, peer: Peer) -> None:
         keys = [f"key-{number}" for number in range(60)]
         await peer.produce()
         await publish_keys(peer, keys)
         assert await subscribe_by_key(peer, 1, ((0, 9999), (30000, 39999))) == -1
+        host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        (shown,) = topic_stats(host)["subscriptions"]["s"]["consumers"]
+        assert shown["keyHashRanges"] == ["[0, 9999]", "[30000, 39999]"]
         served = [n for n, key in enumerate(keys) if slot(key) <= 9999 or 30000 <= slot(key) <= 39999]
         assert [(await peer.message())[0].message_id.entryId for _ in served] == served
         assert await subscribe_by_key(peer, 2, ((39999, 50000),)) == WireCode.CONSUMER_ASSIGN

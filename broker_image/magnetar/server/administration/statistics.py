@@ -99,6 +99,7 @@ def _consumer_stats(session: ConsumerSession, consumer: Consumer) -> dict[str, A
 
 def _subscription_stats(host: SubscriptionHost) -> dict[str, Any]:
     core = host.core
+    hashes = core.hash_ranges()
     return {
         "msgBacklog": core.backlog,
         "backlogSize": host.topic.core.ages.bytes_from(core.cursor.mark_delete, core.cursor.end),
@@ -112,6 +113,7 @@ def _subscription_stats(host: SubscriptionHost) -> dict[str, Any]:
         "activeConsumerName": core.active.name if core.active is not None else "",
         "consumers": [
             _consumer_stats(session, consumer)
+            | ({"keyHashRanges": [f"[{start}, {end}]" for start, end in hashes[session]]} if session in hashes else {})
             for session, consumer in core.consumers.items()
             if isinstance(session, ConsumerSession)
         ],
