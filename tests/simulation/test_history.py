@@ -55,6 +55,25 @@ def test_a_correct_history_is_not_accused() -> None:
     assert history.acknowledged == 4
 
 
+def test_a_trimmed_topic_may_lack_what_was_acknowledged_and_nothing_else() -> None:
+    """An ack need not be confirmed: the broker may have it. What nobody acknowledged must be there."""
+    history = History()
+    history.trimmed.add(TOPIC)
+    for number in range(3):
+        sent(history, number, Position(11, number))
+    session = history.session("c", "s", TOPIC)
+    for number in range(3):
+        session.received(Position(11, number), b"%d" % number)
+    session.ack(Position(11, 0)).confirmed()
+    session.ack(Position(11, 1))
+    history.final_log(TOPIC, [entry(11, 2, 2)])
+    history.check(deduplicated=True)
+    history.final_log(TOPIC, [entry(11, 1, 1)])
+    with pytest.raises(HistoryViolated) as raised:
+        history.check(deduplicated=True)
+    assert [violation.invariant for violation in raised.value.violations] == [1, 1]
+
+
 def test_a_resent_sequence_is_a_duplicate_but_not_out_of_order() -> None:
     history = History()
     history.final_log(TOPIC, [entry(11, 0, 0), entry(11, 1, 1), entry(11, 2, 0), entry(11, 3, 1), entry(11, 4, 2)])

@@ -29,7 +29,10 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message; `value` None = null value (a tombstone under compaction). `event_time` in milliseconds since the epoch."""
+    """One message; `value` None = null value (a tombstone under compaction).
+
+    `event_time` and `deliver_at` (not before this moment; Shared and Key_Shared subscriptions only) in milliseconds since the epoch.
+    """
 
     value: bytes | None
     sequence_id: int
@@ -37,6 +40,7 @@ class Outgoing:
     ordering_key: bytes | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time: int | None = None
+    deliver_at: int | None = None
 
 
 def encode(messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression) -> bytes:
@@ -44,6 +48,8 @@ def encode(messages: Sequence[Outgoing], producer_name: str, publish_time: int, 
     metadata = api.MessageMetadata(producer_name=producer_name, sequence_id=messages[0].sequence_id, publish_time=publish_time)
     if len(messages) == 1:
         _describe(metadata, messages[0])
+        if messages[0].deliver_at is not None:
+            metadata.deliver_at_time = messages[0].deliver_at
         payload = messages[0].value or b""
     else:
         metadata.num_messages_in_batch = len(messages)

@@ -55,12 +55,14 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         event_time: int | None = None,
         sequence_id: int | None = None,
+        deliver_at: int | None = None,
     ) -> MessageId:
         """Send and wait until the message is durable; waits first while too much is pending. `value` None is a tombstone.
 
+        With `deliver_at` (milliseconds since the epoch) Shared and Key_Shared subscriptions get it no earlier.
         The id of a message that deduplication knew already is (-1, -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """
-        message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id)
+        message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
         return await self._partition_of(key).send(message)
 
     def send_nowait(
@@ -72,9 +74,10 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         event_time: int | None = None,
         sequence_id: int | None = None,
+        deliver_at: int | None = None,
     ) -> Receipt:
         """Queue a message; the future is its receipt. Raises LimitExceeded while too much is pending."""
-        message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id)
+        message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
         return self._partition_of(key).send_nowait(message)
 
     async def flush(self) -> None:
@@ -104,5 +107,6 @@ def _outgoing(
     properties: Mapping[str, str] | None,
     event_time: int | None,
     sequence_id: int | None,
+    deliver_at: int | None,
 ) -> Outgoing:
-    return Outgoing(value, -1 if sequence_id is None else sequence_id, key, ordering_key, properties or {}, event_time)
+    return Outgoing(value, -1 if sequence_id is None else sequence_id, key, ordering_key, properties or {}, event_time, deliver_at)

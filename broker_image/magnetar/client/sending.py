@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from magnetar.client.attachment import Attachment, Session
@@ -68,6 +68,7 @@ class PartitionProducer(Attachment):
         self.last_sequence_id = -1
         self._options = options
         self._epoch = 0
+        self._known_to_broker = False
         self._topic_epoch: int | None = None
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._queue: deque[_Sent] = deque()
@@ -110,11 +111,10 @@ class PartitionProducer(Attachment):
                 f"{self.topic}: {self._messages_pending} messages of {self._bytes_pending} bytes wait for receipts; use send() to wait"
             )
         if message.sequence_id < 0:
-            message = Outgoing(
-                message.value, self.last_sequence_id + 1, message.key, message.ordering_key, message.properties, message.event_time
-            )
-        if self._batch and message.sequence_id <= self._batch[-1].sequence_id:
-            self._close_batch()  # a batch's sequence ids increase
+            message = replace(message, sequence_id=self.last_sequence_id + 1)
+        delayed = message.deliver_at is not None
+        if self._batch and (delayed or message.sequence_id <= self._batch[-1].sequence_id):
+            self._close_batch()  # a batch's sequence ids increase, and it is delivered as one: a delayed message travels alone
         self.last_sequence_id = max(self.last_sequence_id, message.sequence_id)
         receipt: Receipt = self._loop.create_future()
         size = len(message.value or b"")
@@ -124,7 +124,7 @@ class PartitionProducer(Attachment):
         self._messages_pending += 1
         self._bytes_pending += size
         batching = self._options.batching
-        if batching is None or len(self._batch) >= batching.messages_max or self._batch_bytes >= batching.bytes_max:
+        if batching is None or delayed or len(self._batch) >= batching.messages_max or self._batch_bytes >= batching.bytes_max:
             self._close_batch()
         elif self._linger is None:
             self._linger = self._loop.call_later(batching.linger_s, self._close_batch)
@@ -280,15 +280,15 @@ class PartitionProducer(Attachment):
             body.producer_name = self.name
         if self._topic_epoch is not None:
             body.topic_epoch = self._topic_epoch
-        first = self._epoch == 0
         self._epoch += 1
         connection.producers[self.identity] = self
         answer = (await connection.request(body.request_id, requests.producer(body))).producer_success
         self.name = answer.producer_name
         self._topic_epoch = answer.topic_epoch if answer.HasField("topic_epoch") else None
         self._message_bytes_max = connection.message_bytes_max
-        if first:
-            self.last_sequence_id = answer.last_sequence_id
+        if not self._known_to_broker:
+            # Not "the first attempt": that one may have been lost on its way, and numbers would begin anew.
+            self._known_to_broker, self.last_sequence_id = True, answer.last_sequence_id
         for sent in self._queue:
             connection.write(sent.frame)
 

@@ -134,7 +134,7 @@ class Takeover:
 
 @dataclass(slots=True)
 class History:
-    """All records of one run."""
+    """All records of one run. `trimmed` are topics that keep nothing that their only subscription has acknowledged."""
 
     sends: list[Send] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
@@ -142,6 +142,7 @@ class History:
     receipts: list[Receipt] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     logs: dict[str, list[LogEntry]] = field(default_factory=dict)
+    trimmed: set[str] = field(default_factory=set)
     order: int = 0
 
     def tick(self) -> int:

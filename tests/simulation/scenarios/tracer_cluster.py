@@ -24,9 +24,9 @@ import structlog
 from magnetar.errors import MagnetarError
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
-from magnetar.metadata.records import BundleRecord, BundleState, CordonRecord
+from magnetar.metadata.records import BundleRecord, BundleState, CordonRecord, NamespaceRecord
 from magnetar.metadata.store import Delete, Put
-from magnetar.names import BundleName, TopicName
+from magnetar.names import DEFAULT_BUNDLES, BundleName, NamespaceName, TopicName, initial_boundaries
 from magnetar.server import ownership, rolling
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.bundle import RecoveredBundle
@@ -41,6 +41,7 @@ BROKERS = ("broker-0", "broker-1", "broker-2")
 PORT = 6650
 SERVICE_URL = "pulsar://" + ",".join(f"{name}:{PORT}" for name in BROKERS)
 MOVE_TIMEOUT_S = 3.0
+FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 Recover = Callable[[BrokerContext, BundleName, BundleRecord, int], Awaitable[RecoveredBundle]]
 EXPECTED_ENDINGS = ("log: ", "claim: ", "was taken over")
 """How an incarnation may end itself: its log or its claim is gone, or it saw somebody else's record."""
@@ -51,6 +52,7 @@ def small(**changes: Any) -> BrokerSettings:
     settings = BrokerSettings(lease_ttl_s=3.0, keep_alive_s=5.0, drain_timeout_s=5.0, ack_write_delay_s=0.2, checkpoint_files_max=1)
     sizes: dict[str, float] = {"max_message_bytes": 8 << 10, "log_file_bytes": 40 << 10, "tail_cache_bytes_max": 8 << 10}
     sizes |= {"maintenance_s": 0.5, "checkpoint_age_s": 1.0, "rewrite_age_s": 1.0, "replaced_kept_s": 0.3}
+    sizes |= {"topic_check_s": 0.3, "retention_check_s": 0.5, "trim_grace_s": 0.5}
     for name, value in {**sizes, **changes}.items():
         object.__setattr__(settings, name, value)
     return settings
@@ -121,7 +123,10 @@ class Cluster(World):
         super().close()
 
     def start_brokers(self) -> None:
-        """The first life of each."""
+        """The first life of each. What the tracer publishes is kept for ever, so that it can be read back."""
+        namespace = NamespaceRecord(initial_boundaries(DEFAULT_BUNDLES), {"retention_policies": FOR_EVER})
+        put = Put(keys.namespace(NamespaceName("public", "default")), namespace.encode())
+        self.store.execute(lambda core, _now: core.transact((), (put,)))
         for name in BROKERS:
             self.node(name, self.run_broker, restarts=True, tolerated=(MagnetarError, OSError))
 
