@@ -7,26 +7,30 @@ cluster and clients. Every story ends in `Story.ends_well`: service is back, and
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from magnetar.balance import bundles as rules
-from magnetar.client import Client
+from magnetar.client import Client, MessageId
 from magnetar.errors import MagnetarError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState
+from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put, TxnResult
-from magnetar.names import BundleName, TopicName
+from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server import ownership as bundle_ownership
 from tests.simulation.kernel.faults import Faults
-from tests.simulation.kernel.history import History, Position
+from tests.simulation.kernel.history import History, Position, Send
 from tests.simulation.kernel.world import Environment
 from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
 from tests.simulation.scenarios.tracer_clients import client_of, payload_of, read_topic, until_done
 from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster
 
 TOPIC = "persistent://public/default/story"
+NAMESPACE = keys.namespace(NamespaceName("public", "default"))
 PATIENCE_S = 60.0
+SENDS_AT_ONCE = 5
 BIG_BYTES = 3000
 FIRST_BROKERS_S = 5.0
 
@@ -369,6 +373,64 @@ def cordoned_while_a_bundle_is_on_its_way(seed: int) -> dict[str, int]:
         return story.ends_well()
 
 
+# --- deduplication --------------------------------------------------------------------------------------------------------------
+
+
+def once_each_through_crash_move_takeover_and_power_loss(seed: int) -> dict[str, int]:
+    """A producer repeats what has no receipt to owner after owner, and only what they remember keeps it from being there twice."""
+    return _through_trouble(seed, {"deduplicationEnabled": True})
+
+
+def duplicates_without_deduplication(seed: int) -> dict[str, int]:
+    """The control: the same trouble without the policy."""
+    return _through_trouble(seed, {})
+
+
+def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
+    # Long steps of the disk: whoever crashes has probably written something that nobody has heard of.
+    faults = Faults.none().but(disk_step_s=(0.005, 0.03), latency_s=(0.001, 0.02))
+    with Story(seed, faults) as story:
+        cluster = story.cluster
+        record = NamespaceRecord.decode(cluster.store.core.range(NAMESPACE, 0).items[0].value)
+        change = Put(NAMESPACE, replace(record, policies=policies).encode())
+        cluster.store.execute(lambda core, _now: core.transact((), (change,)))
+        cluster.run(1.0)
+        ended: list[bool] = []
+        sending = cluster.script(_send_on(story, "steady", ended))
+        for trouble in (cluster.crash, story.move, cluster.pause, story.move, cluster.crash):
+            cluster.run(1.5)
+            former = story.owner
+            trouble(story.others(former)[0] if trouble == story.move else former)
+            story.until(lambda former=former: story.owner != former and story.record.state is BundleState.OWNED)  # type: ignore[misc]
+            for paused in BROKERS:
+                cluster.resume(paused)
+        cluster.run(1.5)
+        cluster.power_loss()
+        story.until(lambda: story.record.state is BundleState.OWNED)
+        cluster.run(1.5)
+        ended.append(True)
+        story.until(sending.done)
+        return story.ends_well()
+
+
+async def _send_on(story: Story, name: str, ended: list[bool]) -> None:
+    """Numbered messages, some at a time, now and then big ones, until `ended`; every one of them gets its receipt in the end."""
+    producer = await until_done(
+        story.environment, lambda: story.client.create_producer(TOPIC, name=name, send_timeout_s=None, batching=None)
+    )
+    pending: deque[tuple[Send, asyncio.Future[MessageId]]] = deque()
+    number = 0
+    while pending or not ended:
+        while len(pending) < SENDS_AT_ONCE and not ended:
+            payload = payload_of(name, number, BIG_BYTES if number % 10 == 0 else 0)
+            pending.append((story.history.send(TOPIC, name, number, payload), producer.send_nowait(payload)))
+            number += 1
+        send, receipt = pending.popleft()
+        position = await receipt
+        known = position.entry < 0  # a duplicate's receipt names no position
+        send.acknowledged(None if known else Position(position.ledger, position.entry, position.batch_index))
+
+
 # --- subscriptions --------------------------------------------------------------------------------------------------------------
 
 
@@ -467,10 +529,15 @@ STORIES: dict[str, Callable[[int], dict[str, int]]] = {
         seek_while_the_disk_is_slow,
         created_for_one_and_lost_for_the_other,
         unsubscribed_while_the_bundle_leaves,
+        once_each_through_crash_move_takeover_and_power_loss,
     )
 }
 
 
+CONTROLS: dict[str, Callable[[int], dict[str, int]]] = {duplicates_without_deduplication.__name__: duplicates_without_deduplication}
+"""Stories that do not end well, as they must not."""
+
+
 def tell(story: str, seed: int) -> dict[str, int]:
     """One story under one seed; raises if it ends badly."""
-    return STORIES[story](seed)
+    return {**STORIES, **CONTROLS}[story](seed)
