@@ -399,9 +399,9 @@ def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
         sending = cluster.script(_send_on(story, "steady", ended))
         for trouble in (cluster.crash, story.move, cluster.pause, story.move, cluster.crash):
             cluster.run(1.5)
-            former = story.owner
-            trouble(story.others(former)[0] if trouble == story.move else former)
-            story.until(lambda former=former: story.owner != former and story.record.state is BundleState.OWNED)  # type: ignore[misc]
+            former = story.record.incarnation
+            trouble(story.others(story.owner)[0] if trouble == story.move else story.owner)
+            story.until(lambda gone=former: story.record.incarnation != gone and story.record.state is BundleState.OWNED)  # type: ignore[misc]
             for paused in BROKERS:
                 cluster.resume(paused)
         cluster.run(1.5)
