@@ -215,3 +215,18 @@ def test_encrypted_messages_pass_unread(server: ServerProcess, client: pulsar.Cl
     assert b"secret 3" not in data
     consumer = client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest, crypto_key_reader=keys)
     assert [consumer.receive(RECEIVE_MS).data() for _ in range(5)] == [f"secret {number}".encode() for number in range(5)]
+
+
+def test_a_terminated_topic_takes_nothing(server: ServerProcess, client: pulsar.Client) -> None:
+    """The producer that is in and the one that comes are told, after a restart too; what was sent before stays."""
+    producer = client.create_producer("over")
+    producer.send(b"last words")
+    _order(server, "POST", "persistent/public/default/over/terminate", None)
+    for _ in range(2):
+        with pytest.raises(pulsar.TopicTerminated):
+            producer.send(b"too late")
+        with pytest.raises(pulsar.TopicTerminated):
+            client.create_producer("over")
+        server.kill()
+        server.start()
+    assert _read_all(client, "over") == [b"last words"]

@@ -29,15 +29,15 @@ from magnetar.server.sessions import ProducerSession
 from magnetar.server.traits import CHUNK_COUNT_TAG, metadata_bytes
 from magnetar.topics.deduplication import NO_SEQUENCE, NOTHING, Deduplication, DeduplicationLimits, Verdict
 from magnetar.topics.producers import Grant, Producer, Succession
-from magnetar.topics.topic import DEDUPLICATION
+from magnetar.topics.topic import DEDUPLICATION, TERMINATED
 from magnetar.wire import commands
 from magnetar.wire.entries import parse_metadata
 
 if TYPE_CHECKING:
     from magnetar.server.topic_host import TopicHost
 
-TOPIC_EPOCH, TERMINATED = "topic_epoch", "terminated"
-"""Durable properties of a topic."""
+TOPIC_EPOCH = "topic_epoch"
+"""Durable property of a topic: the epoch of its last exclusive grant."""
 
 
 class PublishBlock(enum.StrEnum):
