@@ -136,6 +136,7 @@ class BrokerService:
         partitioned = await self.partitioning.partitioned_topic_of(name)
         if partitioned is None and create:
             await self.partitioning.check_creation(name)
+            self._check_number_of_topics(name.namespace_name)
             create = by_administrator or self.namespace_policies(name.namespace_name).auto_topic_creation.allowed
         topic = await owned.topic(name, create or partitioned is not None)
         if topic is None:
@@ -143,6 +144,12 @@ class BrokerService:
         for subscription in partitioned.subscriptions if partitioned is not None else ():
             await self._consuming.ensure(topic, subscription)
         return topic
+
+    def _check_number_of_topics(self, namespace: NamespaceName) -> None:
+        """Raises NotAllowed if a namespace has as many topics as its policy lets it have."""
+        limit = self.namespace_policies(namespace).max_topics
+        if limit > 0 and len(self._ownership.registry.names(namespace)) >= limit:
+            raise NotAllowed(f"Exceed maximum number of topics in namespace {namespace}: {limit}; delete some or raise the policy")
 
     async def partitions(self, topic: TopicName) -> int:
         """Partitions of a topic, 0 if it is not partitioned (or not there yet). Raises NamespaceNotFound."""

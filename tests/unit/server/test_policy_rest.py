@@ -16,7 +16,7 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.names import NamespaceName
 from magnetar.policies import DESTINATION_STORAGE, REFUSE, BacklogQuota
 from magnetar.server.broker import Broker
-from tests.unit.server.brokers import SETTINGS, TOPIC, Node, Peer, open_peer, volume_in
+from tests.unit.server.brokers import SETTINGS, TOPIC, Node, Peer, open_peer, running_broker, volume_in
 from tests.unit.server.rest import NAMESPACE, TOPICS, Rest, broker_with_rest, rest_over
 
 Script = Callable[[Broker, Rest, Peer], Coroutine[Any, Any, None]]
@@ -235,3 +235,24 @@ def test_tenants_and_clusters_are_created_once(tmp_path: Path) -> None:
         assert len(await rest.get("/admin/v2/brokers/standalone")) == 1
 
     play(tmp_path, script)
+
+
+def test_who_asks_another_broker_is_sent_to_the_owner(tmp_path: Path) -> None:
+    """307 with the whole path and query, as Pulsar's admin clients follow it; what is in the store is answered anywhere."""
+
+    async def main() -> None:
+        store = MemoryStore(SystemClock())
+        async with running_broker(tmp_path, store=store) as first, open_peer(first) as peer:
+            await peer.lookup()
+            await peer.produce()
+            async with running_broker(tmp_path, store=store, name="broker-1") as second, rest_over(tmp_path, second) as rest:
+                path = f"{TOPICS}/t/stats?getPreciseBacklog=true"
+                found = await rest.ask("GET", path)
+                assert (found.status_code, found.headers["location"]) == (307, first.context.http_url + path)
+                await rest("POST", f"{NAMESPACE}/messageTTL", 5)
+                async with asyncio.timeout(10):
+                    while first.service.namespace_policies(NamespaceName("public", "default")).message_ttl_s != 5:
+                        await asyncio.sleep(0.01)
+        await store.close()
+
+    asyncio.run(main())

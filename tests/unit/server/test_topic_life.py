@@ -446,6 +446,23 @@ def test_clients_create_topics_only_where_the_policy_lets_them(tmp_path: Path) -
     play(tmp_path, script)
 
 
+def test_a_namespace_has_no_more_topics_than_its_policy_says(tmp_path: Path) -> None:
+    """Those that are there stay usable."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.rest("POST", f"{NAMESPACE}/maxTopicsPerNamespace", 1)
+            await life.peer.produce()
+            other = f"{TOPIC[:-1]}other"
+            await life.peer.lookup(other)
+            refused = await life.peer.ask("producer", topic=other, producer_id=2)
+            assert (refused.type, refused.error.error) == (Type.ERROR, WireCode.NOT_ALLOWED)
+            await life.rest("PUT", f"{TOPICS}/other", status=409)
+            await life.peer.produce(producer_id=3)
+
+    play(tmp_path, script)
+
+
 def test_truncation_drops_everything_and_no_subscription_waits_for_it(tmp_path: Path) -> None:
     async def script(lives: Lives) -> None:
         async with lives.one(crash=True) as life:
