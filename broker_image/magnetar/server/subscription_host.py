@@ -42,6 +42,7 @@ class SubscriptionHost:
         self._abandoned: asyncio.TimerHandle | None = None
         self.read_compacted = False
         self.messages_expired = 0
+        self.unused_since_ms: int | None = None
 
     # --- consumers -------------------------------------------------------------------------------------------------------------
 

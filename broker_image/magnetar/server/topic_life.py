@@ -1,7 +1,7 @@
 """What becomes due in the life of topics.
 
-Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog quotas, deletion of those nobody uses; and the same on
-demand. Imports: topics, policies, server siblings.
+Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog quotas, deletion of topics and subscriptions that
+nobody uses; and the same on demand. Imports: topics, policies, server siblings.
 Source: facts on protocol semantics 2.11.
 Invariants: nothing younger than its time to live is expired; nothing is dropped that a durable subscription, the retention or a compacted view
 needs; a topic that is leaving is left alone; one topic's failure does not keep the others waiting.
@@ -162,6 +162,19 @@ async def delete_unused(topic: TopicHost, now_ms: int) -> None:
         await topic.bundle.delete_topic(topic.name)
 
 
+async def expire_subscriptions(topic: TopicHost, now_ms: int) -> None:
+    """Delete durable subscriptions that have had no consumer for as long as the policy says. Raises StorageError."""
+    minutes = topic.policies.subscription_expiration_minutes
+    for host in list(topic.subscriptions.values()):
+        if not minutes or host.core.connected or not host.core.durable:
+            host.unused_since_ms = None
+        elif host.unused_since_ms is None:
+            host.unused_since_ms = now_ms
+        elif now_ms - host.unused_since_ms >= minutes * 60_000:
+            log.info("subscription.expired", topic=str(topic.name), subscription=host.core.name, minutes=minutes)
+            await topic.bundle.remove_subscription(host)
+
+
 def _in_use(topic: TopicHost, caught_up: bool) -> bool:
     if len(topic.core.producers) or topic.core.unconfirmed:
         return True
@@ -188,6 +201,7 @@ class TopicLife:
             (settings.expiry_check_s, expire_due),
             (settings.backlog_quota_check_s, enforce_quota),
             (settings.retention_check_s, retain),
+            (settings.inactive_check_s, expire_subscriptions),
             (settings.inactive_check_s, delete_unused),
         )
         now = context.clock.monotonic()

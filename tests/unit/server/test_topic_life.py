@@ -16,6 +16,7 @@ from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.server.broker import Broker
 from magnetar.server.topic_host import TopicHost
+from magnetar.server.topic_life import expire_subscriptions
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
@@ -442,6 +443,26 @@ def test_clients_create_topics_only_where_the_policy_lets_them(tmp_path: Path) -
             partition = f"{TOPIC[:-1]}many-partition-0"
             await life.peer.lookup(partition)
             await life.peer.produce(producer_id=2, topic=partition)
+
+    play(tmp_path, script)
+
+
+def test_a_subscription_that_nobody_uses_expires(tmp_path: Path) -> None:
+    """After as many minutes as the policy says, and not while it has a consumer."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            assert (await life.peer.subscribe(1, subscription="used")).type == Type.SUCCESS
+            await life.rest("PUT", f"{PATH}/subscription/unused", {})
+            await life.rest("POST", f"{NAMESPACE}/subscriptionExpirationTime", 60)
+            topic = life.topic()
+            await until(lambda: topic.subscriptions["unused"].unused_since_ms is not None)
+            now_ms = topic.context.clock.wall_ms()
+            await expire_subscriptions(topic, now_ms + 59 * 60_000)
+            assert sorted(topic.subscriptions) == ["unused", "used"]
+            await expire_subscriptions(topic, now_ms + 60 * 60_000)
+            assert sorted(topic.subscriptions) == ["used"]
 
     play(tmp_path, script)
 
