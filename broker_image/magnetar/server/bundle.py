@@ -162,14 +162,17 @@ class OwnedBundle:
             self._used_floor = max(self._used_ids.values())
             self._used_ids.clear()
 
-    async def is_compacted(self, topic: TopicName) -> bool:
-        """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises StoreError, StorageError."""
-        if self.catalog.compacted(str(topic)) is None:
-            now = self.context.clock.monotonic()
-            if now >= self._manifest_due:
-                await self.catalog.refresh()
-                self._manifest_due = now + MANIFEST_AGE_MAX_S
-        return self.catalog.compacted(str(topic)) is not None
+    async def is_compacted(self, topic: TopicHost) -> bool:
+        """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises StoreError, StorageError.
+
+        That of an earlier life of its name, all of whose entries are gone, is none.
+        """
+        now = self.context.clock.monotonic()
+        if self.catalog.compacted(str(topic.name)) is None and now >= self._manifest_due:
+            await self.catalog.refresh()
+            self._manifest_due = now + MANIFEST_AGE_MAX_S
+        view, ledgers = self.catalog.compacted(str(topic.name)), topic.core.ledgers
+        return view is not None and ledgers.ordinal_after(view.horizon) > ledgers.first
 
     def refresh_policies(self) -> None:
         """Policies of our namespace, or of topics in it, may have changed."""

@@ -112,7 +112,7 @@ async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None
         grace_ms=grace_ms,
     )
     # A compacted view is read by the ordinals of its entries: those stay.
-    if ordinal > core.ledgers.first and not await topic.bundle.is_compacted(topic.name):
+    if ordinal > core.ledgers.first and not await topic.bundle.is_compacted(topic):
         await topic.trim(ordinal)
 
 
@@ -157,7 +157,7 @@ async def delete_unused(topic: TopicHost, now_ms: int) -> None:
     retention = topic.policies.retention_minutes
     if unused_ms < policy.duration_s * 1000 or retention < 0 or unused_ms < retention * 60_000:
         return
-    if not await topic.bundle.is_compacted(topic.name) and not _in_use(topic, policy.mode == CAUGHT_UP):
+    if not await topic.bundle.is_compacted(topic) and not _in_use(topic, policy.mode == CAUGHT_UP):
         log.info("topic.inactive", topic=str(topic.name), seconds=unused_ms // 1000)
         await topic.bundle.delete_topic(topic.name)
 

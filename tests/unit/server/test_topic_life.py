@@ -17,11 +17,12 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.server.broker import Broker
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.topic_life import expire_subscriptions
+from magnetar.storage.manifest import Compacted, TopicSegments, commit_manifest
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
 from magnetar.wire.frames import encode_command
-from tests.unit.server.brokers import SETTINGS, TOPIC, Node, Peer, Type, open_peer, volume_in
+from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, open_peer, volume_in
 from tests.unit.server.rest import NAMESPACE, TOPICS, Rest, rest_over
 
 PATH = f"{TOPICS}/t"
@@ -445,6 +446,31 @@ def test_clients_create_topics_only_where_the_policy_lets_them(tmp_path: Path) -
             await life.peer.produce(producer_id=2, topic=partition)
 
     play(tmp_path, script)
+
+
+def test_a_compacted_topic_keeps_its_entries_until_its_name_begins_again(tmp_path: Path) -> None:
+    """Readers of the view find it by the entries' places; what was compacted in an earlier life of the name holds nothing back."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            horizon = (await life.publish(5))[-1]
+            topic = life.topic()
+            context, view = topic.context, TopicSegments(compacted=Compacted(1, horizon, ()))
+            await commit_manifest(
+                context.store, context.volume, CLOCK, topic.bundle.name, lambda manifest: manifest.with_topic(TOPIC, view)
+            )
+            await life.rest("POST", f"{PATH}/trim")
+            assert topic.core.ledgers.first == 0
+            await life.rest("DELETE", f"{PATH}?force=true")
+            await life.peer.answer(Type.CLOSE_PRODUCER)
+            await life.peer.produce(producer_id=2)
+            await life.peer.send(b"x", 0, producer_id=2)
+            again = life.topic()
+            await life.rest("POST", f"{PATH}/trim")
+            assert again.core.ledgers.first == again.core.ledgers.end
+
+    play(tmp_path, script, retention_check_s=1000.0, maintenance_s=1000.0)
 
 
 def test_a_subscription_that_nobody_uses_expires(tmp_path: Path) -> None:
