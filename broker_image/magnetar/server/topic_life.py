@@ -27,7 +27,7 @@ from magnetar.topics.retention import trim_point
 
 log = structlog.get_logger(__name__)
 
-TOPICS_PER_TURN = 100
+TOPICS_PER_TURN = 200
 """Topics looked at before others of the loop get their turn."""
 
 Work = Callable[[TopicHost, int], Awaitable[None]]
@@ -222,17 +222,17 @@ class TopicLife:
                 self._due[index] = now + interval
                 due.append(work)
         for number, topic in enumerate(self._topics()):
-            now_ms = self._context.clock.wall_ms()
-            topic.core.age(now_ms)
-            for work in due:
-                await self._do(work, topic, now_ms)
-            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
+            if number % TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
+            if topic.core.has_grown:
+                topic.core.age(self._context.clock.wall_ms())
+            for work in due:
+                await self._do(work, topic, self._context.clock.wall_ms())
 
     def _topics(self) -> Iterator[TopicHost]:
         for owned in list(self._ownership.owned.values()):
             for topic in list(owned.topics.values()):
-                if owned.serving and not topic.frozen:
+                if owned.serving and not topic.core.frozen:
                     yield topic
 
     async def _do(self, work: Work, topic: TopicHost, now_ms: int) -> None:

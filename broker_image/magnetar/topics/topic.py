@@ -164,6 +164,11 @@ class Topic:
         self.ledgers.drop_before(ordinal)
         self.ages.drop_before(self.ledgers.first)
 
+    @property
+    def has_grown(self) -> bool:
+        """Whether there are entries that `age` has not seen."""
+        return self.counters.bytes_in != self._aged_bytes
+
     def age(self, now_ms: int) -> None:
         """Note how many entries and bytes there are by now: retention and quotas rest on it."""
         self._count_bytes()
