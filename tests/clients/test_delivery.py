@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import urllib.request
 
 import pulsar
 import pytest
@@ -26,6 +27,13 @@ def restart_gently(server: ServerProcess) -> None:
     """SIGTERM and start again: also acknowledgements that nobody asked to have confirmed are there."""
     server.stop()
     server.start()
+
+
+def ask(server: ServerProcess, method: str, path: str, body: bytes | None = None) -> int:
+    """An admin request; its status."""
+    request = urllib.request.Request(server.http_url + path, data=body, method=method, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as response:
+        return int(response.status)
 
 
 def take(consumer: pulsar.Consumer, count: int) -> list[bytes]:
@@ -208,6 +216,54 @@ def test_dead_letters(server: ServerProcess, client: pulsar.Client) -> None:
     audit = client.subscribe("letters-s-DLQ", "audit", consumer_type=SHARED)
     assert sorted(take(audit, 3)) == [b"0", b"1", b"2"]
     assert take(client.subscribe("letters", "s", consumer_type=SHARED), 0) == []
+
+
+def test_a_consumer_at_its_limit_waits_for_acknowledgements(server: ServerProcess, client: pulsar.Client) -> None:
+    """A topic policy limits what a Shared consumer may hold; it holds after a restart, and ends when the policy does."""
+    topic, count = "limited", 20
+    client.subscribe(topic, "s", consumer_type=SHARED).close()
+    producer = client.create_producer(topic)
+    for number in range(count):
+        producer.send(str(number).encode())
+    policy = f"/admin/v2/persistent/public/default/{topic}/maxUnackedMessagesOnConsumer"
+    assert ask(server, "POST", policy, b"5") == 204
+    restart(server)
+    consumer = client.subscribe(topic, "s", consumer_type=SHARED)
+    held = [consumer.receive(RECEIVE_MS) for _ in range(5)]
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(SHORT_MS)
+    for message in held:
+        consumer.acknowledge(message)
+    for _ in range(5):
+        consumer.receive(RECEIVE_MS)
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(SHORT_MS)
+    assert ask(server, "DELETE", policy) == 204
+    for _ in range(10):
+        consumer.receive(RECEIVE_MS)
+
+
+def test_a_subscription_is_reset_over_rest(server: ServerProcess, client: pulsar.Client) -> None:
+    """To a time and to an id, with its consumer connected: it comes back and begins there, also after a restart."""
+    topic = "rest-reset"
+    consumer = client.subscribe(topic, "s")
+    producer = client.create_producer(topic)
+    messages = []
+    for number in range(6):
+        producer.send(str(number).encode())
+        messages.append(consumer.receive(RECEIVE_MS))
+        consumer.acknowledge(messages[-1])
+    moves = f"/admin/v2/persistent/public/default/{topic}/subscription/s/resetcursor"
+    target = messages[3].publish_timestamp()
+    first = next(number for number, message in enumerate(messages) if message.publish_timestamp() >= target)
+    assert ask(server, "POST", f"{moves}/{target}") == 204
+    assert take(consumer, 6 - first) == [str(number).encode() for number in range(first, 6)]
+    identifier = messages[1].message_id()
+    body = f'{{"ledgerId": {identifier.ledger_id()}, "entryId": {identifier.entry_id()}}}'.encode()
+    assert ask(server, "POST", moves, body) == 204
+    consumer.close()
+    restart(server)
+    assert take(client.subscribe(topic, "s"), 5) == [b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_consumers_without_a_queue(server: ServerProcess, client: pulsar.Client) -> None:

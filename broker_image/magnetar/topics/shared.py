@@ -274,10 +274,15 @@ class SharedDispatcher:
             consumer = None if self._blocked else self._rotation.next()
             if consumer is None:
                 return False
-            count, messages = entries_within(consumer.permits, costs, start - low, min(start + turn, end) - low)
+            count, messages = entries_within(self._room(consumer), costs, start - low, min(start + turn, end) - low)
             self._give(consumer, start, costs[start - low : start - low + count], messages, deliveries)
             start += count
         return True
+
+    def _room(self, consumer: Consumer) -> int:
+        """Messages that a ready consumer may be given."""
+        limit = self._limits.unacknowledged_per_consumer_messages_max
+        return min(consumer.permits, limit - consumer.unacknowledged) if limit > 0 else consumer.permits
 
     def _hand_out_special(self, ordinal: int, costs: Sequence[int], traits: EntryTraits, deliveries: list[Delivery]) -> bool:
         """Give one delayed or chunked entry to whom it belongs, or put it aside; False if nothing behind it may go now."""

@@ -28,12 +28,11 @@ def test_a_consumer_at_its_limit_goes_on_at_half_of_it(tmp_path: Path) -> None:
         ids = [await publish(peer) for _ in range(20)]
         await set_policies(broker, {"max_unacked_messages_per_consumer": 4})
         await peer.subscribe(subType=SHARED)
-        peer.write(requests.flow(1, 2))
-        for _ in range(2):
-            await peer.message()
         peer.write(requests.flow(1, 6))
-        for _ in range(2):
+        for _ in range(4):
             await peer.message()
+        assert await peer.is_quiet()
+        peer.write(requests.flow(1, 2))
         assert await peer.is_quiet()
         stats = (await peer.ask("consumer_stats", consumer_id=1)).consumer_stats_response
         assert (stats.blockedConsumerOnUnackedMsgs, stats.unackedMessages, stats.availablePermits) == (True, 4, 4)

@@ -512,7 +512,8 @@ class SharedCourse(Course):
 
     def check_delivery(self, handle: int, delivery: Delivery) -> None:
         assert delivery.entries <= TURN_MAX
-        assert self.unacknowledged(handle) < CONSUMER_MAX, "a consumer at its limit gets nothing"
+        before_last = delivery.messages - self.cost(delivery.first + delivery.entries - 1)
+        assert self.unacknowledged(handle) + before_last < CONSUMER_MAX, "a consumer at its limit gets nothing"
         assert sum(map(self.unacknowledged, self.held)) < SUBSCRIPTION_MAX
         ordinals = range(delivery.first, delivery.first + delivery.entries)
         assert set[int]().union(*self.held.values()).isdisjoint(ordinals), "two consumers hold one entry"
