@@ -349,12 +349,12 @@ class TopicHost:
         return await self.bundle.catalog.read_compacted(str(self.name), self.core.ledgers, request)
 
     async def last_message(self, read_compacted: bool) -> tuple[Position, memoryview | None]:
-        """Position and bytes of the last entry that can be delivered; (EARLIEST, None) for an empty topic."""
+        """Position and bytes of the last entry that can be delivered; (EARLIEST, None) if there is none, be it that all were trimmed."""
         end = self.core.ledgers.end
+        if read_compacted and end > 0 and self.compacted_before(end - 1):
+            return await self.bundle.catalog.last_compacted(str(self.name))
         if end == self.core.ledgers.first:
             return self.core.last_message_position(), None
-        if read_compacted and self.compacted_before(end - 1):
-            return await self.bundle.catalog.last_compacted(str(self.name))
         request = ReadRequest(end - 1, 1)
         found = self.tail(request)
         entries = found[0] if found is not None else (await self.read(request))[0]

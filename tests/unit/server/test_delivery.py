@@ -256,6 +256,26 @@ def test_cumulative_into_a_batch(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
+def test_the_last_message_id_of_a_trimmed_topic(tmp_path: Path) -> None:
+    """An id of what is gone would have a reader wait for it for ever."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        for _ in range(3):
+            await publish(peer)
+        await peer.subscribe()
+        topic = next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+        for kept, expected in ((2, 2), (3, NOBODY)):
+            topic.core.ledgers.drop_before(kept)
+            found = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response
+            assert found.last_message_id.entryId == expected
+        await publish(peer)
+        found = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response
+        assert found.last_message_id.entryId == 3
+
+    play(tmp_path, script)
+
+
 def test_the_last_message_id_comes_with_the_mark_delete_position(tmp_path: Path) -> None:
     """By which a client that has sought knows whether there is anything to read."""
 
