@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 import urllib.request
+from typing import Any
 
 import pulsar
 import pytest
@@ -36,6 +38,13 @@ def ask(server: ServerProcess, method: str, path: str, body: bytes | None = None
         return int(response.status)
 
 
+def statistics(server: ServerProcess, topic: str) -> dict[str, Any]:
+    """What REST tells about subscription "s"."""
+    with urllib.request.urlopen(f"{server.http_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=20) as response:
+        found: dict[str, Any] = json.load(response)["subscriptions"]["s"]
+    return found
+
+
 def take(consumer: pulsar.Consumer, count: int) -> list[bytes]:
     """Exactly so many messages, acknowledged: nothing more comes."""
     messages = [consumer.receive(RECEIVE_MS) for _ in range(count)]
@@ -56,6 +65,7 @@ def test_delayed_messages_wait_over_a_restart(server: ServerProcess, client: pul
     first = consumer.receive(RECEIVE_MS)
     assert first.data() == b"now"
     consumer.acknowledge(first)
+    assert statistics(server, "delayed")["msgDelayed"] == 1
     consumer.close()
     restart_gently(server)
     again = client.subscribe("delayed", "s", consumer_type=SHARED)
@@ -232,6 +242,8 @@ def test_a_consumer_at_its_limit_waits_for_acknowledgements(server: ServerProces
     held = [consumer.receive(RECEIVE_MS) for _ in range(5)]
     with pytest.raises(pulsar.Timeout):
         consumer.receive(SHORT_MS)
+    (told,) = statistics(server, topic)["consumers"]
+    assert (told["unackedMessages"], told["blockedConsumerOnUnackedMsgs"]) == (5, True)
     for message in held:
         consumer.acknowledge(message)
     for _ in range(5):

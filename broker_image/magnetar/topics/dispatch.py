@@ -211,6 +211,16 @@ class Dispatcher(Protocol):
         """Messages delivered and neither acknowledged nor given back."""
         ...
 
+    @property
+    def delayed_entries(self) -> int:
+        """Entries that wait for their time."""
+        ...
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nobody gets anything, because too much is unacknowledged."""
+        ...
+
     def add(self, consumer: Consumer) -> None:
         """Raises ConsumerBusy if the type admits no further consumer."""
         ...

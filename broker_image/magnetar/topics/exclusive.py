@@ -49,6 +49,15 @@ class SingleActiveDispatcher:
         """Not tracked for this type."""
         return 0
 
+    @property
+    def delayed_entries(self) -> int:
+        """This type delivers at once."""
+        return 0
+
+    @property
+    def blocked(self) -> bool:
+        return False
+
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
 

@@ -99,6 +99,14 @@ class KeySharedDispatcher:
         return self._unacknowledged
 
     @property
+    def delayed_entries(self) -> int:
+        return self._delayed.size
+
+    @property
+    def blocked(self) -> bool:
+        return self._blocked
+
+    @property
     def waiting_entries(self) -> int:
         """Entries that were read and could not be delivered yet."""
         return self._waiting

@@ -78,6 +78,14 @@ class SharedDispatcher:
     def unacknowledged(self) -> int:
         return self._unacknowledged
 
+    @property
+    def delayed_entries(self) -> int:
+        return self._delayed.size
+
+    @property
+    def blocked(self) -> bool:
+        return self._blocked
+
     def add(self, consumer: Consumer) -> None:
         self._consumers.append(consumer)
 

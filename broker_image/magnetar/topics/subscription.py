@@ -95,6 +95,16 @@ class Subscription:
         return self._dispatcher.unacknowledged if self._dispatcher is not None else 0
 
     @property
+    def delayed_entries(self) -> int:
+        """Entries that were read and wait for their time."""
+        return self._dispatcher.delayed_entries if self._dispatcher is not None else 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nobody gets anything, because too much is unacknowledged."""
+        return self._dispatcher is not None and self._dispatcher.blocked
+
+    @property
     def dirty(self) -> bool:
         """Whether `take_delta` would return something (of a durable subscription)."""
         return self.durable and (self._properties_changed or self.cursor.dirty)

@@ -25,8 +25,12 @@ TYPE_NAMES: Mapping[SubscriptionType, str] = {
     SubscriptionType.FAILOVER: "Failover",
     SubscriptionType.KEY_SHARED: "Key_Shared",
 }
+RATES = ("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate")
+"""Of a subscription: the sums over its consumers."""
 SUMMED = frozenset(
     {
+        *RATES,
+        "msgDelayed",
         "msgInCounter",
         "bytesInCounter",
         "msgOutCounter",
@@ -100,8 +104,17 @@ def _consumer_stats(session: ConsumerSession, consumer: Consumer) -> dict[str, A
 def _subscription_stats(host: SubscriptionHost) -> dict[str, Any]:
     core = host.core
     hashes = core.hash_ranges()
+    consumers = [
+        _consumer_stats(session, consumer)
+        | ({"keyHashRanges": [f"[{start}, {end}]" for start, end in hashes[session]]} if session in hashes else {})
+        for session, consumer in core.consumers.items()
+        if isinstance(session, ConsumerSession)
+    ]
     return {
+        **{rate: sum(found[rate] for found in consumers) for rate in RATES},
         "msgBacklog": core.backlog,
+        "msgDelayed": core.delayed_entries,
+        "blockedSubscriptionOnUnackedMsgs": core.blocked,
         "backlogSize": host.topic.core.ages.bytes_from(core.cursor.mark_delete, core.cursor.end),
         "unackedMessages": core.unacknowledged,
         "type": TYPE_NAMES[core.kind] if core.kind is not None else "",
@@ -111,12 +124,7 @@ def _subscription_stats(host: SubscriptionHost) -> dict[str, Any]:
         "nonContiguousDeletedMessagesRanges": core.cursor.range_count,
         "subscriptionProperties": dict(core.properties),
         "activeConsumerName": core.active.name if core.active is not None else "",
-        "consumers": [
-            _consumer_stats(session, consumer)
-            | ({"keyHashRanges": [f"[{start}, {end}]" for start, end in hashes[session]]} if session in hashes else {})
-            for session, consumer in core.consumers.items()
-            if isinstance(session, ConsumerSession)
-        ],
+        "consumers": consumers,
     }
 
 
