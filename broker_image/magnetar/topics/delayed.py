@@ -54,9 +54,9 @@ class DelayedEntries:
         """How many entries wait, those acknowledged meanwhile included."""
         return self._far.size + sum(ordinals.size for ordinals, _ in self._ticks.values())
 
-    def early_enough(self, deliver_at_ms: int, now_ms: int) -> bool:
-        """Whether an entry that was taken out may go now."""
-        return deliver_at_ms <= now_ms + self._tick_ms
+    def must_wait(self, deliver_at_ms: int, now_ms: int, *, again: bool) -> bool:
+        """Whether an entry is too early; one that has waited (`again`) may go with those of its tick."""
+        return deliver_at_ms > (now_ms + self._tick_ms if again else now_ms)
 
     def add(self, start: int, end: int, deliver_at_ms: int, still_wanted: Filter) -> None:
         """The entries [start, end) wait until `deliver_at_ms`. `still_wanted` is asked when memory gets short."""

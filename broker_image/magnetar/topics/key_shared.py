@@ -36,7 +36,7 @@ from magnetar.topics.dispatch import (
 )
 from magnetar.topics.hash_ranges import HashRanges, hash_ranges, slot_of
 from magnetar.topics.intervals import IntervalSet
-from magnetar.topics.turns import Round, Turn
+from magnetar.topics.turns import HeldSlot, Round, Turn
 
 LOOK_AHEAD_ENTRIES_MIN = 32
 """Read at least so many at once: with few permits the next entry of the one who has them may be some way ahead."""
@@ -44,16 +44,6 @@ LOOK_AHEAD_ENTRIES_MIN = 32
 
 NO_TRAITS = EntryTraits()
 _UNLIMITED = 1 << 62
-
-
-class _Slot:
-    """A slot some of whose entries are held."""
-
-    __slots__ = ("entries", "holder")
-
-    def __init__(self, holder: Consumer) -> None:
-        self.holder = holder
-        self.entries = 0
 
 
 class KeySharedDispatcher:
@@ -77,7 +67,7 @@ class KeySharedDispatcher:
         self._blocked = False
         self._redeliveries: dict[int, int] = {}
         self._slot_of: dict[int, int] = {}  # of entries that are held, wait or are stuck
-        self._slots: dict[int, _Slot] = {}  # empty where out-of-order delivery is allowed
+        self._slots: dict[int, HeldSlot] = {}  # empty where out-of-order delivery is allowed
         self._stuck: dict[int, IntervalSet] = {}  # by slot
         self._waiting = 0  # entries that wait or are stuck
         self._chunk_of: dict[int, ChunkTrait] = {}  # of those among them that are chunks
@@ -177,7 +167,12 @@ class KeySharedDispatcher:
     def _destination(self, slot: int, chunk: ChunkTrait | None) -> Consumer | None:
         """Who must get an entry of the slot."""
         begun = self._chunks.consumer_of(chunk) if chunk is not None else None
-        return begun if begun is not None else self._owner(slot)
+        if begun is None:
+            return self._owner(slot)
+        # Whoever holds nothing of the slot any more has acknowledged chunks one by one: the order of the key goes before its message.
+        held = self._slots.get(slot)
+        in_turn = self._policy.out_of_order or (held is not None and held.holder is begun)
+        return begun if in_turn else self._owner(slot)
 
     def _assign_anew(self, more: Iterable[tuple[int, int]] = ()) -> None:
         """Owners have changed: look again who gets what waits (and `more`, which waited for one that has left)."""
@@ -285,7 +280,16 @@ class KeySharedDispatcher:
         if held.entries:
             return unblocked
         del self._slots[slot]
+        if holder.waiting and holder is not self._owner(slot):
+            self._take_from_waiting(holder, slot)
         return self._unstick(slot) or unblocked
+
+    def _take_from_waiting(self, consumer: Consumer, slot: int) -> None:
+        """Chunks wait for a consumer that holds nothing of their key any more, and is not its owner: they go with the others of the key."""
+        ordinals = [known for start, end in consumer.waiting for known in range(start, end) if self._slot_of[known] == slot]
+        for ordinal in ordinals:
+            consumer.waiting.remove(ordinal, ordinal + 1)
+            self._stuck.setdefault(slot, IntervalSet()).add(ordinal, ordinal + 1)
 
     def _unstick(self, slot: int) -> bool:
         """Nobody holds anything of the slot any more: its owner may get what is stuck. True if there is something."""
@@ -436,11 +440,12 @@ class KeySharedDispatcher:
         turns, slots = fetched.turns, self._slots
         takers = len(self._ready) - sum(turn.room <= 0 for turn in turns.values())
         space = self._look_ahead_max() - self._waiting
+        delays, again = self._limits.delayed_delivery, start < self._read
         for ordinal in range(start, end):
             if takers <= 0 or fetched.room <= 0:
                 return ordinal
             key_hash, deliver_at_ms, chunk = fetched.traits[ordinal - fetched.first] or NO_TRAITS
-            if deliver_at_ms and self._too_early(ordinal, deliver_at_ms):
+            if deliver_at_ms and delays and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again):
                 self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self._cursor.unacknowledged)
                 continue
             slot = slot_of(key_hash)
@@ -470,14 +475,8 @@ class KeySharedDispatcher:
         if not self._policy.out_of_order:
             held = self._slots.get(slot)
             if held is None:
-                held = self._slots[slot] = _Slot(consumer)
+                held = self._slots[slot] = HeldSlot(consumer)
             held.entries += 1
-
-    def _too_early(self, ordinal: int, deliver_at_ms: int) -> bool:
-        """Whether the entry must wait; one that has waited may come with those of its tick."""
-        if deliver_at_ms <= self._now_ms or not self._limits.delayed_delivery:
-            return False
-        return ordinal >= self._read or not self._delayed.early_enough(deliver_at_ms, self._now_ms)
 
     def _begin_chunks(self, chunk: ChunkTrait | None, consumer: Consumer) -> None:
         """The consumer is given a chunk: it gets the rest of the message, too."""

@@ -294,20 +294,15 @@ class SharedDispatcher:
 
     def _hand_out_special(self, ordinal: int, costs: Sequence[int], traits: EntryTraits, deliveries: list[Delivery]) -> bool:
         """Give one delayed or chunked entry to whom it belongs, or put it aside; False if nothing behind it may go now."""
-        if self._limits.delayed_delivery and self._too_early(ordinal, traits.deliver_at_ms):
+        deliver_at_ms, again = traits.deliver_at_ms, ordinal < self._read
+        if self._limits.delayed_delivery and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again):
             self._take_from_due(ordinal, ordinal + 1)
-            self._delayed.add(ordinal, ordinal + 1, traits.deliver_at_ms, self._cursor.unacknowledged)
+            self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self._cursor.unacknowledged)
             return True
         chunk = traits.chunk
         if chunk is None:
             return self._hand_out(ordinal, ordinal + 1, costs, deliveries)
         return self._hand_out_chunk(ordinal, costs, chunk, deliveries)
-
-    def _too_early(self, ordinal: int, deliver_at_ms: int) -> bool:
-        """Whether the entry must wait; one that has waited may come with those of its tick."""
-        if deliver_at_ms <= self._now_ms:
-            return False
-        return ordinal >= self._read or not self._delayed.early_enough(deliver_at_ms, self._now_ms)
 
     def _hand_out_chunk(self, ordinal: int, costs: Sequence[int], chunk: ChunkTrait, deliveries: list[Delivery]) -> bool:
         if self._replay and self._replay.start < ordinal:

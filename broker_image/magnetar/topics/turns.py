@@ -1,6 +1,6 @@
 """What consumers are given out of one read, where entries are chosen one by one.
 
-Owns: `Turn` (one consumer's share) and `Round` (all of one read). Imports: dispatch, cursor, acksets. Pure.
+Owns: `HeldSlot` (who holds entries of a slot), `Turn` (one consumer's share) and `Round` (all of one read). Imports: dispatch, cursor, acksets. Pure.
 Invariant: what a turn holds becomes one delivery; ordinals are added in rising order.
 """
 
@@ -11,6 +11,16 @@ from collections.abc import Mapping, Sequence
 from magnetar.topics.acksets import words_of_mask
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import Consumer, Delivery, EntryTraits
+
+
+class HeldSlot:
+    """A slot some of whose entries are held."""
+
+    __slots__ = ("entries", "holder")
+
+    def __init__(self, holder: Consumer) -> None:
+        self.holder = holder
+        self.entries = 0
 
 
 class Turn:

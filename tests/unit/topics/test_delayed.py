@@ -65,7 +65,7 @@ def test_random_delays_in_little_memory(seed: int) -> None:
         else:
             now += chance.randint(0, 300)
             for ordinal in sorted(ordinals(delayed.take_due(now)) - acknowledged):
-                if delayed.early_enough(model[ordinal], now):
+                if not delayed.must_wait(model[ordinal], now, again=True):
                     del model[ordinal]
                 else:
                     delayed.add(ordinal, ordinal + 1, model[ordinal], wanted)

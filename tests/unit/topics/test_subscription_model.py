@@ -616,7 +616,9 @@ class KeySharedCourse(SharedCourse):
 @pytest.mark.parametrize(
     "course", [SharedCourse, ExclusiveCourse, FailoverCourse, KeySharedCourse], ids=lambda course: course.kind.name.lower()
 )
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(12), 3004, 3018, 3040]
+)  # the last found chunks acknowledged one by one out of their key's order
 def test_random_course(seed: int, course: type[Course]) -> None:
     """The subscription agrees with the model after every step, survives crashes, and delivers everything in the end."""
     running = course(seed)
