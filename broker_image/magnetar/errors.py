@@ -237,10 +237,30 @@ class Fenced(StorageError):
     """This incarnation's claim is gone: another broker may own its bundles. It acknowledges nothing any more."""
 
 
+class StorageFull(StorageError):
+    """No space is left on durable storage; what was asked for may be tried again once there is."""
+
+
 class CorruptData(StorageError):
-    """Bytes that fail their checksum where only acknowledged data can be."""
+    """Bytes that fail their checksum, or are missing, where only acknowledged data can be.
+
+    `file` and `offset` say where (-1: the file as a whole), `first` and `last` which entries ((ledger, entry), of `topic`), where known.
+    """
 
     retry = Retry.NEVER
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str = "",
+        offset: int = -1,
+        topic: str = "",
+        first: tuple[int, int] | None = None,
+        last: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.file, self.offset, self.topic, self.first, self.last = file, offset, topic, first, last
 
 
 class StoreError(MagnetarError):

@@ -38,6 +38,11 @@ HAPPENED_PER_SEED = {
     "log.roll": 5,
     "bundle.checkpoint": 3,
     "bundle.checkpoint_delayed": 0.15,
+    # what nobody needs goes, what lives in it is rewritten
+    "bundle.rewritten": 4,
+    "collector.log_file": 4,
+    "collector.removed": 8,
+    "log.file_abandoned": 0.02,
     # incarnations are fenced, end, and come back
     "broker.failed": 0.45,
     "broker.fencing_predecessor": 1,

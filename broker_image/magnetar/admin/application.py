@@ -64,6 +64,10 @@ def _add_health(application: FastAPI, port: AdminPort) -> None:
     async def status() -> dict[str, Any]:
         return await port.status()
 
+    @application.get("/magnetar/v1/damage")
+    async def damage() -> dict[str, Any]:
+        return {"damage": port.damage()}
+
     @application.get("/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:path}")
     async def lookup(domain: str, tenant: str, namespace: str, topic: str) -> dict[str, str]:
         return await port.lookup(topic_name(domain, tenant, namespace, topic))

@@ -31,6 +31,10 @@ class HealthPort(Protocol):
         """What `magnetar status` shows: this broker, all brokers, bundles and their owners."""
         ...
 
+    def damage(self) -> list[dict[str, Any]]:
+        """What is wrong with the storage of this broker right now: file, offset, topic, entries, error, since when."""
+        ...
+
     def version(self) -> str: ...
 
     async def lookup(self, topic: TopicName) -> dict[str, str]:

@@ -13,6 +13,7 @@ import asyncio
 import collections
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,11 +140,15 @@ def _open_files(directory: Path, salt: int) -> _Opened:
         core, file = _recover(directory / JOURNAL_NAME, salt)
         changes = [change for lease in core.orphaned_leases() if (change := core.revoke(lease))]
         if changes:
-            file.append(changes)
+            file.append(changes, _AT_ONCE)
     except BaseException:
         os.close(lock)
         raise
     return _Opened(lock, core, file)
+
+
+_AT_ONCE = threading.Event()
+_AT_ONCE.set()
 
 
 def _recover(path: Path, salt: int) -> tuple[StoreCore, JournalFile]:

@@ -1,7 +1,7 @@
 """The embedded store's file.
 
 Owns: its format, version 1 (golden bytes in the tests), recovery, and the thread that writes it.
-Imports: os, queue, threading, crc32c, errors, core, store.
+Imports: os, queue, threading, crc32c, structlog, errors, core, store.
 Format, little-endian: a file header {magic, version, salt, CRC}, then frames {marker, payload length, frame number, CRC,
 payload}. Frame 0 is a snapshot; every later frame holds the changes of one group commit. A CRC-32C covers length, number and
 payload and starts from the salt.
@@ -9,11 +9,13 @@ Invariants:
 - a frame is written only after the previous one was flushed. So an invalid frame with a valid one behind it is damage to
   acknowledged data and is refused; an invalid frame with nothing valid behind it was never acknowledged and is cut;
 - the file appears, and is replaced by a shorter one, by a single rename: header and snapshot are never torn;
-- nothing is reported durable before `fdatasync` returned; after a failed write or flush the file is not touched again.
+- nothing is reported durable before `fdatasync` returned; after a failed write or flush the file is not touched again, except that a write
+  for which there is no space waits for some.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import struct
@@ -22,12 +24,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from crc32c import crc32c
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.core import Change, Snapshot, Write
 from magnetar.metadata.store import KeyValue
 
+log = structlog.get_logger(__name__)
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+FULL_RETRY_S = 0.5
 MAGIC = b"MAGNMETA"
 VERSION = 1
 MARKER = b"\xf5MJ\x01"
@@ -210,10 +217,13 @@ class JournalFile:
         os.lseek(descriptor, recovered.length, os.SEEK_SET)
         return cls(path, descriptor, recovered.salt, recovered.frames, recovered.length, recovered.snapshot_bytes), recovered
 
-    def append(self, changes: Iterable[Change]) -> None:
-        """Write `changes` as one frame and make it durable. After an OSError the file must not be used again."""
+    def append(self, changes: Iterable[Change], give_up: threading.Event) -> None:
+        """Write `changes` as one frame and make it durable; waits for space until `give_up` is set.
+
+        After an OSError the file must not be used again.
+        """
         frame = encode_frame(self._salt, self._frames, encode_changes(changes))
-        _write_all(self._descriptor, frame)
+        _write_when_there_is_room(self._descriptor, frame, self.size, give_up)
         os.fdatasync(self._descriptor)
         self._frames += 1
         self.size += len(frame)
@@ -232,6 +242,21 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _write_when_there_is_room(descriptor: int, data: bytes, offset: int, give_up: threading.Event) -> None:
+    """Write at `offset`; while no space is left, try again: part of a frame is no frame, and the next attempt writes over it."""
+    left = memoryview(data)
+    while left:
+        try:
+            written = os.pwrite(descriptor, left, offset)
+        except OSError as error:
+            if error.errno not in NO_SPACE or give_up.is_set():
+                raise
+            log.error("metadata journal waits for space", error=str(error))
+            give_up.wait(FULL_RETRY_S)
+            continue
+        left, offset = left[written:], offset + written
 
 
 def sync_directory(directory: Path) -> None:
@@ -262,6 +287,7 @@ class JournalWriter:
         self._on_replaced = on_replaced
         self._on_failed = on_failed
         self._on_stopped = on_stopped
+        self._stopping = threading.Event()
         self._queue: queue.SimpleQueue[Change | Snapshot | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metadata-journal", daemon=True)
         self._thread.start()
@@ -274,7 +300,8 @@ class JournalWriter:
         self._queue.put(snapshot)
 
     def stop(self) -> None:
-        """Write what is queued, then end the thread."""
+        """Write what is queued, unless there is no space for it, then end the thread."""
+        self._stopping.set()
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -300,10 +327,15 @@ class JournalWriter:
                 group.append(item)
                 continue
             if group:
-                self._file.append(group)
+                self._file.append(group, self._stopping)
                 self._on_durable(group[-1].revision, self._file.size)
                 group = []
             if isinstance(item, Snapshot):
-                self._file = self._file.replace(item)
+                try:
+                    self._file = self._file.replace(item)
+                except OSError as error:
+                    if error.errno not in NO_SPACE:
+                        raise
+                    log.warning("metadata journal not shortened", error=str(error))  # it only grows on
                 self._on_replaced(self._file.size)
         return None not in items

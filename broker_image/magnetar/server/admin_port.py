@@ -33,6 +33,9 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration):
     def version(self) -> str:
         return __version__
 
+    def damage(self) -> list[dict[str, Any]]:
+        return self._broker.context.damage.listed()
+
     async def status(self) -> dict[str, Any]:
         broker = self._broker
         views = broker.views

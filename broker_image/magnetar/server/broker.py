@@ -25,6 +25,7 @@ from magnetar.names import DEFAULT_BUNDLES, NamespaceName, initial_boundaries
 from magnetar.network import Listener, Network
 from magnetar.server.connection import Connection, ConnectionTable
 from magnetar.server.context import BrokerContext
+from magnetar.server.damage import DamageTable
 from magnetar.server.leader import Leader
 from magnetar.server.load import LoadReporter, Usage
 from magnetar.server.maintenance import Maintenance
@@ -134,6 +135,7 @@ class Broker:
             http_url=identity.http_url,
             log=self._log,
             metrics=self.metrics,
+            damage=self._damage(),
             fail=self.fail,
         )
         self._lease = ports.lease(self._lease_lost)
@@ -292,6 +294,15 @@ class Broker:
             draining=draining,
         )
         await self._ports.store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
+
+    def _damage(self) -> DamageTable:
+        """The table of what is wrong with storage, with its metrics."""
+        table, gauge = DamageTable(self._ports.clock), self.metrics.gauge
+        gauge("magnetar_storage_damage", "Named damage of storage that is there now: GET /magnetar/v1/damage", lambda: len(table))
+        gauge("magnetar_storage_damage_met", "Operations that met damage", lambda: table.met)
+        gauge("magnetar_log_stalled", "1 while the log waits for space on the volume", lambda: self._log.stalled is not None)
+        gauge("magnetar_log_files_abandoned", "Log files left after a failed write or flush", lambda: self._log.files_abandoned)
+        return table
 
     # --- watching over ourselves -----------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 MANIFEST_AGE_MAX_S = 1.0
 DELETED_NAMES_MAX = 10_000
 """Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
+DIRTY_RETRY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class OwnedBundle:
             raise NotAllowed(
                 f"topic {name}: the namespace has {len(self.topics)} topics in one bundle, its limit; delete some or raise it"
             )
+        self.context.log.check_room()
         created_ms = self.context.clock.wall_ms()
         core = Topic(str(name), self.epoch, created_ms=created_ms)
         properties = {"created_ms": str(created_ms)}
@@ -190,6 +192,10 @@ class OwnedBundle:
 
     def _write_dirty(self) -> None:
         self._dirty_timer = None
+        if self.context.log.stalled is not None and self.serving:
+            # Nothing would come of it now, and what waits in memory must not grow.
+            self._dirty_timer = asyncio.get_running_loop().call_later(DIRTY_RETRY_S, self._write_dirty)
+            return
         dirty, self._dirty = self._dirty, {}
         for subscription in dirty:
             self._append_delta(subscription, None)

@@ -123,7 +123,11 @@ class BundleCatalog:
             if attempt == 1:
                 # A rewrite came in between, and its inputs were collected: the manifest names others by now.
                 await self.refresh()
-        raise CorruptData(f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s manifest{missing}")
+        raise CorruptData(
+            f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s manifest{missing}",
+            topic=str(topic),
+            first=(position.ledger, position.entry),
+        )
 
     async def _read_once(
         self, topic: str, ledgers: LedgerTable, request: ReadRequest, bytes_max: int
@@ -160,7 +164,14 @@ class BundleCatalog:
             high += 1
         data = memoryview(await self._context.volume.read(name, offset, size))
         if len(data) != size:
-            raise CorruptData(f"{name} ends at {offset + len(data)}, inside entry {tuple(position)} of {topic}; restore this file")
+            raise CorruptData(
+                f"{name} ends at {offset + len(data)}, inside entry {tuple(position)} of {topic}; restore this file",
+                file=name,
+                offset=offset + len(data),
+                topic=topic,
+                first=(position.ledger, position.entry),
+                last=(position.ledger, run.first_entry + high - 1),
+            )
         entries, at = [], 0
         for number, length in enumerate(run.lengths[low:high], position.entry):
             entry = data[at : at + length]
@@ -168,7 +179,12 @@ class BundleCatalog:
                 verify_entry(entry)
             except ChecksumMismatch as error:
                 raise CorruptData(
-                    f"{name}: entry {(position.ledger, number)} of {topic} at {offset + at} is damaged: {error}; restore this file"
+                    f"{name}: entry {(position.ledger, number)} of {topic} at {offset + at} is damaged: {error}; restore this file",
+                    file=name,
+                    offset=offset + at,
+                    topic=topic,
+                    first=(position.ledger, number),
+                    last=(position.ledger, number),
                 ) from error
             entries.append(entry)
             at += length

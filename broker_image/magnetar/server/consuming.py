@@ -166,9 +166,13 @@ class Consuming:
         after the first messages behind it throws those away.
         """
         if host.core.durable:
+            if self._context.log.stalled is not None and host.recorded and not host.core.dirty:
+                return  # no space: what is there already can be consumed all the same
+            self._context.log.check_room()
             if host.core.dirty:
                 topic.bundle.write_cursor(host, lambda: None)
             await self._context.log.barrier()
+            host.recorded = True
 
     async def _roll_back(self, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
         """`start_message_rollback_duration_sec`: begin with what was published since; those who are there already are not disturbed."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from magnetar.clock import Clock
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
+from magnetar.server.damage import DamageTable
 from magnetar.server.metrics import BrokerMetrics
 from magnetar.server.settings import BrokerSettings
 from magnetar.storage.log import LogWriter
@@ -38,4 +39,5 @@ class BrokerContext:
     http_url: str
     log: LogWriter
     metrics: BrokerMetrics
+    damage: DamageTable
     fail: Callable[[str], None]

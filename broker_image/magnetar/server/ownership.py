@@ -39,6 +39,7 @@ from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import TailCache
 from magnetar.server.log_keys import LogKeys
 from magnetar.server.recovery import recover_bundle
+from magnetar.server.recovery_retries import RecoveryRetries
 from magnetar.server.rolling import LogRoller
 from magnetar.server.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
@@ -68,6 +69,7 @@ class Ownership:
         self._stopping = False
         self._log_keys = LogKeys(context, self.bundle_of)
         self._beginnings: dict[str, int] = {}
+        self._retries = RecoveryRetries(context)
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
             view.listen(lambda _names: self._announce())
@@ -275,8 +277,12 @@ class Ownership:
         except (StorageError, StoreError) as error:
             # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes.
             log.error("bundle.recovery_failed", bundle=name, epoch=epoch, error=str(error))
-            await asyncio.sleep(1.0)
+            revision, items = assigned.mod_revision, self._views.bundles.items
+            await self._retries.wait(
+                name, error, lambda: self._changed, lambda: getattr(items.get(name), "mod_revision", -1) != revision
+            )
             return
+        self._retries.over(name)
         start, end = self._context.log.position, recovered.sealed_end
         self._beginnings[name] = start.file
         record = rules.own(assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end)
@@ -462,11 +468,12 @@ class Ownership:
         """Hand every bundle over, or free it where nobody can take it; raises TimeoutError after `drain_timeout_s`."""
         self._stopping = True
         async with asyncio.timeout(self._context.settings.drain_timeout_s):
-            while self._owned or self._work:
+            while self._owned or self._work.keys() - self._retries.waiting.keys():
                 if self._owned:
                     await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self._owned)))
                 else:
-                    await asyncio.gather(*list(self._work.values()), return_exceptions=True)
+                    hopeful = [task for name, task in self._work.items() if name not in self._retries.waiting]
+                    await asyncio.wait(hopeful, timeout=1.0)
 
     async def _move_quietly(self, name: str, reason: str) -> None:
         try:

@@ -57,6 +57,7 @@ class Producing:
             topic.publishing.check()
             if existing is None:
                 topic.publishing.check_policies(encrypted=request.encrypted)
+            self._context.log.check_room()
             if request.initial_subscription_name:
                 await self._create_subscription(topic, request.initial_subscription_name)
             await self._attach(connection, request, topic)

@@ -39,7 +39,8 @@ async def recover_bundle(context: BrokerContext, bundle: BundleName, record: Bun
     try:
         return await _recover(context, bundle, record, epoch)
     except FileNotFoundError as error:
-        raise CorruptData(f"{error.filename or error} is missing; bundle {bundle} needs it: restore it from a backup") from error
+        missing = str(error.filename or error)
+        raise CorruptData(f"{missing} is missing; bundle {bundle} needs it: restore it from a backup", file=missing) from error
 
 
 async def _recover(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:

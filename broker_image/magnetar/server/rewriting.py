@@ -69,7 +69,7 @@ class DamagedInput(StorageError):
 
     def __init__(self, file: LevelZero, error: CorruptData) -> None:
         super().__init__(str(error))
-        self.file = file
+        self.file, self.error = file, error
 
 
 class RoundWriter:
@@ -179,7 +179,14 @@ class RoundWriter:
             await self._pace(size)
             data = memoryview(await self._context.volume.read(name, at, size))
             if len(data) != size:
-                raise CorruptData(f"{name}: ends at {at + len(data)}, inside entries of {topic}; restore this file")
+                raise CorruptData(
+                    f"{name}: ends at {at + len(data)}, inside entries of {topic}; restore this file",
+                    file=name,
+                    offset=at + len(data),
+                    topic=topic,
+                    first=(run.ledger, run.first_entry + low),
+                    last=(run.ledger, run.last_entry),
+                )
             found = RunColumns(
                 run.ledger, run.first_entry + low, run.append_ms, run.lengths[low:high], run.message_counts[low:high], data
             )
@@ -204,7 +211,12 @@ def _verify(run: RunColumns, name: str, offset: int, topic: str) -> None:
             verify_entry(payload[at : at + length])
         except ChecksumMismatch as error:
             raise CorruptData(
-                f"{name}: entry {(run.ledger, number)} of {topic} at {offset + at} is damaged: {error}; restore this file"
+                f"{name}: entry {(run.ledger, number)} of {topic} at {offset + at} is damaged: {error}; restore this file",
+                file=name,
+                offset=offset + at,
+                topic=topic,
+                first=(run.ledger, number),
+                last=(run.ledger, number),
             ) from error
         at += length
 

@@ -98,6 +98,16 @@ class ProducerSession:
         if not self.closed:
             self.connection.queue(frame)
 
+    def refuse_sends(self, sequences: Sequence[int], highest: Sequence[int] | None, error: MagnetarError) -> None:
+        """Answer SENDs with an error at once, before the answers to those before them: these may have to wait for long.
+
+        Every client takes an error that is not about the message itself for a reason to connect anew and send again.
+        """
+        self.topic.context.metrics.publish_errors += len(sequences)
+        for number, sequence in enumerate(sequences):
+            last = max(sequence, highest[number]) if highest is not None else sequence
+            self.connection.queue(commands.send_error(self.producer_id, last, error.wire_code, str(error)))
+
     def close_by_broker(self, service_url: str | None) -> None:
         """Tell the client to reconnect, at `service_url` if known (PIP-307), after the receipts of what is under way.
 

@@ -96,6 +96,9 @@ class BrokerSettings:
     chunked_messages_max: int = _bounded(10_000, 1, 10_000_000, "unfinished messages in chunks a subscription remembers")
     ack_set_words_max: int = _bounded(4096, 1, 1 << 20, "64-bit words in the ack_set of one message id")
     reader_return_s: float = _bounded(30.0, 0.1, 3600, "how long a reader's position is kept after its SEEK until it comes back")
+    recovery_retry_max_s: float = _bounded(
+        60.0, 0.1, 3600, "longest wait between attempts to recover a bundle that cannot be recovered"
+    )
     maintenance_s: float = _bounded(10.0, 0.05, 3600, "interval of checkpoints by age, of rewriting and of deleting files")
     checkpoint_age_s: float = _bounded(
         60.0, 0.05, 86_400, "age at which a recovery chain that reaches into finished log files is ended by a checkpoint"

@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 READ_ENTRIES_MAX = 500
 READ_RETRY_S = 0.5
+READ_RETRY_MAX_S = 30.0
 WAKEUP_MIN_S, WAKEUP_MAX_S = 0.005, 60.0  # the wall clock, by which things fall due, may be set forward
 
 
@@ -35,6 +36,8 @@ class SubscriptionHost:
 
     def __init__(self, topic: TopicHost, core: Subscription) -> None:
         self.topic, self.core = topic, core
+        self.recorded = False  # whether the log is known to have it
+        self._read_failures = 0
         self._scheduled = False
         self._missed = False
         self._reading: asyncio.Task[None] | None = None
@@ -207,7 +210,15 @@ class SubscriptionHost:
         except (StorageError, FileNotFoundError) as error:
             # Loud, and tried again: an unreadable acknowledged entry is never skipped.
             log.error("subscription.read_failed", topic=self.topic.name, subscription=self.core.name, error=str(error))
-            await asyncio.sleep(READ_RETRY_S)
+            self.topic.context.damage.note(
+                "read", self._damage_name, error, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
+            )
+            await asyncio.sleep(min(READ_RETRY_MAX_S, READ_RETRY_S * (1 << min(self._read_failures, 10))))
+            self._read_failures += 1
+        else:
+            if self._read_failures:
+                self._read_failures = 0
+                self.topic.context.damage.clear("read", self._damage_name)
         finally:
             self._reading = None
         # Whatever happened during the read (permits, a change of the active consumer, a seek) found it under way and was put off.
@@ -216,6 +227,10 @@ class SubscriptionHost:
             self.schedule()
         else:
             self._arm_timer()
+
+    @property
+    def _damage_name(self) -> str:
+        return f"{self.topic.name} {self.core.name}"
 
     async def _fetch_compacted(self, request: ReadRequest) -> bool:
         """Deliver the next surviving entry at or after the request; what compaction removed is passed over as acknowledged."""
@@ -281,6 +296,8 @@ class SubscriptionHost:
 
     def stop(self) -> None:
         """End deliveries for good."""
+        if self._read_failures:
+            self.topic.context.damage.clear("read", self._damage_name)
         if self._abandoned is not None:
             self._abandoned.cancel()
             self._abandoned = None

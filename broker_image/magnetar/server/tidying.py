@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from magnetar.errors import MagnetarError, StoreUnavailable
+from magnetar.errors import CorruptData, MagnetarError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Put
@@ -22,12 +22,15 @@ from magnetar.server.collecting import REWRITE
 from magnetar.server.context import BrokerContext
 from magnetar.server.entry_index import EntryIndex
 from magnetar.server.rewriting import DamagedInput, LogPart, Part, RoundWriter, SegmentPart, Written
+from magnetar.storage import names
 from magnetar.storage.index import LevelZeroIndex, Run
 from magnetar.storage.level_one import FileState, LevelOneRewrite, Round, TopicChange, choose, choose_merge
 from magnetar.storage.manifest import CommitResult, LevelZero, Manifest, Outcome, SegmentReference, commit_manifest, commit_rewrite
 from magnetar.topics.ledgers import EARLIEST
 
 log = structlog.get_logger(__name__)
+
+DAMAGED_RETRY_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Tidier:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._shares: dict[tuple[str, int, str], _Share] = {}
-        self._damaged: set[tuple[str, int]] = set()
+        self._damaged: dict[tuple[str, int], float] = {}
         self._unresolved: list[str] = []
 
     async def tidy(self, bundle: OwnedBundle) -> CommitResult | None:
@@ -55,9 +58,8 @@ class Tidier:
         forget_runs(bundle)
         manifest = bundle.catalog.manifest
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
-        states = [await self._state(bundle, file) for file in manifest.level0]
-        fit = [state for state in states if not state.live_bytes or (state.file.incarnation, state.file.file) not in self._damaged]
-        chosen = choose(fit, now_ms, int(settings.rewrite_age_s * 1000), settings.rewrite_garbage_share)
+        states = [state for file in manifest.level0 if (state := await self._state_if_sound(bundle, file)) is not None]
+        chosen = choose(states, now_ms, int(settings.rewrite_age_s * 1000), settings.rewrite_garbage_share)
         merge = choose_merge(manifest)
         dead = _dead_segments(bundle, manifest)
         if not (chosen.drop or chosen.rewrite or merge or dead) or await self._a_job_works_on(bundle):
@@ -67,6 +69,28 @@ class Tidier:
         return await self._rewrite(bundle, manifest, chosen, merge, dead)
 
     # --- what is alive ---------------------------------------------------------------------------------------------------------
+
+    def _is_damaged(self, file: LevelZero) -> bool:
+        """Whether the file was found to be damaged lately: it is left alone for a while."""
+        return self._damaged.get((file.incarnation, file.file), 0.0) > self._context.clock.monotonic()
+
+    def _note_damage(self, bundle: OwnedBundle, file: LevelZero, error: CorruptData) -> None:
+        self._damaged[file.incarnation, file.file] = self._context.clock.monotonic() + DAMAGED_RETRY_S
+        about = f"{bundle.name} {names.log_file(file.incarnation, file.file)}"
+        self._context.damage.note("rewriting", about, error, bundle=str(bundle.name))
+
+    async def _state_if_sound(self, bundle: OwnedBundle, file: LevelZero) -> FileState | None:
+        """As `_state`; None for a file that is damaged."""
+        if self._is_damaged(file):
+            return None
+        try:
+            state = await self._state(bundle, file)
+        except CorruptData as error:
+            self._note_damage(bundle, file, error)
+            return None
+        if self._damaged.pop((file.incarnation, file.file), None) is not None:
+            self._context.damage.clear("rewriting", f"{bundle.name} {names.log_file(file.incarnation, file.file)}")
+        return state
 
     async def _state(self, bundle: OwnedBundle, file: LevelZero) -> FileState:
         size = live = last_ms = 0
@@ -120,8 +144,7 @@ class Tidier:
             await self._abandon(intent, writer.written)
             if not isinstance(error, DamagedInput):
                 raise
-            self._damaged.add((error.file.incarnation, error.file.file))
-            log.error("rewrite.damaged_input", bundle=str(bundle.name), file=error.file.file, error=str(error))
+            self._note_damage(bundle, error.file, error.error)
             return None
         if result.outcome is not Outcome.COMMITTED:
             await self._abandon(intent, writer.written)
@@ -165,7 +188,7 @@ class Tidier:
     ) -> LevelOneRewrite:
         """The change of the manifest that makes this round visible."""
         files = (*chosen.drop, *chosen.rewrite)
-        left = [file for file in manifest.level0 if file not in files]
+        left = [file for file in manifest.level0 if file not in files and not self._is_damaged(file)]
         held: set[str] = set()
         for file in left:
             held.update((await bundle.catalog.index(file)).topics())
@@ -194,7 +217,7 @@ class Tidier:
     async def _last_position(self, bundle: OwnedBundle, manifest: Manifest, topic: str) -> tuple[int, int] | None:
         """The last position that listed files have of a topic that does not exist any more."""
         ends = []
-        for file in manifest.level0:
+        for file in (found for found in manifest.level0 if not self._is_damaged(found)):
             runs = valid_runs(file, await bundle.catalog.index(file), topic)
             ends += [(run.ledger, run.last_entry) for run in runs]
         return max(ends, default=None)

@@ -87,6 +87,8 @@ class TopicHost:
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
         }
+        for recovered in self.subscriptions.values():
+            recovered.recorded = True
 
     @property
     def frozen(self) -> bool:
@@ -195,6 +197,9 @@ class TopicHost:
         frozen they are dropped: the client sends them again to the new owner, which CLOSE_PRODUCER will name.
         """
         if self.core.frozen:
+            return
+        if self.context.log.stalled is not None:
+            session.refuse_sends(sequences, highest, self.context.log.stalled)
             return
         if self.publishing.guarded:
             self.publishing.publish(session, entries, message_counts, sequences, highest)
@@ -322,22 +327,37 @@ class TopicHost:
         base = offsets[low]
         data = await self.context.volume.read(log_file(run.incarnation, run.file), run.offset + base, offsets[high] - base)
         if len(data) != offsets[high] - base:
+            first = self.core.ledgers.position(run.first + low)
+            name, end = log_file(run.incarnation, run.file), run.offset + base + len(data)
             raise CorruptData(
-                f"{log_file(run.incarnation, run.file)} ends at {run.offset + base + len(data)} inside an acknowledged entry"
+                f"{name} ends at {end}, inside acknowledged entries of {self.name} from {tuple(first)} on; restore this file",
+                file=name,
+                offset=end,
+                topic=str(self.name),
+                first=(first.ledger, first.entry),
+                last=(first.ledger, first.entry + high - low - 1),
             )
         view = memoryview(data)
         entries = [view[offsets[i] - base : offsets[i + 1] - base] for i in range(low, high)]
-        self.verify(entries, run.first + low)
+        self.verify(entries, run.first + low, log_file(run.incarnation, run.file), run.offset + base)
         return entries
 
-    def verify(self, entries: Sequence[memoryview], ordinal: int) -> None:
-        """Compare entries read from storage with the checksums their clients computed. Raises CorruptData naming the position."""
-        for offset, entry in enumerate(entries):
+    def verify(self, entries: Sequence[memoryview], ordinal: int, file: str, offset: int) -> None:
+        """Compare entries read from `file` at `offset` with the checksums their clients computed. Raises CorruptData naming the damage."""
+        for number, entry in enumerate(entries):
             try:
                 verify_entry(entry)
             except ChecksumMismatch as error:
-                position = self.core.ledgers.position(ordinal + offset)
-                raise CorruptData(f"entry {tuple(position)} of {self.name} is damaged on storage: {error}") from error
+                place = self.core.ledgers.position(ordinal + number)
+                at = offset + sum(map(len, entries[:number]))
+                raise CorruptData(
+                    f"{file}: entry {tuple(place)} of {self.name} at {at} is damaged: {error}; restore this file",
+                    file=file,
+                    offset=at,
+                    topic=str(self.name),
+                    first=(place.ledger, place.entry),
+                    last=(place.ledger, place.entry),
+                ) from error
 
     def compacted_before(self, ordinal: int) -> bool:
         """Whether a read-compacted consumer gets `ordinal` from the compacted segments."""

@@ -2,8 +2,9 @@
 
 Owns: `LogWriter`: group commit, receipts, rolling and sealing. Imports: asyncio, errors, clock, volume, storage formats. Works on any event loop.
 Invariants: a callback runs only after its record was flushed and the claim was found after that flush, in the order of the appends; one append
-is under way at a time; after any failure nothing is acknowledged any more, and a failed flush is never tried again; a file is sealed only
-when all of it was acknowledged, so every length that a taker can find covers every receipt.
+is under way at a time; a failed write or flush is never tried again in its file: the file is abandoned, sealed where the acknowledged part ends,
+and the same records go into the next one; if that fails too, or the claim is gone, nothing is acknowledged any more; while no space is left
+everything waits; a file is sealed only where all of it was acknowledged, so every length that a taker can find covers every receipt.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import structlog
 
 from magnetar.clock import Clock
-from magnetar.errors import CorruptData, Fenced, LimitExceeded, StorageError
+from magnetar.errors import CorruptData, Fenced, LimitExceeded, StorageError, StorageFull
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.document import encode_document
@@ -41,11 +42,16 @@ __all__ = ["Durable", "LogWriter", "RecordPlace", "Sealed"]
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 FILE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES_MAX = 8 * 1024 * 1024
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 HEADS_PER_TURN_MAX = 512
 LARGE_BUFFER_BYTES = 8 * 1024
+FULL_RETRY_S = 1.0
+CREATE_ATTEMPTS_MAX = 3
+CREATE_RETRY_S = 0.1
 SPARE_FRACTION = 8  # of a file is written when the next one is prepared
 
 Durable = Callable[[RecordPlace], object]
@@ -111,6 +117,8 @@ class LogWriter:
         self._file: _File | None = None
         self._sequence = 0
         self._spare: asyncio.Task[_File] | None = None
+        self.stalled: StorageFull | None = None
+        self.files_abandoned = 0
         self._sealing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._work: asyncio.Future[None] | None = None
@@ -141,7 +149,7 @@ class LogWriter:
         await asyncio.wait([self._flushing])
         files = [self._file]
         if self._spare is not None:
-            with contextlib.suppress(StorageError):  # it has failed the log already
+            with contextlib.suppress(StorageError):  # a file that could not be created is no loss now
                 files.append(await self._take_spare())
         for file in files:
             self._seal_later(file)
@@ -232,6 +240,11 @@ class LogWriter:
         """Whether this writer acknowledges nothing any more."""
         return self._failure is not None
 
+    def check_room(self) -> None:
+        """Raises StorageFull while what is appended would wait for space, for those who can be told to come again."""
+        if self.stalled is not None:
+            raise self.stalled
+
     @property
     def congested(self) -> bool:
         """Whether peers should be slowed down: more than half of `pending_bytes_max` waits."""
@@ -256,22 +269,8 @@ class LogWriter:
 
     async def _flush(self, block: _Block) -> None:
         """One group commit: write, flush, find the claim, then call back."""
-        assert self._file is not None
         try:
-            file = await self._file_for(block)
-            start = file.end
-            if block.records:
-                # Large buffers are written from where they lie; many small ones cost more one by one than a copy does.
-                small = block.size < LARGE_BUFFER_BYTES * len(block.buffers)
-                body = [b"".join(block.buffers)] if small else block.buffers
-                header = encode_block_header(file.seed, start, self._sequence, self._clock.wall_ms(), block.records, *body)
-                await file.handle.append(start, (header, *body), self._claim)
-                self._sequence += 1
-                self.flushes += 1
-                file.end = start + BLOCK_HEADER_BYTES + block.size
-                self.pending_bytes -= block.size
-                if file.end > self._file_bytes // SPARE_FRACTION and self._spare is None and not self._closing:
-                    self._spare = self._task(self._create(file.number + 1), "log spare")
+            file, start = await self._write(block)
         except StorageError as error:
             self._fail(error)
             return
@@ -284,6 +283,48 @@ class LogWriter:
         for at, callback in block.callbacks:
             callback(RecordPlace(number, base + at))
 
+    async def _write(self, block: _Block) -> tuple[_File, int]:
+        """Bring a block to stable storage: its file, and where it begins. Raises StorageError: nothing may be acknowledged any more."""
+        file = await self._file_for(block)
+        if not block.records:
+            return file, file.end
+        try:
+            start = await self._append(file, block)
+        except Fenced:
+            raise
+        except StorageError as error:
+            file = await self._abandon(file, error)
+            start = await self._append(file, block)  # fails again: it is not the file
+        self.pending_bytes -= block.size
+        if file.end > self._file_bytes // SPARE_FRACTION and self._spare is None and not self._closing:
+            self._prepare_spare(file.number + 1)
+        return file, start
+
+    async def _append(self, file: _File, block: _Block) -> int:
+        start = file.end
+        # Large buffers are written from where they lie; many small ones cost more one by one than a copy does.
+        small = block.size < LARGE_BUFFER_BYTES * len(block.buffers)
+        body = [b"".join(block.buffers)] if small else block.buffers
+        header = encode_block_header(file.seed, start, self._sequence, self._clock.wall_ms(), block.records, *body)
+        await file.handle.append(start, (header, *body), self._claim)
+        self._sequence += 1
+        self.flushes += 1
+        file.end = start + BLOCK_HEADER_BYTES + block.size
+        return start
+
+    async def _abandon(self, file: _File, error: StorageError) -> _File:
+        """Leave a file that failed us, for good. Before anything is acknowledged elsewhere it is sealed where its acknowledged part ends:
+        nobody may find there what we write again in the next one. Raises StorageError."""
+        self.files_abandoned += 1
+        log.error("log.file_abandoned", incarnation=self.incarnation, file=file.number, end=file.end, error=str(error))
+        fresh = await self._next_file(file.number + 1)
+        adopted = await self._until_there_is_room(lambda: publish_seal(self._volume, self.incarnation, file.number, file.end))
+        if adopted != file.end:
+            raise Fenced(f"{names.log_file(self.incarnation, file.number)} was sealed at {adopted} by another: it has taken over")
+        self._file = fresh
+        self._seal_later(file)
+        return fresh
+
     async def _file_for(self, block: _Block) -> _File:
         """The file this block goes to: the next one if it does not fit or a roll was requested."""
         file = self._file
@@ -292,16 +333,56 @@ class LogWriter:
         if (fits or not block.records) and not self._roll_requested:
             return file
         self._roll_requested = False
-        if self._spare is None:
-            self._spare = self._task(self._create(file.number + 1), "log spare")
-        self._file = await self._take_spare()
+        self._file = await self._next_file(file.number + 1)
         self._seal_later(file)
         return self._file
+
+    async def _next_file(self, number: int) -> _File:
+        """The prepared file, or one created now; waits while no space is left. Raises StorageError."""
+        if self._spare is not None:
+            with contextlib.suppress(StorageError):
+                return await self._take_spare()
+        return await self._until_there_is_room(lambda: self._create_again(number))
+
+    async def _create_again(self, number: int) -> _File:
+        """Create a file, a few times if need be: an attempt that failed leaves nothing behind."""
+        for _ in range(CREATE_ATTEMPTS_MAX - 1):
+            try:
+                return await self._create(number)
+            except (Fenced, StorageFull):
+                raise
+            except StorageError as error:
+                log.warning("log.create_failed", incarnation=self.incarnation, file=number, error=str(error))
+            await asyncio.sleep(CREATE_RETRY_S)
+        return await self._create(number)
+
+    async def _until_there_is_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try until there is space: `stalled` meanwhile, with nothing acknowledged and nothing lost. Raises any other StorageError."""
+        while True:
+            try:
+                found = await attempt()
+            except StorageFull as error:
+                if self._failure is not None or self._closing:
+                    raise
+                if self.stalled is None:
+                    log.error("log.stalled", incarnation=self.incarnation, error=str(error))
+                self.stalled = error
+                await asyncio.sleep(FULL_RETRY_S)
+                continue
+            if self.stalled is not None:
+                self.stalled = None
+                log.info("log.goes_on", incarnation=self.incarnation)
+            return found
 
     async def _create(self, number: int) -> _File:
         header = encode_file_header(FileHeader(self.incarnation, number, self._clock.wall_ms()))
         handle = await self._volume.create_log(names.log_file(self.incarnation, number), self._file_bytes, header)
         return _File(handle, self.incarnation, number)
+
+    def _prepare_spare(self, number: int) -> None:
+        """Create the next file ahead of need. If that fails it is tried again when it is needed."""
+        self._spare = asyncio.get_running_loop().create_task(self._create(number), name=f"log spare {self.incarnation}")
+        self._spare.add_done_callback(_look_at_result)
 
     async def _take_spare(self) -> _File:
         assert self._spare is not None
@@ -337,7 +418,7 @@ class LogWriter:
         await file.handle.close()
         if self._failure is not None:
             return  # the taker seals; what it finds covers all that we acknowledged
-        adopted = await publish_seal(self._volume, self.incarnation, file.number, file.end)
+        adopted = await self._background(lambda: publish_seal(self._volume, self.incarnation, file.number, file.end))
         if adopted != file.end:
             # No write was under way when we left the file, so every honest sealer finds the same end.
             raise CorruptData(
@@ -353,9 +434,20 @@ class LogWriter:
             at += size
             if number % HEADS_PER_TURN_MAX == 0:
                 await asyncio.sleep(0)
-        await self._volume.put_if_absent(names.index(self.incarnation, file.number), builder.encode(file.end))
+        index = builder.encode(file.end)
+        await self._background(lambda: self._volume.put_if_absent(names.index(self.incarnation, file.number), index))
         if self.on_sealed is not None and self._failure is None:
             self.on_sealed(file.number, file.end, builder.epochs())
+
+    async def _background(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Work that nobody waits for: tried until there is space. Raises any other StorageError."""
+        while True:
+            try:
+                return await attempt()
+            except StorageFull:
+                if self._failure is not None or self._closing:
+                    raise
+                await asyncio.sleep(FULL_RETRY_S)
 
     def _fail(self, error: StorageError) -> None:
         """Acknowledge nothing from now on; once."""
@@ -370,6 +462,12 @@ class LogWriter:
                 waiting.set_exception(error)
         self._wake()
         self._on_fenced(error)
+
+
+def _look_at_result(task: asyncio.Task[Any]) -> None:
+    """Whoever takes the spare gets its error; if nobody does, it is no news."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _reach(reached: asyncio.Future[None]) -> None:

@@ -177,7 +177,7 @@ async def load_manifest(store: MetadataStore, volume: Volume, bundle: BundleName
             return await read_manifest(volume, pointer.object), pointer.object, item.mod_revision
         except FileNotFoundError as error:
             if item.mod_revision == seen:
-                raise CorruptData(f"{pointer.object} is missing; run `magnetar metadata rebuild` for bundle {bundle}") from error
+                raise CorruptData(f"{pointer.object} is missing; restore it from a backup", file=pointer.object) from error
             seen = item.mod_revision
 
 

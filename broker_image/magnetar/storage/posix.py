@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from magnetar.errors import StorageError
+from magnetar.errors import StorageError, StorageFull
 from magnetar.storage.coherence import probe_coherence
-from magnetar.storage.posix_log import ZERO_START_BYTES, PosixLogHandle, ZeroFiller, write_fully
+from magnetar.storage.posix_log import NO_SPACE, ZERO_START_BYTES, PosixLogHandle, ZeroFiller, write_fully
 from magnetar.storage.volume import Buffer
 
 T = TypeVar("T")
@@ -120,6 +120,8 @@ class PosixVolume:
                 _sync_directory(os.path.dirname(path))
             except OSError:
                 os.close(descriptor)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)  # else the next attempt would find the name taken
                 raise
         return descriptor
 
@@ -269,4 +271,5 @@ def _translated(what: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StorageError(f"{what} failed: {error.strerror} ({error.filename or error.errno}); see to the disk") from error
+        kind = StorageFull if error.errno in NO_SPACE else StorageError
+        raise kind(f"{what} failed: {error.strerror} ({error.filename or error.errno}); see to the disk") from error

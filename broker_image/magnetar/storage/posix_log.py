@@ -8,12 +8,13 @@ over appended bytes.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from magnetar.errors import Fenced, StorageError
+from magnetar.errors import Fenced, StorageError, StorageFull
 from magnetar.storage.volume import Buffer
 from magnetar.storage.worker import Worker
 
@@ -24,6 +25,7 @@ ZERO_CHUNKS_PER_FLUSH = 8
 ZERO_START_BYTES = 8 * 1024 * 1024
 LARGE_APPEND_BYTES = 256 * 1024
 """Appends of this size on average take as long as the disk takes to write them, zeros before or not: the zeros would only cost its bandwidth."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 _ZEROS = memoryview(bytes(ZERO_CHUNK_BYTES))
 
@@ -94,7 +96,8 @@ class PosixLogHandle:
             self._flush()
         except OSError as error:
             self._failed = str(error)
-            raise StorageError(
+            kind = StorageFull if error.errno in NO_SPACE else StorageError
+            raise kind(
                 f"write of {size} bytes to {self._name} at {offset} failed: {error}; the file is abandoned, see to the disk"
             ) from error
         try:

@@ -109,7 +109,9 @@ class LogBlocks:
                     block = memoryview(await self._volume.read(self.name, self.end + at, BLOCK_HEADER_BYTES + header.body_bytes))
                 if block_is_intact(block, 0, header, self._seed) and not await self._grew():
                     raise CorruptData(
-                        f"{self.name}: the block at {self.end} is damaged, an intact one follows at {self.end + at}; restore this file"
+                        f"{self.name}: the block at {self.end} is damaged, an intact one follows at {self.end + at}; restore this file",
+                        file=self.name,
+                        offset=self.end,
                     )
             at = raw.find(BLOCK_MAGIC_BYTES, at + 1)
 
@@ -163,7 +165,11 @@ async def scan(volume: Volume, incarnation: str, start: LogPosition, end: LogPos
         if limit is None:
             await blocks.check_nothing_follows()
         elif blocks.end != limit:
-            raise CorruptData(f"{blocks.name}: damaged at {blocks.end}, below its sealed length {limit}; restore this file")
+            raise CorruptData(
+                f"{blocks.name}: damaged at {blocks.end}, below its sealed length {limit}; restore this file",
+                file=blocks.name,
+                offset=blocks.end,
+            )
 
 
 async def build_index(volume: Volume, incarnation: str, number: int, length: int) -> IndexBuilder:
@@ -192,5 +198,6 @@ async def _files_between(volume: Volume, incarnation: str, start: LogPosition, e
     last = end.file if end is not None and end.offset > FILE_HEADER_BYTES else numbers[-1] if numbers else start.file - 1
     missing = sorted(set(range(start.file, last + 1)) - set(numbers))
     if missing:
-        raise CorruptData(f"{names.log_file(incarnation, missing[0])} is missing; the chain needs it: restore it from a backup")
+        name = names.log_file(incarnation, missing[0])
+        raise CorruptData(f"{name} is missing; the chain needs it: restore it from a backup", file=name)
     return numbers

@@ -141,3 +141,18 @@ def test_make_durable_leaves_the_bytes_as_they_are(case: VolumeCase, tmp_path: P
         await handle.close()
 
     play(case, script, tmp_path)
+
+
+def test_shrinking_gives_back_what_lies_behind_the_length(case: VolumeCase, tmp_path: Path) -> None:
+    """What lies before it stays; a file that is gone is no error."""
+
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent(CLAIM, b"")
+        handle = await volume.create_log(LOG, CAPACITY, HEADER)
+        await handle.append(100, [b"kept"], CLAIM)
+        await handle.close()
+        await volume.shrink(LOG, 104)
+        assert await volume.read(LOG) == HEADER.ljust(100, b"\0") + b"kept"
+        await volume.shrink("logs/a/none", 0)
+
+    play(case, script, tmp_path)

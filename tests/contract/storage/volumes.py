@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from magnetar.clock import SystemClock
+from magnetar.storage.faulty import FaultyVolume
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.volume import Volume
 from tests.simulation.kernel.world import World
@@ -43,4 +45,17 @@ def _run_simulated(script: Script, _directory: Path) -> None:
         world.complete(script(world.outsider("tester").volume), within_s=SIMULATED_S_MAX)
 
 
-CASES = [VolumeCase("posix", _run_posix), VolumeCase("simulated", _run_simulated)]
+def _run_faulty(script: Script, directory: Path) -> None:
+    """A bad disk on a good day: the wrapper itself keeps every promise."""
+
+    async def main() -> None:
+        volume = PosixVolume(directory)
+        try:
+            await script(FaultyVolume(volume, SystemClock()))
+        finally:
+            await volume.close()
+
+    asyncio.run(main())
+
+
+CASES = [VolumeCase("posix", _run_posix), VolumeCase("simulated", _run_simulated), VolumeCase("faulty", _run_faulty)]

@@ -168,10 +168,14 @@ class SimVolume:
         self._loop.record(self._node.name, "create log", name)
         await self._step()
         inode.size = capacity
-        await self.write(inode, name, 0, header)
-        await self._step()
-        await self.flush(inode, name)
-        await self.sync_directory(name)
+        try:
+            await self.write(inode, name, 0, header)
+            await self._step()
+            await self.flush(inode, name)
+            await self.sync_directory(name)
+        except StorageError:
+            self._disk.unlink(name)
+            raise
         await self._step()
         return SimLogHandle(self, inode, name, capacity)
 

@@ -8,7 +8,8 @@ and slow flushes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +17,18 @@ import pytest
 
 from magnetar.metadata.records import BundleRecord
 from magnetar.names import BundleName
-from magnetar.server import ownership, recovery
+from magnetar.server import ownership, recovery, tidying
 from magnetar.server.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.context import BrokerContext
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
 from magnetar.storage import names
+from magnetar.storage.collection import BundleFacts
 from magnetar.storage.fencing import SealedFile, seal
+from magnetar.storage.level_one import LevelOneRewrite
 from magnetar.storage.log import LogWriter
+from magnetar.storage.manifest import CommitResult, commit_manifest, load_manifest
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import list_log_files
 from magnetar.storage.volume import Volume
@@ -142,6 +146,26 @@ def ledger_of_the_term_before(patch: Patch) -> None:
     patch.setattr(ownership, "recover_bundle", stale)
 
 
+def collector_ignores_the_manifest(patch: Patch) -> None:
+    """A log file goes when recovery has passed it, though readers find entries nowhere else."""
+    patch.setattr(BundleFacts, "lists", lambda _facts, _file: False)
+
+
+def rewrite_without_compare(patch: Patch) -> None:
+    """A rewrite replaces the manifest by what it makes of the one that it began with, whatever was committed since."""
+    commit: Callable[..., Awaitable[CommitResult]] = vars(tidying)["commit_rewrite"]
+
+    async def blind(store: Any, volume: Any, clock: Any, bundle: BundleName, change: LevelOneRewrite) -> CommitResult:
+        old, _, _ = await load_manifest(store, volume, bundle)
+        await asyncio.sleep(clock.uniform(0.0, 0.5))  # as long as a rewrite of more than a few kilobytes takes
+        made = change.apply(old)
+        if made is None:
+            return await commit(store, volume, clock, bundle, change)
+        return await commit_manifest(store, volume, clock, bundle, lambda found: replace(made, generation=found.generation))
+
+    patch.setattr(tidying, "commit_rewrite", blind)
+
+
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -151,6 +175,8 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         receipt_before_flush,
         ack_confirmed_before_flush,
         ledger_of_the_term_before,
+        collector_ignores_the_manifest,
+        rewrite_without_compare,
     )
 }
 CONTROL = "none"

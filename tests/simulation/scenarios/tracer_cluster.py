@@ -244,6 +244,10 @@ def _observed(cluster: Cluster) -> Iterator[None]:
 
     async def recover(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
         recovered = await rebuild(context, bundle, record, epoch)
+        if cluster.bundle_records().get(str(bundle)) != record:
+            # Others have gone on since: this recovery cannot become a term, and what it read may be collected by now.
+            cluster.evidence.counts["stale recovery"] += 1
+            return recovered
         found = {
             name: Position(*topic.core.last_confirmed)
             for name, topic in recovered.topics.items()

@@ -38,6 +38,10 @@ class MemoryPort:
     def metrics(self) -> bytes:
         return b"magnetar_messages_in_total 1.0\n"
 
+    def damage(self) -> list[dict[str, Any]]:
+        self._fail()
+        return [{"what": "read", "file": "logs/a.1/00000000.log", "offset": 4136}]
+
     async def status(self) -> dict[str, Any]:
         self._fail()
         return {"leader": "broker-0.1"}
@@ -149,6 +153,7 @@ def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
     assert ask(port, "GET", "/admin/v2/brokers/version").text == "1.2.3"
     assert ask(port, "GET", "/admin/v2/clusters").json() == ["standalone"]
     assert ask(port, "GET", "/magnetar/v1/status").json() == {"leader": "broker-0.1"}
+    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": port.damage()}
 
 
 def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:

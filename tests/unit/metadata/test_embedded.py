@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ import pytest
 
 from magnetar.clock import SystemClock
 from magnetar.errors import CorruptData, StoreError, StoreUnavailable
+from magnetar.metadata import journal
 from magnetar.metadata.core import Change
 from magnetar.metadata.embedded import JOURNAL_NAME, EmbeddedStore
 from magnetar.metadata.journal import JournalFile
@@ -182,13 +185,13 @@ class Disk:
         self.groups: list[int] = []
         original = JournalFile.append
 
-        def append(file: JournalFile, changes: list[Change]) -> None:
+        def append(file: JournalFile, changes: list[Change], give_up: threading.Event) -> None:
             self.groups.append(len(changes))
             self.reached.set()
             assert self.allow.wait(5)
             if self.error:
                 raise self.error
-            original(file, changes)
+            original(file, changes, give_up)
 
         monkeypatch.setattr(JournalFile, "append", append)
 
@@ -231,14 +234,14 @@ def test_changes_made_during_a_flush_share_the_next_one(tmp_path: Path, monkeypa
 
 def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
-    disk.error = OSError(28, "No space left on device")
+    disk.error = OSError(5, "Input/output error")
     disk.allow.set()
 
     async def scenario(store: EmbeddedStore) -> None:
         watching = asyncio.ensure_future(anext(store.watch("", 2)))
         outcomes = await asyncio.gather(*(store.put(f"k{n}", b"") for n in range(5)), return_exceptions=True)
         assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
-        with pytest.raises(StoreUnavailable, match="No space left"):
+        with pytest.raises(StoreUnavailable, match="Input/output error"):
             await store.get("k0")
         with pytest.raises(StoreUnavailable):
             await watching
@@ -246,3 +249,30 @@ def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(tmp_path: Path,
     with_store(tmp_path, scenario)
     monkeypatch.undo()
     assert content(tmp_path).items == ()
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a frame, then no space, then some: the change is acknowledged once, and there after a restart."""
+    monkeypatch.setattr(journal, "FULL_RETRY_S", 0.01)
+    write, refusals = os.pwrite, itertools.count()
+    room = threading.Event()
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        if room.is_set():
+            return write(descriptor, data, offset)
+        if next(refusals) == 0:
+            return write(descriptor, data[: len(data) // 2], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario(store: EmbeddedStore) -> None:
+        monkeypatch.setattr(os, "pwrite", full)
+        putting = asyncio.create_task(store.put("k", b"v"))
+        while next(refusals) < 5:
+            await asyncio.sleep(0.01)
+        assert not putting.done()
+        room.set()
+        await putting
+
+    with_store(tmp_path, scenario)
+    monkeypatch.undo()
+    assert [item.key for item in content(tmp_path).items] == ["k"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_appending_after_a_cut_continues_the_file(tmp_path: Path) -> None:
     path.write_bytes(file_bytes()[:-3])
     file, recovered = journal.JournalFile.open(path)
     assert len(recovered.changes) == 4
-    file.append([Change(99, (Write("new", b"1"),))])
+    file.append([Change(99, (Write("new", b"1"),))], threading.Event())
     file.close()
     assert journal.recover(path.read_bytes(), "test").changes[-1].revision == 99
     assert file.size == os.stat(path).st_size
@@ -132,9 +133,9 @@ def test_appending_after_a_cut_continues_the_file(tmp_path: Path) -> None:
 
 def test_replacing_leaves_one_file_that_starts_with_the_snapshot(tmp_path: Path) -> None:
     file = journal.JournalFile.create(tmp_path / "j", SALT, SNAPSHOT)
-    file.append(CHANGES)
+    file.append(CHANGES, threading.Event())
     fresh = file.replace(Snapshot(9, ()))
-    fresh.append([Change(10, (Write("a", b"1"),))])
+    fresh.append([Change(10, (Write("a", b"1"),))], threading.Event())
     fresh.close()
     assert [entry.name for entry in tmp_path.iterdir()] == ["j"]
     recovered = journal.recover((tmp_path / "j").read_bytes(), "test")

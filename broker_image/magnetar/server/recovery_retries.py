@@ -1,0 +1,57 @@
+"""Bundles that cannot be recovered.
+
+Owns: how long a failed recovery waits before it is tried again, and that it is named meanwhile. Imports: errors, siblings.
+Invariants: the wait doubles up to `recovery_retry_max_s` and ends at once when the bundle's record changes; the damage is listed until the bundle
+is recovered, here or elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from magnetar.errors import StorageError
+from magnetar.server.context import BrokerContext
+
+RETRY_S = 0.5
+WHAT = "recovery"
+
+
+class RecoveryRetries:
+    """Failed recoveries of this broker, by bundle."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._failures: dict[str, int] = {}
+        self.waiting: dict[str, None] = {}
+        """Bundles whose next attempt is not due yet: nobody should wait for them."""
+
+    async def wait(self, bundle: str, error: Exception, changed: Callable[[], asyncio.Event], stale: Callable[[], bool]) -> None:
+        """After a failure: until the next attempt is due, or `stale()`, which may become true when `changed()` is set."""
+        failures = self._failures[bundle] = self._failures.get(bundle, 0) + 1
+        if isinstance(error, StorageError):
+            self._context.damage.note(WHAT, bundle, error, bundle=bundle)
+        wait_s = min(self._context.settings.recovery_retry_max_s, RETRY_S * (1 << min(failures - 1, 16)))
+        deadline = self._context.clock.monotonic() + wait_s
+        self.waiting[bundle] = None
+        try:
+            await self._until(deadline, changed, stale)
+        finally:
+            del self.waiting[bundle]
+        if stale():
+            self.over(bundle)
+
+    async def _until(self, deadline: float, changed: Callable[[], asyncio.Event], stale: Callable[[], bool]) -> None:
+        while not stale():
+            event, remaining = changed(), deadline - self._context.clock.monotonic()
+            if remaining <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(remaining):
+                    await event.wait()
+
+    def over(self, bundle: str) -> None:
+        """It was recovered, or is somebody else's now."""
+        if self._failures.pop(bundle, None) is not None:
+            self._context.damage.clear(WHAT, bundle)
