@@ -32,9 +32,9 @@ from magnetar.storage.manifest import (
     load_manifest,
 )
 from magnetar.storage.posix import PosixVolume
-from magnetar.storage.segment import SegmentReader, SegmentWriter
-from magnetar.storage.segment_format import IS_BATCH, Row
-from magnetar.wire.entries import parse_entry, partition_key
+from magnetar.storage.segment import RunSegmentWriter, SegmentReader
+from magnetar.storage.segment_format import Row, RunColumns
+from magnetar.wire.entries import parse_entry
 from magnetar_jobs.commit import Committer
 from magnetar_jobs.compact import Compactor, Result
 from magnetar_jobs.execution import CompactionOptions
@@ -133,30 +133,26 @@ class StoredTopic:
         await self.store.put(keys.bundle(self.bundle), record.encode())
 
     def rewrite(self, incarnation: str) -> None:
-        """Background work: the topic's part of a log file becomes a level-1 segment; the file stays listed for others."""
+        """Background work: the topic's part of a log file becomes a level-1 segment in a shared object; the file stays listed for others."""
         self.run(self._rewrite(incarnation))
 
     async def _rewrite(self, incarnation: str) -> None:
         index = LevelZeroIndex.decode(await self.volume.read(names.index(incarnation, 0)), "index")
         data = await self.volume.read(names.log_file(incarnation, 0))
-        writer = SegmentWriter({"topic": str(TOPIC), "bundle": str(self.bundle)})
+        writer = RunSegmentWriter({"topic": str(TOPIC), "bundle": str(self.bundle)})
         size = 0
         for run in index.runs(str(TOPIC)):
-            at = run.offset
-            for place, (length, count) in enumerate(zip(run.lengths, run.message_counts, strict=True)):
-                payload = data[at : at + length]
-                metadata = parse_entry(payload).metadata
-                flags = IS_BATCH if metadata.HasField("num_messages_in_batch") else 0
-                times = (metadata.event_time, metadata.publish_time, run.append_ms)
-                writer.add(Row(run.ledger, run.first_entry + place, *times, count, flags, partition_key(metadata), payload))
-                at, size = at + length, size + length
+            length = sum(run.lengths)
+            payload = data[run.offset : run.offset + length]
+            writer.add(RunColumns(run.ledger, run.first_entry, run.append_ms, run.lengths, run.message_counts, payload))
+            size += length
         pieces, footer = writer.finish()
         name = names.segment(self.bundle, f"level1-{incarnation}")
-        segment = b"".join(pieces)
-        await self.volume.put_if_absent(name, segment)
+        before = b"the segment of another topic of this bundle"
+        await self.volume.put_if_absent(name, before + b"".join(pieces))
         first, last = footer.blocks[0], footer.blocks[-1]
         span = ((first.first_ledger, first.first_entry), (last.last_ledger, last.last_entry))
-        reference = SegmentReference(name, len(segment), footer.rows, size, *span)
+        reference = SegmentReference(name, writer.length, footer.rows, size, *span, len(before))
         await self.edit(lambda found: dataclasses.replace(found, level1=(*found.level1, reference)))
 
     async def edit(self, change: Any) -> None:
