@@ -1,0 +1,112 @@
+"""Scripted trouble for storage: what is rewritten and deleted beside the traffic, interrupted wherever it can be.
+
+Owns: the stories, each a function of a seed, on the cluster of `stories`. Imports: stories.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from magnetar.metadata.records import BundleState
+from tests.simulation.scenarios.stories import BIG_BYTES, PATIENCE_S, Story
+
+ROUNDS = 5
+STEPS_MAX = 30
+
+
+def _interrupted(seed: int, begins: Callable[[str, str], bool], interrupt: str) -> dict[str, int]:
+    """Publish, wait until the owner does what `begins` recognises by (kind, details) of a trace event, and some steps later stop it.
+
+    Again and again, another number of steps each time; at the end everything acknowledged is there, and files still go.
+    """
+    chance = random.Random(f"{seed}/interrupt")
+    with Story(seed) as story:
+        cluster = story.cluster
+        record = cluster.loop.record
+        target, left = "", -1
+
+        def watching(node: str, kind: str, *details: object) -> None:
+            nonlocal target, left
+            record(node, kind, *details)
+            if node != target:
+                return
+            if left < 0 and begins(kind, " ".join(map(str, details))):
+                left = chance.randrange(STEPS_MAX)
+            elif left > 0:
+                left -= 1
+            if left == 0:
+                target = ""
+                cluster.evidence.counts["interrupted"] += 1
+                cluster.at(cluster.now, getattr(cluster, interrupt), node)
+
+        cluster.loop.record = watching  # type: ignore[method-assign]
+        for _ in range(ROUNDS):
+            interruptions, left = story.counted("interrupted"), -1
+            deadline = cluster.now + PATIENCE_S
+            while story.counted("interrupted") == interruptions:
+                assert cluster.now < deadline, "it never begins"
+                if left < 0:
+                    owner = target = story.owner
+                story.publish(4, BIG_BYTES)
+                cluster.run(0.3)
+            cluster.run(2 * cluster.settings.lease_ttl_s if interrupt == "pause" else 0.2)
+            getattr(cluster, "resume" if interrupt == "pause" else "restart")(owner)
+            story.until(lambda: story.record.state is BundleState.OWNED and story.record.incarnation in cluster.registered())
+        cluster.loop.record = record  # type: ignore[method-assign]
+        before = story.counted("collector.log_file")
+        story.publish(12, BIG_BYTES)
+        story.until(lambda: story.counted("collector.log_file") > before)
+        return story.ends_well(deduplicated=False)  # a client whose broker was stopped sends again what was stored already
+
+
+def _rewrites(_kind: str, details: str) -> bool:
+    return "intents/rewrite-" in details
+
+
+def _deletes(kind: str, details: str) -> bool:
+    return kind == "remove" and details.startswith("logs/")
+
+
+def _checkpoints(kind: str, details: str) -> bool:
+    return kind == "put" and details.startswith("checkpoints/")
+
+
+def it_dies_while_it_rewrites(seed: int) -> dict[str, int]:
+    """At any step from the intent to the commit and what follows."""
+    return _interrupted(seed, _rewrites, "crash")
+
+
+def it_sleeps_while_it_rewrites(seed: int) -> dict[str, int]:
+    """Beyond its lease: it wakes up with a commit in its hands, over what its successor has made of the manifest."""
+    return _interrupted(seed, _rewrites, "pause")
+
+
+def it_dies_while_it_deletes(seed: int) -> dict[str, int]:
+    """Between log, index, seal and key of a file that it gives up."""
+    return _interrupted(seed, _deletes, "crash")
+
+
+def it_sleeps_while_it_deletes(seed: int) -> dict[str, int]:
+    return _interrupted(seed, _deletes, "pause")
+
+
+def it_dies_between_a_checkpoint_and_its_pointer(seed: int) -> dict[str, int]:
+    return _interrupted(seed, _checkpoints, "crash")
+
+
+STORIES = {
+    story.__name__: story
+    for story in (
+        it_dies_while_it_rewrites,
+        it_sleeps_while_it_rewrites,
+        it_dies_while_it_deletes,
+        it_sleeps_while_it_deletes,
+        it_dies_between_a_checkpoint_and_its_pointer,
+    )
+}
+
+
+def tell(story: str, seed: int) -> dict[str, int]:
+    """One story under one seed; raises if it ends badly."""
+    return STORIES[story](seed)
