@@ -226,10 +226,10 @@ def _unchanged(resource: TopicNamespace, item: KeyValue) -> tuple[Compare, ...]:
 
 
 async def _require_empty(resource: TopicNamespace, store: ClusterStore) -> None:
-    """Raises Blocked if the namespace has partitioned topics, or bundles that were ever owned (their logs hold messages)."""
+    """Raises Blocked if the namespace has topics, or bundles that were ever owned (their logs hold messages)."""
     name = resource.spec.name
     topics = await store.reader.range(keys.partitioned_topics_in(name), limit=1)
     bundles = await store.reader.range(keys.bundles_in(name))
     if topics.items or bundles.items:
-        what = f"{len(bundles.items)} bundles with data" if bundles.items else "partitioned topics"
+        what = f"{len(bundles.items)} bundles with data" if bundles.items else "topics"
         raise Blocked(Reason.NOT_EMPTY, f"namespace {name} has {what}; nothing is deleted")

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from magnetar.admin.answers import NO_CONTENT, namespace_name, object_of
-from magnetar.admin.ports import AdminPort
+from magnetar.admin.ports import AdminPort, ListMode
 from magnetar.errors import InvalidRequest
-from magnetar.names import DEFAULT_BUNDLES
+from magnetar.names import DEFAULT_BUNDLES, PERSISTENT
 
 BASE = "/admin/v2/namespaces/{tenant}/{namespace}"
 
@@ -50,13 +50,17 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
         await port.delete_namespace(namespace_name(tenant, namespace), force)
 
     @router.get(f"{BASE}/topics")
-    @router.get("/admin/v2/persistent/{tenant}/{namespace}")
-    async def topics(tenant: str, namespace: str) -> list[str]:
-        return await port.topics(namespace_name(tenant, namespace))
+    async def topics(tenant: str, namespace: str, mode: ListMode = "PERSISTENT") -> list[str]:
+        return await port.topics(namespace_name(tenant, namespace), mode)
 
-    @router.get("/admin/v2/persistent/{tenant}/{namespace}/partitioned")
-    async def partitioned(tenant: str, namespace: str) -> list[str]:
-        return await port.partitioned_topics(namespace_name(tenant, namespace))
+    @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}")
+    async def topics_of_domain(domain: str, tenant: str, namespace: str) -> list[str]:
+        return await port.topics(namespace_name(tenant, namespace), "PERSISTENT" if domain == PERSISTENT else "NON_PERSISTENT")
+
+    @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}/partitioned")
+    async def partitioned(domain: str, tenant: str, namespace: str) -> list[str]:
+        found = await port.partitioned_topics(namespace_name(tenant, namespace))
+        return [name for name in found if name.startswith(f"{domain}://")]
 
     @router.get(f"{BASE}/bundles")
     async def bundles(tenant: str, namespace: str) -> dict[str, Any]:

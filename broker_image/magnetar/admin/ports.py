@@ -7,9 +7,12 @@ Invariant: every method raises errors of `magnetar.errors`, whose HTTP status th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from magnetar.names import NamespaceName, TopicName
+
+ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
+"""Which topics a list shows."""
 
 
 class HealthPort(Protocol):
@@ -127,8 +130,8 @@ class NamespacePort(Protocol):
 class TopicPort(Protocol):
     """Topics as a whole."""
 
-    async def topics(self, name: NamespaceName) -> list[str]:
-        """Full names of all topics of a namespace, partitions included."""
+    async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
+        """Full names of the topics of a namespace, partitions included."""
         ...
 
     async def partitioned_topics(self, name: NamespaceName) -> list[str]: ...
@@ -141,8 +144,8 @@ class TopicPort(Protocol):
         """Raises InUse while it has clients and `force` is not set."""
         ...
 
-    async def partitions(self, topic: TopicName) -> int:
-        """Number of partitions; 0 for a topic that is not partitioned."""
+    async def partitions(self, topic: TopicName, may_create: bool) -> int:
+        """Number of partitions; 0 for a topic that is not partitioned, or that using it will create. Raises TopicNotFound."""
         ...
 
     async def create_partitions(self, topic: TopicName, partitions: int) -> None:

@@ -46,8 +46,15 @@ def _add_partitions(router: APIRouter, port: AdminPort) -> None:
     path = f"{BASE}/partitions"
 
     @router.get(path)
-    async def partitions(domain: str, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
-        return {"partitions": await port.partitions(topic_name(domain, tenant, namespace, topic)), "deleted": False}
+    async def partitions(
+        domain: str,
+        tenant: str,
+        namespace: str,
+        topic: str,
+        may_create: Annotated[bool, Query(alias="checkAllowAutoCreation")] = False,
+    ) -> dict[str, Any]:
+        count = await port.partitions(topic_name(domain, tenant, namespace, topic), may_create)
+        return {"partitions": count, "deleted": False}
 
     @router.put(path, status_code=NO_CONTENT)
     async def create(domain: str, tenant: str, namespace: str, topic: str, request: Request) -> None:

@@ -23,7 +23,8 @@ from magnetar.metadata.records import ClusterRecord, CordonRecord, IncarnationRe
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
 from magnetar.names import DEFAULT_BUNDLES, NamespaceName, initial_boundaries
 from magnetar.network import Listener, Network
-from magnetar.server.connection import Connection, ConnectionTable
+from magnetar.server.connection import Connection
+from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.context import BrokerContext
 from magnetar.server.damage import DamageTable
 from magnetar.server.leader import Leader

@@ -21,6 +21,7 @@ from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import EntryIndex, TailCache
+from magnetar.server.non_persistent import NonPersistentTopics
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.topic_registry import TopicRegistry
@@ -71,6 +72,7 @@ class OwnedBundle:
     ) -> None:
         self.context, self.name, self.epoch, self.tail_cache, self.policies = context, name, epoch, tail_cache, policies
         self._registry = registry
+        self.non_persistent = NonPersistentTopics(self, registry)
         self.catalog = recovered.catalog
         self.serving = True
         self._checkpoints = 0
@@ -85,6 +87,10 @@ class OwnedBundle:
         }
 
     # --- topics ----------------------------------------------------------------------------------------------------------------
+
+    def held(self, name: TopicName) -> TopicHost | None:
+        """The topic, with or without storage, if it is there."""
+        return self.topics.get(str(name)) if name.persistent else self.non_persistent.by_name.get(str(name))
 
     async def topic(self, name: TopicName, create: bool) -> TopicHost | None:
         """The topic, created (durably) if need be and allowed; None if it does not exist and `create` is False."""
@@ -135,6 +141,9 @@ class OwnedBundle:
         Entries that are on their way to storage are answered first. Whoever creates the topic again in this term goes on behind the ids that
         it has used.
         """
+        if not name.persistent:
+            await self.non_persistent.delete(name)
+            return
         host = self.topics.get(str(name))
         if host is None:
             return
@@ -180,6 +189,7 @@ class OwnedBundle:
         """Policies of our namespace, or of topics in it, may have changed."""
         for host in self.topics.values():
             host.refresh_policies()
+        self.non_persistent.refresh_policies()
 
     # --- cursors ---------------------------------------------------------------------------------------------------------------
 
@@ -271,6 +281,7 @@ class OwnedBundle:
         self.serving = False
         for host in self.topics.values():
             host.core.freeze()
+        self.non_persistent.freeze()
 
     async def append_release(self) -> LogPosition:
         """Flush, let all receipts out, and end this epoch in our log; the position just after RELEASE. Raises Fenced, StorageError."""
@@ -292,6 +303,7 @@ class OwnedBundle:
         """Send every producer and consumer away, to `service_url` if known."""
         for host in self.topics.values():
             host.close_clients(service_url)
+        self.non_persistent.close_clients(service_url)
 
 
 def _confirmation(confirmed: Callable[[], None] | None) -> Callable[[RecordPlace], None] | None:

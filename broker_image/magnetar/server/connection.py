@@ -17,8 +17,10 @@ import structlog
 from magnetar import __version__
 from magnetar.errors import ChecksumMismatch, LimitExceeded, ProtocolError, UnsupportedCommand, WireCode
 from magnetar.server.acknowledgements import acknowledge_span
+from magnetar.server.connection_table import ConnectionTable
+from magnetar.server.in_flight import InFlight
 from magnetar.server.sessions import ConsumerSession, ProducerSession
-from magnetar.server.settings import BrokerSettings
+from magnetar.server.slow_peer import SlowPeer
 from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer, verify_entry
@@ -45,36 +47,6 @@ FORGOTTEN_SENDS_S = 30.0
 """SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
 
 
-class ConnectionTable:
-    """All connections of a broker, and the gate that keeps requests waiting until it is ready."""
-
-    def __init__(self, settings: BrokerSettings) -> None:
-        self.settings = settings
-        self._open: dict[Connection, None] = {}
-        self.ready = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def add(self, connection: Connection) -> None:
-        """Raises LimitExceeded beyond `connections_max`."""
-        if len(self._open) >= self.settings.connections_max:
-            raise LimitExceeded(f"connections_max: {self.settings.connections_max} connections are open")
-        self._open[connection] = None
-
-    def remove(self, connection: Connection) -> None:
-        self._open.pop(connection, None)
-
-    def open_gate(self) -> None:
-        """The broker is ready: let waiting requests through."""
-        self.ready.set()
-
-    def abort_all(self) -> None:
-        """Drop every connection at once; nothing queued is sent."""
-        for connection in list(self._open):
-            connection.abort()
-
-
 class _SendGroup:
     """Consecutive SENDs of one producer in one read. `entries` are views of the receive buffer."""
 
@@ -94,8 +66,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, table: ConnectionTable, service: Callable[[], BrokerService]) -> None:
         self._table, self._service_of = table, service
-        self._settings = table.settings
-        self._inbound = InboundBuffer(self._settings.max_message_bytes)
+        self.settings = table.settings
+        self._inbound = InboundBuffer(self.settings.max_message_bytes)
         self._out: list[Buffer] = []
         self._flush_scheduled = False
         self._connected = False
@@ -111,6 +83,8 @@ class Connection(asyncio.BufferedProtocol):
         self.producers: dict[int, ProducerSession] = {}
         self.consumers: dict[int, ConsumerSession] = {}
         self.watchers: dict[int, TopicWatcher] = {}
+        self.in_flight = InFlight()
+        self.slow = SlowPeer(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
@@ -122,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._settings.write_buffer_bytes_max)
+        self._transport.set_write_buffer_limits(high=self.settings.write_buffer_bytes_max)
         self.peer = str(self._transport.get_extra_info("peername"))
         try:
             self._table.add(self)
@@ -130,13 +104,14 @@ class Connection(asyncio.BufferedProtocol):
             log.warning("connection.refused", peer=self.peer, reason=str(error))
             self._transport.abort()
             return
-        self._ping_timer = asyncio.get_running_loop().call_later(self._settings.keep_alive_s, self._keep_alive)
+        self._ping_timer = asyncio.get_running_loop().call_later(self.settings.keep_alive_s, self._keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._table.remove(self)
         if self._ping_timer is not None:
             self._ping_timer.cancel()
+        self.slow.end()
         self._drop_sessions()
         if exc is not None:
             log.debug("connection.lost", peer=self.peer, error=repr(exc))
@@ -153,6 +128,9 @@ class Connection(asyncio.BufferedProtocol):
         for consumer in consumers.values():
             consumer.closed = True
             consumer.subscription.detach(consumer)
+        watchers, self.watchers = self.watchers, {}
+        for watcher in watchers.values():
+            watcher.stop()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbound.get_buffer(sizehint)
@@ -172,11 +150,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.writable = False
+        self.slow.begin()
         for consumer in self.consumers.values():
             consumer.subscription.core.pause(consumer)
 
     def resume_writing(self) -> None:
-        self.writable = True
+        self.writable, held = True, self.slow.holds
+        self.slow.end()
+        if held and not self._reading_paused:
+            self._resume_reading()
         for consumer in self.consumers.values():
             consumer.subscription.core.resume(consumer)
             consumer.subscription.schedule()
@@ -206,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hold_back(self) -> bool:
         """Stop reading while the disk is behind; True if it is."""
-        if self._reading_paused:
+        if self._reading_paused or self.slow.holds:
             return True
         if not self._connected or not self._table.ready.is_set():
             return False
@@ -219,9 +201,19 @@ class Connection(asyncio.BufferedProtocol):
         service.when_disk_catches_up(self._resume_reading)
         return True
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def hold_reading(self) -> None:
+        """Read nothing more until the peer has read."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     def _resume_reading(self) -> None:
         self._reading_paused = False
-        if self._transport is not None and not self._closing and not self._transport.is_closing():
+        if self._transport is not None and not self._closing and not self.slow.holds and not self._transport.is_closing():
             self._transport.resume_reading()
             self.buffer_updated(0)
 
@@ -245,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
             return None
         if group is None:
             group = _SendGroup(session)
-        if group.bytes + end - body > self._settings.publish_bytes_max:
+        if group.bytes + end - body > self.settings.publish_bytes_max:
             self._publish(group)
             group = _SendGroup(session)
         group.bytes += end - body
@@ -258,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _collect_following(self, group: _SendGroup, start: int, body: int, end: int) -> None:
         """Add the SENDs that differ from the group's last one, view[start:end], in what each of them must differ in only."""
-        inbound, settings, sequence = self._inbound, self._settings, group.sequences[-1]
+        inbound, settings, sequence = self._inbound, self.settings, group.sequences[-1]
         room = settings.publish_bytes_max - group.bytes
         entries, reached = runs.following_sends(
             inbound.view, start, body, end, inbound.received, sequence, settings.entry_bytes_max, room
@@ -277,8 +269,8 @@ class Connection(asyncio.BufferedProtocol):
         """Why one SEND is not taken, or None."""
         if transactional:
             return WireCode.NOT_ALLOWED, "Transactions are not enabled."
-        if end - body > self._settings.entry_bytes_max:
-            return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {self._settings.max_message_bytes} bytes"
+        if end - body > self.settings.entry_bytes_max:
+            return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {self.settings.max_message_bytes} bytes"
         try:
             verify_entry(self._inbound.view[body:end])
         except ChecksumMismatch as error:
@@ -310,6 +302,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         kind = command.type
         if not self._connected:
+            if kind in (Type.PING, Type.PONG):
+                return  # out of turn, but harmless
             if kind != Type.CONNECT:
                 raise ProtocolError("the first command must be CONNECT")
             self._handshake(command.connect)
@@ -334,7 +328,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connected = True
         self.client_version = connect.client_version[:200]
         self.protocol_version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
-        self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self._settings.max_message_bytes))
+        self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes))
 
     def _flow(self, flow: api.CommandFlow) -> None:
         consumer = self.consumers.get(flow.consumer_id)
@@ -346,9 +340,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def spawn(self, request: Coroutine[Any, Any, None]) -> None:
         """Run a request beside the others of this connection; it ends with the connection."""
-        if len(self._requests) >= self._settings.requests_per_connection_max:
+        if len(self._requests) >= self.settings.requests_per_connection_max:
             request.close()
-            log.warning("connection.too_many_requests", peer=self.peer, limit=self._settings.requests_per_connection_max)
+            log.warning("connection.too_many_requests", peer=self.peer, limit=self.settings.requests_per_connection_max)
             self.close()
             return
         task = asyncio.create_task(request)
@@ -449,17 +443,17 @@ class Connection(asyncio.BufferedProtocol):
     async def is_alive(self) -> bool:
         """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is closed and its sessions are gone then."""
         if not self._closing:
-            if self._reading_paused:
+            if self._reading_paused or self.slow.holds:
                 return True  # it is us who do not listen
             if self._probe is None:
                 self._probe = asyncio.get_running_loop().create_future()
                 self.queue(commands.PING)
             try:
-                async with asyncio.timeout(self._settings.liveness_check_s):
+                async with asyncio.timeout(self.settings.liveness_check_s):
                     await asyncio.shield(self._probe)
                 return not self._closing
             except TimeoutError:
-                log.info("connection.dead", peer=self.peer, silent_s=self._settings.liveness_check_s)
+                log.info("connection.dead", peer=self.peer, silent_s=self.settings.liveness_check_s)
         self.abort()
         self._answer_probe()
         self._drop_sessions()
@@ -478,7 +472,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._heard = False
         self.queue(commands.PING)
-        self._ping_timer = asyncio.get_running_loop().call_later(self._settings.keep_alive_s, self._keep_alive)
+        self._ping_timer = asyncio.get_running_loop().call_later(self.settings.keep_alive_s, self._keep_alive)
 
     def close(self) -> None:
         """Send what is queued, then close."""

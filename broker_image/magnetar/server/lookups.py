@@ -9,18 +9,22 @@ outside the dialect is left to the client (the answer says that it is not filter
 
 from __future__ import annotations
 
-from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicNotFound
+import contextlib
+
+from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicExists, TopicNotFound
 from magnetar.names import NamespaceName, TopicName
+from magnetar.policies import PARTITIONED
 from magnetar.server.connection import Connection
 from magnetar.server.context import BrokerContext
 from magnetar.server.ownership import Ownership
 from magnetar.server.partitioning import Partitioning
 from magnetar.server.topic_watchers import TopicWatchers
 from magnetar.topics.patterns import TopicPattern
-from magnetar.topics.topic_list import of_domain, select, topics_hash
+from magnetar.topics.topic_list import is_system_topic, of_domain, select, topics_hash
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
+LISTS_HELD_MAX = 64
 Mode = api.CommandGetTopicsOfNamespace.Mode
 
 
@@ -31,6 +35,7 @@ class Lookups:
         self._context, self._ownership, self._partitioning = context, ownership, partitioning
         self._registry = ownership.registry
         self._watchers = TopicWatchers(self._registry)
+        self._lists: dict[tuple[NamespaceName, int, str | None], tuple[int, tuple[list[str], str, bool]]] = {}
 
     async def lookup(self, connection: Connection, lookup: api.CommandLookupTopic) -> None:
         topic = TopicName.parse(lookup.topic)
@@ -40,17 +45,37 @@ class Lookups:
         connection.queue(commands.lookup_connect(lookup.request_id, owner.service_url))
 
     async def partitioned_metadata(self, connection: Connection, request: api.CommandPartitionedTopicMetadata) -> None:
-        topic = TopicName.parse(request.topic)
-        partitions = await self._partitioning.count(topic)
-        if not partitions and not request.metadata_auto_creation_enabled and not await self._partitioning.exists(topic):
-            raise TopicNotFound(f"Topic {topic} does not exist, and this request must not create it")
+        partitions = await self.partitions(TopicName.parse(request.topic), request.metadata_auto_creation_enabled)
         connection.queue(commands.partitioned_metadata(request.request_id, partitions))
+
+    async def partitions(self, topic: TopicName, may_create: bool) -> int:
+        """Partitions of a topic, 0 for a plain one or one that using it will create. Raises TopicNotFound, NamespaceNotFound."""
+        partitions = await self._partitioning.count(topic)
+        if not partitions and not await self._partitioning.exists(topic):
+            partitions = await self._create_if_allowed(topic, may_create)
+        return partitions
+
+    async def _create_if_allowed(self, topic: TopicName, asked: bool) -> int:
+        """What auto-creation makes of an absent topic: partitions that exist now, or 0 for one that using it creates. Raises TopicNotFound."""
+        policy = self._ownership.policies.namespace(topic.namespace_name).auto_topic_creation
+        if not asked or not policy.allowed:
+            raise TopicNotFound(
+                f"Topic {topic} does not exist, and {'its namespace' if asked else 'this request'} forbids creating it"
+            )
+        if policy.type != PARTITIONED or topic.partition >= 0 or is_system_topic(topic):
+            return 0
+        with contextlib.suppress(TopicExists):
+            await self._partitioning.create(topic, policy.partitions)
+        return await self._partitioning.count(topic)
 
     # --- lists -----------------------------------------------------------------------------------------------------------------
 
     async def topics(self, namespace: NamespaceName, mode: int) -> list[str]:
         """Full names of the topics of a namespace, sorted: every creation that was answered is in it."""
         await self._registry.catch_up(namespace)
+        return self._names(namespace, mode)
+
+    def _names(self, namespace: NamespaceName, mode: int) -> list[str]:
         return of_domain(
             self._registry.names(namespace),
             persistent=mode in (Mode.PERSISTENT, Mode.ALL),
@@ -58,20 +83,32 @@ class Lookups:
         )
 
     async def topics_of_namespace(self, connection: Connection, request: api.CommandGetTopicsOfNamespace) -> None:
-        names = await self.topics(NamespaceName.parse(request.namespace), request.mode)
-        filtered = False
-        if request.HasField("topics_pattern"):
-            try:
-                names = select(names, TopicPattern.compile(request.topics_pattern))
-                filtered = True
-            except (NotAllowed, LimitExceeded):
-                filtered = False  # the client does it itself
-        found = topics_hash(names)
+        await connection.slow.writable()  # lists are large: who asks for many of them must read them, too
+        names, found, filtered = await self._listed(request)
         changed = not (request.HasField("topics_hash") and request.topics_hash == found)
         self._check_size(names)
         connection.queue(
             commands.topics_of_namespace(request.request_id, names if changed else (), found, filtered=filtered, changed=changed)
         )
+
+    async def _listed(self, request: api.CommandGetTopicsOfNamespace) -> tuple[list[str], str, bool]:
+        """The names asked for, their hash, and whether the pattern has been applied; made once for all who ask between two changes."""
+        namespace = NamespaceName.parse(request.namespace)
+        await self._registry.catch_up(namespace)
+        pattern = request.topics_pattern if request.HasField("topics_pattern") else None
+        key, version = (namespace, request.mode, pattern), self._registry.version(namespace)
+        held = self._lists.get(key)
+        if held is None or held[0] != version:
+            names, filtered = self._names(namespace, request.mode), False
+            if pattern is not None:
+                try:
+                    names, filtered = select(names, TopicPattern.compile(pattern)), True
+                except (NotAllowed, LimitExceeded):
+                    filtered = False  # the client does it itself
+            held = self._lists[key] = version, (names, topics_hash(names), filtered)
+            while len(self._lists) > LISTS_HELD_MAX:
+                del self._lists[next(iter(self._lists))]
+        return held[1]
 
     def _check_size(self, names: list[str]) -> None:
         """A frame beyond the announced limit would cost the client its connection."""
@@ -87,6 +124,8 @@ class Lookups:
             raise NotAllowed(f"topic_watchers_per_connection_max: this connection watches {limit} lists; close some")
         namespace, pattern = NamespaceName.parse(request.namespace), TopicPattern.compile(request.topics_pattern)
         await self._registry.catch_up(namespace)
+        if connection.closed:
+            return  # nobody would end it
         if (before := connection.watchers.pop(request.watcher_id, None)) is not None:
             before.stop()
         watcher = self._watchers.open(connection, request.watcher_id, namespace, pattern)

@@ -30,6 +30,8 @@ async def seek(connection: Connection, request: api.CommandSeek) -> None:
     if session is None:
         raise InvalidRequest("Consumer not found")
     host = session.subscription
+    if not host.topic.name.persistent:
+        return  # nothing is behind, and nothing ahead
     if request.HasField("message_id"):
         await reset(host, *position_sought(host.topic, request.message_id))
     elif request.HasField("message_publish_time"):
@@ -75,6 +77,8 @@ async def first_published_at(topic: TopicHost, publish_ms: int, low: int = 0, hi
     """
     ledgers = topic.core.ledgers
     high = ledgers.end if high is None else high
+    if not topic.name.persistent:
+        return ledgers.end
     while (low := max(low, ledgers.first)) < high:  # the topic may be trimmed meanwhile
         middle = (low + high) // 2
         if await _publish_ms(topic, middle) < publish_ms:

@@ -128,20 +128,19 @@ class BrokerService:
 
         Raises NotOwner, TopicNotFound, NotAllowed and what creation may raise.
         """
-        if not name.persistent:
-            raise NotAllowed(f"topic {name}: non-persistent topics are not offered yet; use persistent://")
         owned = await self._ownership.serving(await self._ownership.bundle_of(name))
-        if (held := owned.topics.get(str(name))) is not None:
+        if (held := owned.held(name)) is not None:
             return held
         partitioned = await self.partitioning.partitioned_topic_of(name)
         if partitioned is None and create:
             await self.partitioning.check_creation(name)
             self._check_number_of_topics(name.namespace_name)
             create = by_administrator or self.namespace_policies(name.namespace_name).auto_topic_creation.allowed
-        topic = await owned.topic(name, create or partitioned is not None)
+        create = create or partitioned is not None
+        topic = await (owned.topic(name, create) if name.persistent else owned.non_persistent.topic(name, create))
         if topic is None:
             raise TopicNotFound(f"topic {name} does not exist; publish to it or create it first")
-        for subscription in partitioned.subscriptions if partitioned is not None else ():
+        for subscription in partitioned.subscriptions if partitioned is not None and name.persistent else ():
             await self._consuming.ensure(topic, subscription)
         return topic
 
@@ -155,6 +154,10 @@ class BrokerService:
         """Partitions of a topic, 0 if it is not partitioned (or not there yet). Raises NamespaceNotFound."""
         return await self.partitioning.count(topic)
 
+    async def partitions_for_client(self, topic: TopicName, may_create: bool) -> int:
+        """As `partitions`, after auto-creation if the namespace has it make partitions. Raises TopicNotFound if it may not be created."""
+        return await self._lookups.partitions(topic, may_create)
+
     def namespace_policies(self, name: NamespaceName) -> Policies:
         """Policies that hold for topics of a namespace that have none of their own."""
         return self._ownership.policies.namespace(name)
@@ -163,7 +166,8 @@ class BrokerService:
 
     def counts(self) -> tuple[int, int, int, int]:
         """(bundles, topics, producers, consumers) served now."""
-        topics = [topic for owned in self._ownership.owned.values() for topic in owned.topics.values()]
+        bundles = self._ownership.owned.values()
+        topics = [topic for owned in bundles for topic in (*owned.topics.values(), *owned.non_persistent.by_name.values())]
         producers = sum(len(topic.core.producers) for topic in topics)
         consumers = sum(len(host.core.consumers) for topic in topics for host in topic.subscriptions.values())
         return len(self._ownership.owned), len(topics), producers, consumers

@@ -70,11 +70,15 @@ class BrokerSettings:
         21_600.0, 1, 1 << 31, "time after which deduplication forgets a producer that has left"
     )
     consumers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "consumers of one connection")
+    non_persistent_in_flight_max: int = _bounded(
+        1000, 1, 1_000_000, "non-persistent messages of one connection handled at once; more are dropped"
+    )
     topic_watchers_per_connection_max: int = _bounded(100, 1, 100_000, "watchers of topic lists of one connection")
     requests_per_connection_max: int = _bounded(5_000, 1, 1_000_000, "requests of one connection that wait for an answer")
     write_buffer_bytes_max: int = _bounded(
         4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes queued to one connection above which it gets no messages"
     )
+    slow_peer_s: float = _bounded(60.0, 0.1, 3600, "time after which a connection whose peer does not read is dropped")
     topics_per_namespace_max: int = _bounded(100_000, 1, 10_000_000, "topics that clients may create in one namespace")
     partitions_max: int = _bounded(4096, 1, 100_000, "partitions of one topic")
     moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")

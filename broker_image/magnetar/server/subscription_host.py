@@ -152,14 +152,18 @@ class SubscriptionHost:
         self._scheduled = False
         if self.topic.frozen:
             return
-        for session, active in self.core.advance(self.topic.context.clock.wall_ms()):
-            assert isinstance(session, ConsumerSession)
-            session.tell_active(active)
+        self._tell_active()
         if self._reading is not None:
             self._missed = True
         else:
             self._deliver_what_is_due()
         self._arm_timer()
+
+    def _tell_active(self) -> None:
+        """Whoever is active, or is not any more, since somebody came or left."""
+        for session, active in self.core.advance(self.topic.context.clock.wall_ms()):
+            assert isinstance(session, ConsumerSession)
+            session.tell_active(active)
 
     def _arm_timer(self) -> None:
         """Look again when something becomes due by itself."""
@@ -262,6 +266,19 @@ class SubscriptionHost:
     def _send(self, delivery: Delivery, entries: Sequence[memoryview]) -> None:
         session = delivery.consumer
         assert isinstance(session, ConsumerSession)
+        self._queue(session, delivery, entries)
+        metrics, counters = self.topic.context.metrics, self.topic.core.counters
+        size = sum(map(len, entries))
+        session.entries_out += delivery.entries
+        session.bytes_out += size
+        if delivery.redelivery_counts is not None:
+            session.messages_redelivered += sum(map(bool, delivery.redelivery_counts))
+        metrics.messages_out += delivery.messages
+        metrics.bytes_out += size
+        counters.messages_out += delivery.messages
+        counters.bytes_out += size
+
+    def _queue(self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]) -> None:
         done, ordinals = 0, delivery.ordinals
         start = delivery.first
         for ledger, low, high in self.topic.core.ledgers.runs(start, ordinals[-1] + 1):
@@ -283,16 +300,6 @@ class SubscriptionHost:
                 delivery.epoch,
             )
             done += count
-        metrics, counters = self.topic.context.metrics, self.topic.core.counters
-        size = sum(map(len, entries))
-        session.entries_out += delivery.entries
-        session.bytes_out += size
-        if delivery.redelivery_counts is not None:
-            session.messages_redelivered += sum(map(bool, delivery.redelivery_counts))
-        metrics.messages_out += delivery.messages
-        metrics.bytes_out += size
-        counters.messages_out += delivery.messages
-        counters.bytes_out += size
 
     def stop(self) -> None:
         """End deliveries for good."""

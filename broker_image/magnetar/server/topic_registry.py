@@ -157,6 +157,10 @@ class TopicRegistry:
         """A topic of a bundle served here is gone."""
         await self._want(owned, name, False)
 
+    def forget(self, owned: OwnedBundle, name: TopicName) -> None:
+        """As `remove`, for those who do not wait for it."""
+        self._start(owned, name, False)
+
     def adopt(self, owned: OwnedBundle) -> None:
         """A bundle is ours with the topics that its log holds: bring the entries in line, in the background."""
         for name in self._differences(owned):

@@ -27,6 +27,7 @@ _SYSTEM_NAMES = frozenset(
         "transaction_coordinator_assign",
     }
 )
+_SMALL = frozenset(map(str, range(1000)))
 _SYSTEM_PREFIXES = ("__transaction_log_",)
 _SYSTEM_SUFFIXES = ("__transaction_pending_ack", "/_txnlog")
 
@@ -50,8 +51,11 @@ def is_system_topic(name: TopicName) -> bool:
 def comparable_name(name: str) -> str:
     """What a pattern is compared with: the full name without scheme and without `-partition-N`."""
     rest = name.partition("://")[2]
-    if "-partition-" not in rest:
+    base, suffix, index = rest.rpartition("-partition-")
+    if not suffix:
         return rest
+    if index in _SMALL and base[-1:] != "/":
+        return base
     return str(TopicName.parse(name).base).partition("://")[2]
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from magnetar.admin.application import create_application
+from magnetar.admin.ports import ListMode
 from magnetar.errors import InvalidRequest, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, TopicExists, TopicNotFound
 from magnetar.names import NamespaceName, TopicName
 
@@ -70,12 +71,15 @@ class MemoryPort:
             raise TopicExists(f"namespace {name} already exists")
         self.created[name] = (bundles, policies)
 
-    async def topics(self, name: NamespaceName) -> list[str]:
+    async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
         if name not in self.created:
             raise NamespaceNotFound(f"namespace {name} does not exist")
-        return [f"persistent://{name}/t"]
+        domains = {"PERSISTENT": ["persistent"], "NON_PERSISTENT": ["non-persistent"], "ALL": ["non-persistent", "persistent"]}
+        return [f"{domain}://{name}/t" for domain in domains[mode]]
 
-    async def partitions(self, topic: TopicName) -> int:
+    async def partitions(self, topic: TopicName, may_create: bool) -> int:
+        if topic not in self.partitioned and not may_create:
+            raise TopicNotFound(f"topic {topic} does not exist")
         return self.partitioned.get(topic, 0)
 
     async def create_partitions(self, topic: TopicName, partitions: int) -> None:
@@ -189,7 +193,23 @@ def test_a_partitioned_topic_is_created_once(port: MemoryPort) -> None:
     assert (created.status_code, created.content) == (204, b"")
     assert "already exists" in refused(ask(port, "PUT", f"{TOPICS}/many/partitions", json=3), 409)
     assert ask(port, "GET", f"{TOPICS}/many/partitions").json()["partitions"] == 3
-    assert ask(port, "GET", f"{TOPICS}/single/partitions").json()["partitions"] == 0
+    assert ask(port, "GET", f"{TOPICS}/single/partitions?checkAllowAutoCreation=true").json()["partitions"] == 0
+    refused(ask(port, "GET", f"{TOPICS}/single/partitions"), 404)
+
+
+def test_lists_are_asked_for_by_kind(port: MemoryPort) -> None:
+    """The namespace's list takes a mode; each domain has a list of its own."""
+    base, durable, volatile = (
+        f"{NAMESPACES}/public/default/topics",
+        "persistent://public/default/t",
+        "non-persistent://public/default/t",
+    )
+    assert ask(port, "GET", base).json() == ask(port, "GET", f"{base}?mode=PERSISTENT").json() == [durable]
+    assert ask(port, "GET", f"{base}?mode=NON_PERSISTENT").json() == [volatile]
+    assert ask(port, "GET", f"{base}?mode=ALL").json() == [volatile, durable]
+    refused(ask(port, "GET", f"{base}?mode=SOME"), 400)
+    assert ask(port, "GET", TOPICS).json() == [durable]
+    assert ask(port, "GET", "/admin/v2/non-persistent/public/default").json() == [volatile]
 
 
 @pytest.mark.parametrize("content", [b"0", b"11", b'"three"', b"null", b"{}", b"3.5", b"", b"{"])

@@ -9,61 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from magnetar.server.connection import Connection, ConnectionTable
+from magnetar.server.connection import Connection
+from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.service import BrokerService
-from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
-from magnetar.wire.frames import HEADER_BYTES
 from tests.unit.metadata.virtual_time import VirtualLoop, run_virtually
 from tests.unit.server.brokers import SETTINGS, Type, command_frame, entry
+from tests.unit.server.transports import Transport, feed
 
 CONNECT = requests.connect("test", 21)
 PING, PONG = command_frame("ping"), command_frame("pong")
 KEEP_ALIVE_S = SETTINGS.keep_alive_s
-
-
-class Transport(asyncio.Transport):
-    """Remembers what it is asked to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.state = "open"
-        self.reading = True
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert self.state == "open", "nothing may be written after the end"
-        self.writes.append(bytes(data))
-
-    def close(self) -> None:
-        self.state = "closed"
-
-    def abort(self) -> None:
-        self.state = "aborted"
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.state != "open"
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        assert (high, low) == (SETTINGS.write_buffer_bytes_max, None)
-
-    def commands(self) -> list[api.BaseCommand]:
-        """Everything written, as commands."""
-        data, found = b"".join(self.writes), []
-        while data:
-            total, size = int.from_bytes(data[:4], "big"), int.from_bytes(data[4:8], "big")
-            found.append(api.BaseCommand.FromString(data[HEADER_BYTES : HEADER_BYTES + size]))
-            data = data[4 + total :]
-        return found
-
-    def kinds(self) -> list[int]:
-        return [command.type for command in self.commands()]
 
 
 class Disk:
@@ -95,13 +51,7 @@ class Line:
     async def feed(self, data: bytes, *, pieces: tuple[int, ...] = ()) -> None:
         """Bytes from the peer, split after each offset of `pieces`."""
         for low, high in zip((0, *pieces), (*pieces, len(data)), strict=True):
-            piece = memoryview(data)[low:high]
-            while piece and self.transport.state == "open":
-                room = self.connection.get_buffer(-1)
-                count = min(len(room), len(piece))
-                room[:count] = piece[:count]
-                self.connection.buffer_updated(count)
-                piece = piece[count:]
+            feed(self.connection, self.transport, data[low:high])
         await asyncio.sleep(0)
 
 
@@ -126,7 +76,20 @@ def test_connected_announces_the_limit_and_the_lower_version() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("first", [PING, command_frame("lookup", topic="t", request_id=1), requests.send(1, 0, entry(b"x"))])
+def test_ping_before_the_handshake_is_not_answered() -> None:
+    """It neither counts as a handshake nor ends the connection."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(PING + PONG)
+        assert (line.transport.state, line.transport.commands()) == ("open", [])
+        await line.feed(CONNECT + PING)
+        assert line.transport.kinds() == [Type.CONNECTED, Type.PONG]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("first", [command_frame("lookup", topic="t", request_id=1), requests.send(1, 0, entry(b"x"))])
 def test_the_first_command_must_be_connect(first: bytes) -> None:
     """Anything before the handshake ends the connection without an answer."""
 
@@ -134,6 +97,62 @@ def test_the_first_command_must_be_connect(first: bytes) -> None:
         line = Line()
         await line.feed(first)
         assert (line.transport.state, line.transport.commands()) == ("closed", [])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("theirs", [0, 1, 12, 20, 21, 22, 2**31 - 1])
+def test_the_lower_version_is_agreed_on(theirs: int) -> None:
+    """min(ours, theirs), however old or new the client is."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(requests.connect("Pulsar-CPP-v4.2.0", theirs))
+        [command] = line.transport.commands()
+        assert command.connected.protocol_version == min(21, theirs)
+        flags = command.connected.feature_flags
+        assert flags.supports_topic_watchers
+        assert flags.supports_get_partitioned_metadata_without_auto_creation
+        assert flags.supports_topic_watcher_reconcile
+
+    run(scenario)
+
+
+def test_an_unknown_authentication_method_is_anonymous() -> None:
+    """No authentication is configured: whatever a client brings, it is nobody in particular, as with Pulsar."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(requests.connect("c", 21, auth_method="unknown", auth_data=b"x"))
+        assert line.transport.kinds() == [Type.CONNECTED]
+
+    run(scenario)
+
+
+def test_a_peer_that_does_not_read_is_held_back_and_then_dropped() -> None:
+    """Beyond four full buffers it is not read any more; when it reads it is again; after `slow_peer_s` without reading it is gone."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        line.transport.unsent = SETTINGS.write_buffer_bytes_max + 1
+        line.connection.pause_writing()
+        await asyncio.sleep(1)
+        assert line.transport.reading, "a full buffer alone is no reason"
+        line.transport.unsent = 4 * SETTINGS.write_buffer_bytes_max + 1
+        await asyncio.sleep(1)
+        assert not line.transport.reading
+        line.transport.unsent = 0
+        line.connection.resume_writing()
+        assert line.transport.reading
+        await line.feed(PING)
+        assert line.transport.kinds()[-1] == Type.PONG
+        line.connection.pause_writing()
+        for _ in range(int(SETTINGS.slow_peer_s // KEEP_ALIVE_S) + 1):
+            await asyncio.sleep(KEEP_ALIVE_S - 1)
+            await line.feed(PONG)  # it is alive, it only does not read
+        await asyncio.sleep(KEEP_ALIVE_S - 1)
+        assert line.transport.state == "aborted"
 
     run(scenario)
 

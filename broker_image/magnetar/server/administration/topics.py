@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from magnetar.admin.ports import ListMode
 from magnetar.errors import (
     InUse,
     InvalidRequest,
@@ -27,6 +28,7 @@ from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.administration.peers import ask_peer
 from magnetar.server.administration.statistics import internal_stats, sum_stats, topic_stats
 from magnetar.server.administration.subscriptions import SubscriptionAdministration
+from magnetar.server.service import Mode
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.topic_life import trim_now
 from magnetar.topics.ledgers import Position
@@ -38,8 +40,8 @@ class TopicAdministration(SubscriptionAdministration):
 
     # --- life --------------------------------------------------------------------------------------------------------------------
 
-    async def topics(self, name: NamespaceName) -> list[str]:
-        return await self._broker.service.topics_in(name)
+    async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
+        return await self._broker.service.topics_in(name, Mode.Value(mode))
 
     async def partitioned_topics(self, name: NamespaceName) -> list[str]:
         await self._namespace_record(name)
@@ -60,7 +62,7 @@ class TopicAdministration(SubscriptionAdministration):
         """The topic as served here, None if it is not there: a partition that nobody has used yet is not created. Raises NotOwner."""
         await self._served_here(topic)
         ownership = self._broker.ownership
-        return (await ownership.serving(await ownership.bundle_of(topic))).topics.get(str(topic))
+        return (await ownership.serving(await ownership.bundle_of(topic))).held(topic)
 
     async def delete_topic(self, topic: TopicName, force: bool) -> None:
         """Raises InUse while it has clients or subscriptions and `force` is not set, NotAllowed for a partitioned topic."""
@@ -99,8 +101,8 @@ class TopicAdministration(SubscriptionAdministration):
                 raise
             await ask_peer(self._broker.context.network, error.http_url, "DELETE", topic, "?force=true" if force else "")
 
-    async def partitions(self, topic: TopicName) -> int:
-        return await self._broker.service.partitions(topic)
+    async def partitions(self, topic: TopicName, may_create: bool) -> int:
+        return await self._broker.service.partitions_for_client(topic, may_create)
 
     async def create_partitions(self, topic: TopicName, partitions: int) -> None:
         await self._broker.service.partitioning.create(topic, partitions)
