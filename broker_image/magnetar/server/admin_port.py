@@ -78,6 +78,9 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration):
         }
 
     async def lookup(self, topic: TopicName) -> dict[str, str]:
-        ownership = self._broker.ownership
-        owner = await ownership.resolve(await ownership.bundle_of(topic))
+        ownership, service = self._broker.ownership, self._broker.service
+        bundle = await ownership.bundle_of(topic)
+        if not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
+            await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
+        owner = await ownership.resolve(bundle)
         return {"brokerUrl": owner.service_url, "httpUrl": owner.http_url, "nativeUrl": owner.service_url}

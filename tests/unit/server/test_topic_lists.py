@@ -7,18 +7,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.store import Delete, Put
 from magnetar.names import NamespaceName, TopicName
+from magnetar.server import topic_registry
 from magnetar.server.broker import Broker
 from magnetar.server.topic_registry import PLAIN_TOPIC
 from magnetar.topics.topic_list import topics_hash
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import Peer, Type, connected_peer, open_peer, running_broker
+from tests.unit.server.rest import rest_over
 
 PUBLIC = "public/default"
 NAMESPACE = NamespaceName("public", "default")
@@ -126,8 +130,11 @@ def test_whoever_acquires_a_bundle_mends_its_entries(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_topics_are_created_while_the_store_is_away_and_listed_when_it_is_back(tmp_path: Path) -> None:
+def test_topics_are_created_while_the_store_is_away_and_listed_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The log is what a creation needs; a bundle's owner hands the entry in later."""
+    monkeypatch.setattr(topic_registry, "REGISTRATION_WAIT_S", 0.2)
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -307,5 +314,39 @@ def test_grown_partitions_are_born_with_the_subscriptions_of_their_topic(tmp_pat
             peer.write(requests.flow(2, 10))
             message, _body = await peer.message()
             assert message.message_id.partition == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_the_namespaces_policy_makes_of_absent_topics(tmp_path: Path) -> None:
+    """By default a plain topic, by policy partitions that exist at once, or nothing at all: then look-ups over HTTP say 404, too."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker, rest_over(tmp_path, broker) as rest, open_peer(broker) as peer:
+            base, policy = "/admin/v2/persistent/public/default", "/admin/v2/namespaces/public/default/autoTopicCreation"
+
+            async def metadata(local: str) -> tuple[int, int]:
+                found = (await peer.ask("partitioned_metadata", topic=full(local))).partitioned_metadata_response
+                return found.partitions, found.error if found.HasField("error") else 0
+
+            assert await metadata("plain") == (0, 0)
+            assert await rest.get(f"{base}/plain/partitions?checkAllowAutoCreation=true") == {"partitions": 0, "deleted": False}
+            await rest("GET", f"{base}/plain/partitions", status=404)
+            await rest.get("/lookup/v2/topic/persistent/public/default/plain")
+            await rest("POST", policy, {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3})
+            assert await metadata("many") == (3, 0)
+            assert await metadata("many") == (3, 0)
+            assert await metadata("many-partition-7") == (0, 0), "a partition is never partitioned itself"
+            assert await metadata("__change_events") == (0, 0), "nor is what the machinery uses"
+            assert await rest.get(f"{base}/more/partitions?checkAllowAutoCreation=true") == {"partitions": 3, "deleted": False}
+            assert len(await rest.get(base)) == 6
+            await rest("POST", policy, {"allowAutoTopicCreation": False})
+            assert await metadata("absent") == (0, 11)
+            assert await metadata("many") == (3, 0)
+            await rest("GET", "/lookup/v2/topic/persistent/public/default/absent", status=404)
+            await rest.get("/lookup/v2/topic/persistent/public/default/many-partition-1")
+            await peer.lookup(full("absent"))
+            refused = await peer.ask("producer", topic=full("absent"), producer_id=1)
+            assert (refused.type, refused.error.error) == (Type.ERROR, 11)
 
     asyncio.run(scenario())
