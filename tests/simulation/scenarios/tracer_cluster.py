@@ -254,8 +254,12 @@ def _observed(cluster: Cluster) -> Iterator[None]:
             if topic.core.last_confirmed.entry >= 0
         }
         topics = [topic for topic in cluster.topics if bundle.contains(TopicName.parse(topic))]
-        for term, span in zip(record.epochs, record.chain, strict=True):
-            history.takeover(span.incarnation, term, topics, found)
+        if cluster.bundle_records().get(str(bundle)) == record:
+            for term, span in zip(record.epochs, record.chain, strict=True):
+                history.takeover(span.incarnation, term, topics, found)
+        else:
+            # Others have gone on since, whose files may be gone: this attempt ends at its compare-and-swap.
+            cluster.evidence.counts["recovery from an old record"] += 1
         return recovered
 
     before = structlog.get_config()

@@ -256,7 +256,6 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
         ({"subscription": " "}, WireCode.NOT_ALLOWED),
         ({"subscription": "pulsar.dedup"}, WireCode.NOT_ALLOWED),
         ({"subType": 1, "read_compacted": True}, WireCode.NOT_ALLOWED),
-        ({"topic": "non-persistent://public/default/t"}, WireCode.NOT_ALLOWED),
     ],
 )
 def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(tmp_path: Path, options: dict[str, Any], code: int) -> None:
