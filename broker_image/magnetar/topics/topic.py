@@ -172,7 +172,8 @@ class Topic:
     def age(self, now_ms: int) -> None:
         """Note how many entries and bytes there are by now: retention and quotas rest on it."""
         self._count_bytes()
-        self.ages.observe(self.ledgers.end, now_ms)
+        if self.ledgers.end > self.ledgers.first:  # a mark stands for an entry, which a checkpoint names
+            self.ages.observe(self.ledgers.end, now_ms)
 
     def _count_bytes(self) -> None:
         self.ages.total += self.counters.bytes_in - self._aged_bytes

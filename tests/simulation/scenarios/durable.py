@@ -30,6 +30,7 @@ from tests.simulation.scenarios.durable_clients import (
     produce_delayed,
     produce_keyed,
     produce_once,
+    produce_subscribed,
     publish_exclusively,
 )
 from tests.simulation.scenarios.tracer import (
@@ -60,6 +61,8 @@ NAMESPACES = {
     "trimmed": {},
 }
 BUNDLES = 2
+IN_FLIGHT_S = 3.0
+"""What dead clients sent may still arrive, and is read back, too."""
 CONSUMERS = 2
 FAULTS = TRACER_FAULTS.but(wall_jump_s=(-3.0, 60.0))
 """A clock that goes back far holds up what is delayed for longer than a run lasts."""
@@ -119,7 +122,7 @@ def start_clients(cluster: Cluster, shares: list[Sharing]) -> None:
         "keyed": partial(produce_keyed, history, KEYED),
         "standby": partial(produce_keyed, history, STANDBY),
         "delayed": partial(produce_delayed, history, DELAYED),
-        "trimmed": partial(produce_keyed, history, TRIMMED),
+        "trimmed": partial(produce_subscribed, history, TRIMMED),
     }
     shares += [
         Sharing(history, DELAYED, "Shared", None),
@@ -143,6 +146,7 @@ def finish(cluster: Cluster) -> None:
     while found := homeless(cluster):
         assert cluster.now < deadline, f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
         cluster.run(LOOK_S)
+    cluster.run(IN_FLIGHT_S)
     cluster.complete(read_back(cluster, environment), READ_BACK_S)
     unexplained = cluster.evidence.unexplained()
     assert not unexplained, f"brokers ended themselves without a reason: {unexplained}"

@@ -106,6 +106,17 @@ async def produce_keyed(history: History, topic: str, environment: Environment) 
     await _produce(history, topic, environment, lambda _number: None)
 
 
+async def produce_subscribed(history: History, topic: str, environment: Environment) -> None:
+    """As `produce_keyed`, once there is a subscription: what nobody has subscribed to may be trimmed unseen."""
+
+    async def subscribe() -> None:
+        consumer = await client_of(environment).subscribe(topic, "subscription", type="Shared", initial_position="Earliest")
+        await consumer.close()
+
+    await until_done(environment, subscribe)
+    await produce_keyed(history, topic, environment)
+
+
 async def produce_delayed(history: History, topic: str, environment: Environment) -> None:
     """The same, half of them not to be delivered before some seconds have passed."""
 

@@ -21,6 +21,7 @@ from magnetar.topics.key_shared import KeySharedDispatcher
 from magnetar.topics.producers import Grant
 from magnetar.topics.retention import Ages
 from magnetar.topics.shared import SharedDispatcher
+from magnetar.topics.turns import Round, Turn
 from tests.simulation.scenarios import durable
 from tests.simulation.scenarios.planted import CONTROL, FAULTS
 
@@ -70,10 +71,13 @@ def fenced_producer_is_not_closed(patch: Patch) -> None:
 def keys_move_without_draining(patch: Patch) -> None:
     """The new owner of a hash gets its entries while the old one still holds earlier ones."""
 
-    def always(_self: KeySharedDispatcher, _owner: Consumer, _slot: int) -> bool:
-        return True
+    give = KeySharedDispatcher._give
 
-    patch.setattr(KeySharedDispatcher, "_may_hold", always)
+    def careless(dispatcher: KeySharedDispatcher, consumer: Consumer, turn: Turn, ordinal: int, slot: int, fetched: Round) -> None:
+        give(dispatcher, consumer, turn, ordinal, slot, fetched)
+        dispatcher._slots.pop(slot)
+
+    patch.setattr(KeySharedDispatcher, "_give", careless)
 
 
 def what_is_stuck_is_forgotten(patch: Patch) -> None:

@@ -20,12 +20,13 @@ from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put, TxnResult
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server import ownership as bundle_ownership
+from magnetar.server.settings import BrokerSettings
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Position, Send
 from tests.simulation.kernel.world import Environment
 from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
 from tests.simulation.scenarios.tracer_clients import client_of, payload_of, read_topic, until_done
-from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster
+from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, small
 
 TOPIC = "persistent://public/default/story"
 NAMESPACE = keys.namespace(NamespaceName("public", "default"))
@@ -38,9 +39,9 @@ FIRST_BROKERS_S = 5.0
 class Story:
     """A cluster in which nothing fails by chance, a client, and one topic that was published to."""
 
-    def __init__(self, seed: int, faults: Faults | None = None) -> None:
+    def __init__(self, seed: int, faults: Faults | None = None, settings: BrokerSettings | None = None) -> None:
         self.history = History()
-        self.cluster = Cluster(seed, self.history, faults or Faults.none())
+        self.cluster = Cluster(seed, self.history, faults or Faults.none(), settings=settings)
         self.sent = 0
 
     def __enter__(self) -> Story:
@@ -343,8 +344,8 @@ def source_dies_before_it_seals(seed: int) -> dict[str, int]:
 
 
 def an_index_is_lost(seed: int) -> dict[str, int]:
-    """Everything an index says is in its log file, too: whoever misses one makes it again."""
-    with Story(seed) as story:
+    """Everything an index says is in its log file, too: whoever misses one makes it again (before its file is rewritten and goes)."""
+    with Story(seed, settings=small(rewrite_age_s=3600.0)) as story:
         cluster = story.cluster
         for _ in range(3):
             story.publish(15, BIG_BYTES)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.clock import SystemClock
-from magnetar.errors import CorruptData
+from magnetar.errors import CorruptData, Fenced
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.fencing import SealedFile, fence, seal
@@ -24,7 +24,7 @@ from magnetar.storage.log_format import (
     encode_file_header,
 )
 from magnetar.storage.posix import PosixVolume
-from magnetar.storage.seals import read_seal
+from magnetar.storage.seals import publish_seal, read_seal
 from tests.unit.storage.logs import INCARNATION, Failures, append_numbered, new_writer, open_writer, read_numbers, run_on_volume
 
 HEADER = encode_file_header(FileHeader(INCARNATION, 0, 0))
@@ -183,5 +183,24 @@ def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
 def test_fencing_somebody_who_never_was_is_harmless(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
         assert await fence(volume, f"broker-7.{SystemClock().random_bits(64):016x}") == []
+
+    run_on_volume(tmp_path, script)
+
+
+def test_whoever_seals_a_file_that_was_taken_over_and_deleted_is_fenced(tmp_path: Path) -> None:
+    """It slept through its own end: between its attempt and its look the taker's seal went with the file."""
+
+    async def script(volume: PosixVolume) -> None:
+        assert await publish_seal(volume, INCARNATION, 0, 4096) == 4096
+        real = volume.put_if_absent
+
+        async def late(name: str, data: bytes) -> bool:
+            written = await real(name, data)
+            await volume.remove(name)
+            return written
+
+        volume.put_if_absent = late  # type: ignore[method-assign]
+        with pytest.raises(Fenced):
+            await publish_seal(volume, INCARNATION, 0, 8192)
 
     run_on_volume(tmp_path, script)

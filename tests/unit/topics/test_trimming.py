@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
@@ -18,6 +18,7 @@ STEPS = st.lists(
         st.tuples(st.just("publish"), st.integers(1, 5)),
         st.tuples(st.just("acknowledge"), st.integers(0, 30)),
         st.tuples(st.just("trim"), st.integers(0, 30)),
+        st.tuples(st.just("age"), st.integers(0, 3000)),
         st.tuples(st.just("checkpoint"), st.just(0)),
         st.tuples(st.just("move"), st.just(0)),
     ),
@@ -30,6 +31,7 @@ class Lives:
 
     def __init__(self) -> None:
         self.epoch = 1
+        self.now_ms = 0
         self.topic = Topic(NAME, self.epoch)
         self.checkpoint: TopicState | None = None
         self.records: list[Callable[[Topic], Any]] = []
@@ -71,6 +73,10 @@ class Lives:
             self.records.append(lambda topic: topic.apply_update({TRIMMED: text}))
             self.gone = wanted
 
+    def age(self, elapsed_ms: int) -> None:
+        self.now_ms += elapsed_ms
+        self.topic.age(self.now_ms)
+
     def write_checkpoint(self) -> None:
         self.checkpoint, self.records = self.topic.to_state(), []
 
@@ -102,6 +108,7 @@ class Lives:
 
 
 @given(STEPS)
+@example([("publish", 1), ("trim", 1), ("age", 10), ("checkpoint", 0)])
 @settings(deadline=None)
 def test_whatever_happens_in_whatever_order_nothing_but_the_trimmed_is_lost(steps: list[tuple[str, int]]) -> None:
     """Positions, backlogs and the ends are those of a plain list, after every step and in every later term."""
