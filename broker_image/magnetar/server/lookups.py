@@ -26,6 +26,8 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 LISTS_HELD_MAX = 64
 Mode = api.CommandGetTopicsOfNamespace.Mode
+BYTES_SCHEMA = getattr(api.Schema, "None")
+"""The type of plain bytes: a topic has no version of it, which an empty version says."""
 
 
 class Lookups:
@@ -158,8 +160,11 @@ class Lookups:
             raise IncompatibleSchema("Empty schema version")
         raise TopicNotFound(f"Topic not found or no-schema: {topic}")
 
-    async def create_schema(self, _connection: Connection, request: api.CommandGetOrCreateSchema) -> None:
+    async def create_schema(self, connection: Connection, request: api.CommandGetOrCreateSchema) -> None:
         topic = TopicName.parse(request.topic)
         if not await self._partitioning.exists(topic):
             raise TopicNotFound(f"topic {topic} does not exist; create it before its schema")
+        if request.schema.type == BYTES_SCHEMA:  # Java's dead-letter and retry producers ask for it
+            connection.queue(commands.schema_created(request.request_id, b""))
+            return
         raise NotAllowed(f"topic {topic}: schemas are not registered by this version; publish with one schema per producer")
