@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from magnetar.topics.producers import Grant
 
 ACTIVE_CONSUMER_CHANGE_SINCE = 12
+DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
+"""Clients (4.2 and 0.19) that take REACHED_END_OF_TOPIC for an unknown command and close the connection, again and again."""
 """Protocol version."""
 
 
@@ -185,7 +187,7 @@ class ConsumerSession:
             self.connection.queue(commands.active_consumer_change(self.consumer_id, active=active))
 
     def end_of_topic(self) -> None:
-        """Tell the client, once, that nothing will follow. C++ clients do not know the command and would close the connection."""
-        if not self.told_end_of_topic and not self.connection.client_version.startswith("Pulsar-CPP"):
+        """Tell the client, once, that nothing will follow, if it can hear it."""
+        if not self.told_end_of_topic and not self.connection.client_version.startswith(DEAF_TO_END_OF_TOPIC):
             self.told_end_of_topic = True
             self.connection.queue(commands.reached_end_of_topic(self.consumer_id))

@@ -292,7 +292,7 @@ def active_consumer_change(consumer_id: int, *, active: bool) -> bytes:
 
 
 def reached_end_of_topic(consumer_id: int) -> bytes:
-    """REACHED_END_OF_TOPIC. Never to `Pulsar-CPP-*` clients: they treat it as unknown and close the connection."""
+    """REACHED_END_OF_TOPIC. Never to C++ and Go clients: they treat it as unknown and close the connection."""
     body = api.CommandReachedEndOfTopic(consumer_id=consumer_id)
     return encode_command(api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reached_end_of_topic=body))
 

@@ -449,7 +449,7 @@ def test_a_dead_exclusive_consumer_does_not_keep_its_successor_out(tmp_path: Pat
 
 
 def test_the_end_of_a_terminated_topic_is_told_once_all_is_acknowledged(tmp_path: Path) -> None:
-    """Not to C++ clients, which would close the connection; to those who come later at once."""
+    """Not to C++ and Go clients, which would close the connection; to those who come later at once."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -462,11 +462,12 @@ def test_the_end_of_a_terminated_topic_is_told_once_all_is_acknowledged(tmp_path
         assert await peer.is_quiet()
         peer.write(requests.ack(1, [identifier]))
         assert (await peer.answer(Type.REACHED_END_OF_TOPIC)).reached_end_of_topic.consumer_id == 1
-        async with open_peer(broker, handshake=False) as other:
-            other.write(requests.connect("Pulsar-CPP-v4.2.0", 20))
-            await other.answer(Type.CONNECTED)
-            await other.subscribe(subscription="fresh", initialPosition=0)
-            assert await other.is_quiet()
+        for version in ("Pulsar-CPP-v4.2.0", "Pulsar-Go-v0.19.0"):
+            async with open_peer(broker, handshake=False) as other:
+                other.write(requests.connect(version, 20))
+                await other.answer(Type.CONNECTED)
+                await other.subscribe(subscription="fresh", initialPosition=0)
+                assert await other.is_quiet()
         await peer.subscribe(consumer_id=2, subscription="late", initialPosition=0)
         assert (await peer.answer(Type.REACHED_END_OF_TOPIC)).reached_end_of_topic.consumer_id == 2
 
