@@ -1,7 +1,7 @@
 """Servers for the tests with real clients.
 
 Owns: fixtures that start real processes and stop them by their own handle; the logs of servers and foreign clients beside a failure.
-Imports: dev.server_process, foreign.
+Imports: dev.server_process, foreign, rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import pytest
 from dev.server_process import ServerProcess
 from tests.clients.cluster import Cluster
 from tests.clients.foreign import Client, Driver
+from tests.clients.rest import Admin
 
+QUICK_SETTINGS = {
+    "MAGNETAR_FAILOVER_DELAY_MS": "200",
+    "MAGNETAR_EXPIRY_CHECK_S": "0.2",
+    "MAGNETAR_BACKLOG_QUOTA_CHECK_S": "0.2",
+    "MAGNETAR_TOPIC_CHECK_S": "0.1",
+}
+"""Periodic work of the shared server, often enough for tests to wait for."""
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 
@@ -25,7 +33,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """A failure shows what the servers it used had to say."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
-        for used in item.funcargs.values():
+        for used in dict.fromkeys(value for value in item.funcargs.values() if isinstance(value, Cluster | ServerProcess | Driver)):
             if isinstance(used, Cluster):
                 report.sections.append(("broker logs", used.log_dump()))
             if isinstance(used, ServerProcess):
@@ -63,7 +71,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A standalone server for the tests of one module, each with topics of its own: they restart it often enough."""
-    process = ServerProcess(tmp_path_factory.mktemp("server"))
+    process = ServerProcess(tmp_path_factory.mktemp("server"), environment=QUICK_SETTINGS)
     yield process
     process.stop()
 
@@ -88,3 +96,9 @@ def foreign(shared_server: ServerProcess, driver: Driver) -> Iterator[Client]:
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic of the test's own, although the server is shared."""
     return re.sub(r"\W+", "-", request.node.name).strip("-")
+
+
+@pytest.fixture
+def admin(shared_server: ServerProcess) -> Admin:
+    """The shared server's REST."""
+    return Admin(shared_server)

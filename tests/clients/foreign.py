@@ -315,6 +315,10 @@ class Consumer(_Seekable):
         told = self.call("await_active", active=active, partition=partition, timeout_ms=int(RECEIVE_S * 1000))
         assert told, f"{self.name} was not told active={active}"
 
+    def forget_active(self) -> None:
+        """What the client was told so far does not count for `await_active`."""
+        self.call("forget_active")
+
     def await_end(self) -> None:
         """Until the client was told that the topic has ended."""
         assert self.call("await_end", timeout_ms=int(RECEIVE_S * 1000)), f"{self.name} was not told of the topic's end"

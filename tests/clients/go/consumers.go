@@ -63,8 +63,15 @@ func (r *received) setActive(partition int32, active bool) {
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	r.active[partition] = active
+	r.active[-1] = active // this client calls the only part of a topic without partitions its first partition
 	close(r.changed)
 	r.changed = make(chan struct{})
+}
+
+func (r *received) forgetActive() {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	clear(r.active)
 }
 
 func (r *received) awaitActive(partition int32, wanted bool, timeout time.Duration) bool {
@@ -153,6 +160,7 @@ func registerConsumers() {
 		}
 		return find[*received](r).awaitActive(partition, r.Active, milliseconds(r.TimeoutMs, 0)), nil
 	}
+	operations["consumer.forget_active"] = func(r *request) (any, error) { find[*received](r).forgetActive(); return nil, nil }
 	operations["consumer.close"] = func(r *request) (any, error) { drop[*received](r).consumer.Close(); return nil, nil }
 }
 
@@ -207,7 +215,7 @@ func createConsumer(r *request) (any, error) {
 func addPolicies(r *request, options *pulsar.ConsumerOptions) {
 	if policy := r.DeadLetter; policy != nil {
 		options.DLQ = &pulsar.DLQPolicy{
-			MaxDeliveries: policy.MaxRedeliver, DeadLetterTopic: policy.Topic, RetryLetterTopic: policy.RetryTopic,
+			MaxDeliveries: policy.MaxRedeliver + 1, DeadLetterTopic: policy.Topic, RetryLetterTopic: policy.RetryTopic,
 			InitialSubscriptionName: policy.InitialSubscription,
 			ProducerOptions:         pulsar.ProducerOptions{BackOffPolicyFunc: newShortBackoff},
 		}

@@ -110,9 +110,9 @@ final class Consumers {
         });
         operations.put("consumer.last_ids", Consumers::lastIds);
         operations.put("consumer.await_active", Consumers::awaitActive);
-        operations.put("consumer.await_connected", r -> {
-            await(() -> received(r).consumer.isConnected(), r.big("timeout_ms"));
-            return received(r).consumer.isConnected();
+        operations.put("consumer.forget_active", r -> {
+            received(r).active.clear();
+            return null;
         });
         operations.put("consumer.await_end", r -> {
             await(() -> received(r).consumer.hasReachedEndOfTopic(), r.big("timeout_ms"));
