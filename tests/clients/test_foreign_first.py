@@ -8,15 +8,10 @@ import pytest
 
 from dev.server_process import ServerProcess
 from tests.clients.foreign import Client, ForeignError, ids
+from tests.clients.restarts import restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
-
-
-def _restart(server: ServerProcess) -> None:
-    """SIGKILL and start again on the same data."""
-    server.kill()
-    server.start()
 
 
 def test_messages_survive_a_restart_with_all_that_came_with_them(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
@@ -32,7 +27,7 @@ def test_messages_survive_a_restart_with_all_that_came_with_them(shared_server: 
         )
         for index, value in enumerate(NUMBERS)
     ]
-    _restart(shared_server)
+    restart(shared_server)
     consumer = foreign.consumer(topic, "s", position="Earliest")
     got = consumer.receive(20, ack=True)
     assert [message.value for message in got] == NUMBERS
@@ -51,7 +46,7 @@ def test_sends_in_flight_reach_the_log_over_a_restart(shared_server: ServerProce
     values = [str(number).encode() for number in range(500)]
     answer = producer.begin_send({"value": value} for value in values)
     first = consumer.receive(5, ack=True)
-    _restart(shared_server)
+    restart(shared_server)
     assert len(ids(answer)) == 500
     assert [message.value for message in first] + consumer.distinct_values(495) == values
 
@@ -66,7 +61,7 @@ def test_batches_of_every_compression_come_back(
     sent = producer.send_all(values)
     assert len({(one.ledger, one.entry) for one in sent}) < 100
     assert foreign.consumer(topic, "first", position="Earliest").values(200) == values
-    _restart(shared_server)
+    restart(shared_server)
     assert foreign.consumer(topic, "second", position="Earliest").values(200) == values
 
 
@@ -80,7 +75,7 @@ def test_acknowledgements_survive_a_restart(shared_server: ServerProcess, foreig
     consumer.ack(got[7])
     consumer.ack(got[19])
     consumer.close()
-    _restart(shared_server)
+    restart(shared_server)
     again = foreign.consumer(topic, "s", type=kind)
     left = again.receive(13, ack=True)
     assert sorted(int(message.value) for message in left) == [5, 6, *range(8, 19)]
@@ -94,7 +89,7 @@ def test_cumulative_acknowledgement_survives_a_restart(shared_server: ServerProc
     got = consumer.receive(20)
     consumer.ack_cumulative(got[11])
     consumer.close()
-    _restart(shared_server)
+    restart(shared_server)
     assert foreign.consumer(topic, "s").values(8) == NUMBERS[12:]
 
 
@@ -108,7 +103,7 @@ def test_acknowledged_indexes_of_a_batch_survive_a_restart(shared_server: Server
     assert [message.id.batch_index for message in got] == list(range(20))
     consumer.ack(*[message for message in got if int(message.value) % 2])
     consumer.close()
-    _restart(shared_server)
+    restart(shared_server)
     again = foreign.consumer(topic, "s", type="Shared", batch_index_ack=True)
     assert again.values(10) == NUMBERS[::2]
     again.expect_nothing()
@@ -121,7 +116,7 @@ def test_shared_consumers_divide_and_inherit(shared_server: ServerProcess, forei
     producer = foreign.producer(topic)
     producer.send_all(NUMBERS)
     held = first.receive(3)
-    _restart(shared_server)
+    restart(shared_server)
     first.close()
     got = second.distinct_values(20)
     assert sorted(got) == sorted(NUMBERS)
@@ -133,7 +128,7 @@ def test_exclusive_refuses_a_second_consumer(shared_server: ServerProcess, forei
     consumer = foreign.consumer(topic, "s")
     with pytest.raises(ForeignError, match=r"ConsumerBusy|Exclusive consumer"):
         foreign.consumer(topic, "s")
-    _restart(shared_server)
+    restart(shared_server)
     foreign.producer(topic).send(b"one")
     assert consumer.values(1) == [b"one"]
     with pytest.raises(ForeignError, match=r"ConsumerBusy|Exclusive consumer"):
@@ -150,7 +145,7 @@ def test_negative_acknowledgement_redelivers_with_its_count(shared_server: Serve
         (message,) = consumer.receive(1)
         assert (message.value, message.redelivery_count) == (b"again", count)
         consumer.nack(message)
-    _restart(shared_server)
+    restart(shared_server)
     (message,) = consumer.receive(1)
     assert message.value == b"again"
     consumer.ack(message)
@@ -166,7 +161,7 @@ def test_reader_starts_where_it_is_told(shared_server: ServerProcess, foreign: C
     assert empty.values(20) == NUMBERS
     assert not empty.has_next()
     assert (empty.last_id().ledger, empty.last_id().entry) == (sent[-1].ledger, sent[-1].entry)
-    _restart(shared_server)
+    restart(shared_server)
     after = foreign.reader(topic, sent[2])
     assert after.has_next()
     assert after.values(17) == NUMBERS[3:]
@@ -182,7 +177,7 @@ def test_reader_inside_a_batch(shared_server: ServerProcess, foreign: Client, to
     """A reader that starts at a message inside a batch gives the rest of that batch, and knows the batch's last index."""
     producer = foreign.producer(topic, batching=True, batching_max_messages=10, batching_delay_ms=2000)
     sent = producer.send_all(NUMBERS)
-    _restart(shared_server)
+    restart(shared_server)
     reader = foreign.reader(topic, sent[4])
     assert reader.last_id().batch_index == 9
     assert reader.values(15) == NUMBERS[5:]
@@ -195,7 +190,7 @@ def test_last_message_ids_of_a_consumer(shared_server: ServerProcess, foreign: C
     assert [one.entry for one in consumer.last_ids()] == [-1]
     sent = foreign.producer(topic).send_all(NUMBERS[:3])
     assert [one.entry for one in consumer.last_ids()] == [sent[-1].entry]
-    _restart(shared_server)
+    restart(shared_server)
     assert [(one.ledger, one.entry) for one in foreign.consumer(topic, "other").last_ids()] == [(sent[-1].ledger, sent[-1].entry)]
 
 
@@ -206,7 +201,7 @@ def test_seek_by_id(shared_server: ServerProcess, foreign: Client, topic: str) -
     assert consumer.values(20) == NUMBERS
     consumer.seek(sent[4])
     assert consumer.values(15) == NUMBERS[5:]
-    _restart(shared_server)
+    restart(shared_server)
     consumer.seek("earliest")
     assert consumer.values(20) == NUMBERS
     consumer.seek("earliest")
@@ -220,7 +215,7 @@ def test_seek_includes_the_message_if_asked_to(shared_server: ServerProcess, for
     sent = foreign.producer(topic).send_all(NUMBERS)
     consumer.receive(20, ack=True)
     consumer.seek(sent[4])
-    _restart(shared_server)
+    restart(shared_server)
     consumer.close()
     assert foreign.consumer(topic, "s").values(16) == NUMBERS[4:]
 
@@ -230,7 +225,7 @@ def test_unsubscribe_forgets(shared_server: ServerProcess, foreign: Client, topi
     consumer = foreign.consumer(topic, "s")
     foreign.producer(topic).send(b"1")
     consumer.unsubscribe()
-    _restart(shared_server)
+    restart(shared_server)
     foreign.consumer(topic, "s").expect_nothing()
 
 
@@ -242,7 +237,7 @@ def test_queue_of_nought_takes_one_message_at_a_time(shared_server: ServerProces
     assert first.values(2) == NUMBERS[:2]
     second = foreign.consumer(topic, "s", type="Shared")
     assert sorted(second.values(18)) == sorted(NUMBERS[2:])
-    _restart(shared_server)
+    restart(shared_server)
     second.close()
     producer.send(b"late")
     assert first.values(1) == [b"late"]
@@ -261,7 +256,7 @@ def test_producer_name_is_taken(shared_server: ServerProcess, foreign: Client, t
     producer = foreign.producer(topic, name="only-one")
     with pytest.raises(ForeignError, match=r"(?i)busy|already"):
         foreign.producer(topic, name="only-one")
-    _restart(shared_server)
+    restart(shared_server)
     producer.send(b"still there")
     with pytest.raises(ForeignError, match=r"(?i)busy|already"):
         foreign.producer(topic, name="only-one")

@@ -11,27 +11,21 @@ import pytest
 from dev.server_process import ServerProcess
 from tests.clients.foreign import Client, Driver, ForeignError, ids
 from tests.clients.rest import Admin
+from tests.clients.restarts import before_and_after, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
 
 
-def _restart(server: ServerProcess) -> None:
-    """SIGKILL and start again on the same data."""
-    server.kill()
-    server.start()
-
-
 def test_exclusive_producer_keeps_others_out(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
     """An exclusive producer fences further ones, also after a restart that it survived; when it has gone, another may come."""
     first = foreign.producer(topic, access_mode="Exclusive")
-    for _ in range(2):
+    for _ in before_and_after(shared_server):
+        first.send(b"mine")
         with pytest.raises(ForeignError, match="ProducerFenced"):
             foreign.producer(topic, access_mode="Exclusive")
         with pytest.raises(ForeignError, match="ProducerBusy"):
             foreign.producer(topic)
-        _restart(shared_server)
-        first.send(b"mine")
     first.close()
     foreign.producer(topic, access_mode="Exclusive").close()
     assert foreign.consumer(topic, "s", position="Earliest").values(2) == [b"mine"] * 2
@@ -46,7 +40,7 @@ def test_a_waiting_producer_is_next(shared_server: ServerProcess, foreign: Clien
     holder.close()
     second = foreign.producer_of(waiting)
     second.send(b"second")
-    _restart(shared_server)
+    restart(shared_server)
     second.send(b"third")
     with pytest.raises(ForeignError, match="ProducerFenced"):
         foreign.producer(topic, access_mode="Exclusive")
@@ -61,7 +55,7 @@ def test_fencing_takes_over(shared_server: ServerProcess, foreign: Client, topic
     new = foreign.producer(topic, access_mode="ExclusiveWithFencing")
     with pytest.raises(ForeignError, match=r"ProducerFenced|AlreadyClosed"):
         old.send(b"lost")
-    _restart(shared_server)
+    restart(shared_server)
     new.send(b"new")
     with pytest.raises(ForeignError, match=r"ProducerFenced|AlreadyClosed"):
         old.send(b"lost")
@@ -79,7 +73,7 @@ def test_deduplication_remembers_over_a_restart(
     for number in range(10):
         producer.send(str(number).encode(), sequence_id=number)
     producer.close()
-    _restart(shared_server)
+    restart(shared_server)
     again = foreign.producer(name, name="counted")
     if driver.language == "java":  # the other one knows it, but does not tell
         assert again.last_sequence_id == 9
@@ -99,7 +93,7 @@ def test_deduplication_of_sends_in_flight(shared_server: ServerProcess, foreign:
     values = [str(number).encode() for number in range(700)]
     answer = producer.begin_send({"value": value} for value in values)
     consumer.receive(1)
-    _restart(shared_server)
+    restart(shared_server)
     ids(answer)
     reader = foreign.reader(name)
     assert reader.values(700) == values
@@ -115,7 +109,7 @@ def test_a_message_in_chunks(shared_server: ServerProcess, foreign: Client, topi
     sent = producer.send_all([b"before", large, b"after"])
     exclusive = foreign.consumer(topic, "Exclusive")
     assert exclusive.values(3) == [b"before", large, b"after"]
-    _restart(shared_server)
+    restart(shared_server)
     exclusive.seek(sent[0])
     assert exclusive.values(2) == [large, b"after"]
     assert sorted(foreign.consumer(topic, "Shared", type="Shared").values(3), key=len) == [b"after", b"before", large]
@@ -130,7 +124,7 @@ def test_encrypted_messages_stay_opaque(shared_server: ServerProcess, foreign: C
     keys = {"name": "one", "public": public.read_text(), "private": private.read_text()}
     plain = foreign.consumer(topic, "without-key", position="Earliest")
     foreign.producer(topic, keys=keys, batching=True, batching_delay_ms=100).send_all(NUMBERS, properties={"seen": "yes"})
-    _restart(shared_server)
+    restart(shared_server)
     reader = foreign.reader(topic, keys=keys)
     got = reader.read(20)
     assert [message.value for message in got] == NUMBERS
@@ -142,10 +136,9 @@ def test_encryption_may_be_required(shared_server: ServerProcess, driver: Driver
     """A namespace that requires encryption refuses producers without it, before and after a restart."""
     namespace = admin.create_namespace(topic, encryption_required=True)
     impatient = driver.client(shared_server.service_url, operation_timeout_ms=2000)  # the Java client tries again and again
-    for _ in range(2):
+    for _ in before_and_after(shared_server):
         with pytest.raises(ForeignError, match=r"(?i)encrypt"):
             impatient.producer(f"persistent://{namespace}/secret")
-        _restart(shared_server)
     impatient.close()
 
 
@@ -154,7 +147,7 @@ def test_oversized_message_is_refused(shared_server: ServerProcess, foreign: Cli
     producer = foreign.producer(topic)
     with pytest.raises(ForeignError, match=r"(?i)size|large|big"):
         producer.send(b"x" * (5 * 1024 * 1024 + 1))
-    _restart(shared_server)
+    restart(shared_server)
     producer.send(b"small")
     assert foreign.consumer(topic, "s", position="Earliest").values(1) == [b"small"]
 
@@ -171,7 +164,7 @@ def test_clients_understand_each_other(shared_server: ServerProcess, foreign: Cl
     for value in NUMBERS:
         writer.send_async(value, None, partition_key="k", properties={"a": "b"})
     writer.flush()
-    _restart(shared_server)
+    restart(shared_server)
     reader = python.create_reader(topic, pulsar.MessageId.earliest)
     theirs = [reader.read_next(30_000) for _ in range(40)]
     assert [(one.data(), one.partition_key(), one.properties()) for one in theirs] == [

@@ -9,19 +9,14 @@ from collections import defaultdict
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.foreign import QUIET_S, Client, Consumer, ForeignError, Id, Producer, Received
+from tests.clients.foreign import QUIET_S, Client, Consumer, ForeignError, Id, Producer, Received, ids
 from tests.clients.rest import Admin
+from tests.clients.restarts import before_and_after, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
 TICK_MS = 1000
 """How much too early a delayed message may come."""
-
-
-def _restart(server: ServerProcess) -> None:
-    """SIGKILL and start again on the same data."""
-    server.kill()
-    server.start()
 
 
 def _gather(consumers: list[Consumer], count: int) -> list[list[Received]]:
@@ -31,7 +26,7 @@ def _gather(consumers: list[Consumer], count: int) -> list[list[Received]]:
     while sum(map(len, got)) < count:
         assert time.monotonic() < deadline, f"only {[len(some) for some in got]} of {count}"
         for consumer, some in zip(consumers, got, strict=True):
-            some += consumer.receive_up_to(count, ack=True, timeout_s=0.2)
+            some += consumer.receive_up_to(count, ack=True, timeout_s=0.1)
     return got
 
 
@@ -75,7 +70,7 @@ def test_failover_has_one_active_consumer(shared_server: ServerProcess, foreign:
     consumers = [foreign.consumer(topic, "s", type="Failover", name=name) for name in ("first", "second", "third")]
     producer = foreign.producer(topic)
     consumers.pop(_active_of(consumers, producer, "all")).close()
-    _restart(shared_server)
+    restart(shared_server)
     consumers.pop(_active_of(consumers, producer, "two")).close()
     assert _active_of(consumers, producer, "one") == 0
 
@@ -111,7 +106,7 @@ def test_failover_divides_partitions(shared_server: ServerProcess, foreign: Clie
     second = foreign.consumer(topic, "s", type="Failover", name="b")
     producer = foreign.producer(topic)
     _await_division([first, second], producer, "before")
-    _restart(shared_server)
+    restart(shared_server)
     _await_division([first, second], producer, "after")  # they come back in any order
     first.close()
     second.await_active(partition=0)
@@ -126,19 +121,18 @@ def test_failover_tells_everybody(shared_server: ServerProcess, foreign: Client,
     first.await_active(partition=0)
     first.await_active(partition=1)
     second = foreign.consumer(topic, "s", type="Failover", name="b")
-    for _ in range(2):
+    for _ in before_and_after(shared_server):
         for partition, owner, other in ((0, first, second), (1, second, first)):
             owner.await_active(partition=partition)
             other.await_active(False, partition=partition)
         first.forget_active()
         second.forget_active()
-        _restart(shared_server)
 
 
 def _send_keyed(producer: Producer, rounds: int = 5) -> None:
-    for number in range(rounds):
-        for key in range(20):
-            producer.send_all([f"{key}:{number}".encode()], key=f"key-{key}")
+    """`rounds` messages of each of twenty keys, in turns."""
+    messages = [{"value": f"{key}:{number}".encode(), "key": f"key-{key}"} for number in range(rounds) for key in range(20)]
+    ids(producer.begin_send(messages))
 
 
 def _assert_keys_stay_together(got: list[list[Received]], rounds: int = 5) -> None:
@@ -157,13 +151,12 @@ def test_key_shared_keeps_keys_together(shared_server: ServerProcess, foreign: C
     """Each key has one consumer and its order, both consumers get keys; after a restart still."""
     consumers = [foreign.consumer(topic, "s", type="Key_Shared", name=name) for name in ("first", "second")]
     producer = foreign.producer(topic)
-    for _ in range(2):
+    for _ in before_and_after(shared_server):
+        _await_back(producer, consumers)
         _send_keyed(producer)
         got = _gather(consumers, 100)
         assert all(got)
         _assert_keys_stay_together(got)
-        _restart(shared_server)
-        _await_back(producer, consumers)
 
 
 def test_key_shared_hands_over_in_order(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
@@ -180,7 +173,7 @@ def test_key_shared_hands_over_in_order(shared_server: ServerProcess, foreign: C
     _assert_keys_stay_together([[message for message in got if not message.value.startswith(b"0:")]], 2)
     assert [message.value for message in got if message.value.startswith(b"0:")] == [b"0:0", b"0:1", b"0:2"]
     assert {message.value for message in held} <= {message.value for message in got}
-    _restart(shared_server)
+    restart(shared_server)
     _send_keyed(producer, 1)
     assert len(second.distinct_values(20)) == 20
 
@@ -190,7 +183,8 @@ def test_key_shared_sticky_ranges(shared_server: ServerProcess, foreign: Client,
     low = foreign.consumer(topic, "s", type="Key_Shared", sticky_ranges=[0, 30000])
     high = foreign.consumer(topic, "s", type="Key_Shared", sticky_ranges=[30001, 65535])
     producer = foreign.producer(topic)
-    for _ in range(2):
+    for _ in before_and_after(shared_server):
+        _await_back(producer, [low, high])
         with pytest.raises(ForeignError, match=r"ConsumerAssign"):
             foreign.consumer(topic, "s", type="Key_Shared", sticky_ranges=[20000, 40000])
         with pytest.raises(ForeignError, match=r"ConsumerBusy"):
@@ -199,8 +193,6 @@ def test_key_shared_sticky_ranges(shared_server: ServerProcess, foreign: Client,
         got = _gather([low, high], 100)
         assert all(got)
         _assert_keys_stay_together(got)
-        _restart(shared_server)
-        _await_back(producer, [low, high])
     high.close()
     _send_keyed(producer)
     few = low.receive_up_to(100, ack=True, timeout_s=1)
@@ -220,7 +212,7 @@ def test_delayed_messages_come_late(shared_server: ServerProcess, foreign: Clien
     producer.send(b"now", key="now")
     assert consumer.values(1) == [b"now"]
     assert exclusive.values(2) == [b"late", b"now"]
-    _restart(shared_server)
+    restart(shared_server)
     assert consumer.values(1) == [b"late"]
     assert time.time_ns() // 1_000_000 >= due_ms - TICK_MS
     producer.send(b"later", deliver_after_ms=1500, key="later")
@@ -283,7 +275,7 @@ def test_acknowledgement_timeout(shared_server: ServerProcess, foreign: Client, 
     consumer = foreign.consumer(topic, "s", type="Shared", ack_timeout_ms=1000)
     foreign.producer(topic).send(b"slow")
     assert [consumer.receive(1)[0].redelivery_count for _ in range(2)] == [0, 1]
-    _restart(shared_server)
+    restart(shared_server)
     (message,) = consumer.receive(1)
     consumer.ack(message)
 
@@ -305,7 +297,7 @@ def test_seek_by_time(shared_server: ServerProcess, foreign: Client, topic: str)
     _send_apart(foreign.producer(topic), NUMBERS)
     times = [message.publish_time_ms for message in consumer.receive(20, ack=True)]
     assert len(set(times)) == 20
-    for _ in range(2):
+    for _ in before_and_after(shared_server):
         consumer.seek_time(times[12])
         assert consumer.values(8) == NUMBERS[12:]
         consumer.seek_time(times[0] - 1000)
@@ -316,7 +308,6 @@ def test_seek_by_time(shared_server: ServerProcess, foreign: Client, topic: str)
         reader.seek_time(times[15])
         assert reader.values(5) == NUMBERS[15:]
         reader.close()
-        _restart(shared_server)
 
 
 def test_seek_with_shared_consumers(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
@@ -325,7 +316,7 @@ def test_seek_with_shared_consumers(shared_server: ServerProcess, foreign: Clien
     sent = foreign.producer(topic).send_all(NUMBERS)
     _gather(consumers, 20)
     consumers[0].seek(sent[9])
-    _restart(shared_server)
+    restart(shared_server)
     found: set[bytes] = set()
     while not found >= set(NUMBERS[10:]):
         found |= {message.value for some in _gather(consumers, 1) for message in some}
@@ -337,7 +328,7 @@ def test_priorities(shared_server: ServerProcess, foreign: Client, topic: str) -
     """A Shared consumer of lower priority gets messages only when the others have no permits left."""
     producer = foreign.producer(topic)
     foreign.consumer(topic, "s", type="Shared").close()
-    _restart(shared_server)
+    restart(shared_server)
     low = foreign.consumer(topic, "s", type="Shared", priority=1)
     high = foreign.consumer(topic, "s", type="Shared", priority=0, queue=4)
     for value in NUMBERS[:10]:
@@ -355,7 +346,7 @@ def test_unsubscribe_with_others_attached(shared_server: ServerProcess, foreign:
         first.unsubscribe()
     second.close()
     first.unsubscribe()
-    _restart(shared_server)
+    restart(shared_server)
     foreign.consumer(topic, "s").expect_nothing()
 
 
@@ -369,7 +360,7 @@ def test_subscription_type_may_change_when_idle(shared_server: ServerProcess, fo
     got = shared.receive(20)
     shared.ack(*got[:10])
     shared.close()
-    _restart(shared_server)
+    restart(shared_server)
     for kind in ("Failover", "Key_Shared", "Exclusive"):
         consumer = foreign.consumer(topic, "s", type=kind)
         assert sorted(message.value for message in consumer.receive(10)) == sorted(NUMBERS[10:])
@@ -386,6 +377,6 @@ def test_non_durable_subscription_is_forgotten(shared_server: ServerProcess, for
     with pytest.raises(ForeignError, match=r"(?i)durable|NotAllowed"):
         foreign.consumer(topic, "s", type="Shared")
     passing.close()
-    _restart(shared_server)
+    restart(shared_server)
     producer.send(b"after")
     foreign.consumer(topic, "s").expect_nothing()

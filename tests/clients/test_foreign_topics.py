@@ -10,27 +10,21 @@ import pytest
 from dev.server_process import ServerProcess
 from tests.clients.foreign import Client, Driver, ForeignError
 from tests.clients.rest import Admin
+from tests.clients.restarts import before_and_after, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
-
-
-def _restart(server: ServerProcess) -> None:
-    """SIGKILL and start again on the same data."""
-    server.kill()
-    server.start()
 
 
 def test_partitioned_topic(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
     """Keys stay together and in order over the partitions, by producers before and after a restart."""
     admin.topic("PUT", topic, "partitions", 3)
     assert len(foreign.partitions(topic)) == 3
-    for round_ in range(2):
+    for round_, _ in enumerate(before_and_after(shared_server)):
         producer = foreign.producer(topic)
         for number in range(30):
             producer.send(f"{round_}{number:02}".encode(), key=f"key-{number % 5}")
         producer.close()
-        _restart(shared_server)
     partitions: dict[str | None, set[int]] = defaultdict(set)
     order: dict[str | None, list[int]] = defaultdict(list)
     for message in foreign.consumer(topic, "s", position="Earliest").receive(60, ack=True):
@@ -61,7 +55,7 @@ def test_partitions_grow_under_clients(shared_server: ServerProcess, foreign: Cl
         while got < sent:
             got |= set(consumer.values(1))
         assert got == sent
-        _restart(shared_server)
+        restart(shared_server)
     assert len(foreign.partitions(topic)) == 4
 
 
@@ -76,7 +70,7 @@ def test_pattern_finds_topics(shared_server: ServerProcess, foreign: Client, adm
     assert consumer.values(1) == [b"early"]
     foreign.producer(f"{base}/yes-2").send(b"later")
     assert consumer.values(1) == [b"later"]
-    _restart(shared_server)
+    restart(shared_server)
     foreign.producer(f"{base}/no-2").send(b"never")
     foreign.producer(f"{base}/yes-3").send(b"after the restart")
     assert consumer.values(1) == [b"after the restart"]
@@ -92,7 +86,7 @@ def test_terminated_topic(shared_server: ServerProcess, foreign: Client, admin: 
     assert (last["ledgerId"], last["entryId"]) == (sent[-1].ledger, sent[-1].entry)
     with pytest.raises(ForeignError):
         producer.send(b"too late")
-    _restart(shared_server)
+    restart(shared_server)
     with pytest.raises(ForeignError, match=r"(?i)terminated"):
         foreign.producer(topic)
     assert consumer.distinct_values(20) == NUMBERS
@@ -109,7 +103,7 @@ def test_table_view(shared_server: ServerProcess, foreign: Client, topic: str) -
     name = f"persistent://public/default/{topic}"  # the Java client reads what is there only for a full name
     table = foreign.table(name)
     assert table.entries() == {"key-0": b"9", "key-1": b"7", "key-2": b"8"}
-    _restart(shared_server)
+    restart(shared_server)
     producer.send(b"new", key="key-1")
     assert table.await_entry("key-1", b"new") == {"key-0": b"9", "key-1": b"new", "key-2": b"8"}
     assert foreign.table(name).entries() == table.entries()
@@ -121,10 +115,9 @@ def test_topics_are_not_made_where_that_is_forbidden(
     """Without automatic creation an unknown topic is refused as not found; a partitioned one made over REST is there."""
     policy = {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}
     namespace = admin.create_namespace(topic, autoTopicCreationOverride=policy)
-    for _ in range(2):
+    for _ in before_and_after(shared_server):
         with pytest.raises(ForeignError, match=r"TopicNotFound|TopicDoesNotExist|NotFound"):
             foreign.producer(f"persistent://{namespace}/unknown")
-        _restart(shared_server)
     admin.topic("PUT", f"persistent://{namespace}/known", "partitions", 2)
     foreign.producer(f"persistent://{namespace}/known").send(b"one")
 
@@ -168,7 +161,7 @@ def test_backlog_quota_stops_producers(
     deadline = time.monotonic() + 90
     while "Quota" not in _refusal(impatient, name):
         assert time.monotonic() < deadline
-    _restart(shared_server)
+    restart(shared_server)
     while "Quota" not in _refusal(impatient, name):
         assert time.monotonic() < deadline
     consumer = foreign.consumer(name, "s")
