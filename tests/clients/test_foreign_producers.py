@@ -135,7 +135,7 @@ def test_encrypted_messages_stay_opaque(shared_server: ServerProcess, foreign: C
 def test_encryption_may_be_required(shared_server: ServerProcess, driver: Driver, admin: Admin, topic: str) -> None:
     """A namespace that requires encryption refuses producers without it, before and after a restart."""
     namespace = admin.create_namespace(topic, encryption_required=True)
-    impatient = driver.client(shared_server.service_url, operation_timeout_ms=2000)  # the Java client tries again and again
+    impatient = driver.client(shared_server.service_url, operation_timeout_ms=1000)  # the Java client tries again and again
     for _ in before_and_after(shared_server):
         with pytest.raises(ForeignError, match=r"(?i)encrypt"):
             impatient.producer(f"persistent://{namespace}/secret")

@@ -59,24 +59,25 @@ def test_partitions_grow_under_clients(shared_server: ServerProcess, foreign: Cl
     assert len(foreign.partitions(topic)) == 4
 
 
-@pytest.mark.parametrize("kind", ["Exclusive", "Shared", "Failover", "Key_Shared"])
-def test_non_persistent_topic(shared_server: ServerProcess, foreign: Client, topic: str, kind: str) -> None:
-    """Messages reach who is there and nobody else; after a restart the same consumer and producer go on."""
-    name = f"non-persistent://public/default/{topic}"
-    consumer = foreign.consumer(name, "s", type=kind)
-    producer = foreign.producer(name)
-    producer.send_all(NUMBERS)
-    assert sorted(consumer.values(20)) == sorted(NUMBERS)
+def test_non_persistent_topics(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
+    """Messages reach who is there and nobody else, whatever the subscription's type; after a restart the same clients go on."""
+    names = {kind: f"non-persistent://public/default/{topic}-{kind}" for kind in ("Exclusive", "Shared", "Failover", "Key_Shared")}
+    consumers = {kind: foreign.consumer(name, "s", type=kind) for kind, name in names.items()}
+    producers = {kind: foreign.producer(name) for kind, name in names.items()}
+    for kind, producer in producers.items():
+        producer.send_all(NUMBERS)
+        assert sorted(consumers[kind].values(20)) == sorted(NUMBERS)
     restart(shared_server)
-    got: list[bytes] = []
     deadline = time.monotonic() + 60
-    while b"again" not in got:
-        assert time.monotonic() < deadline
-        producer.send(b"again")  # lost while nobody has subscribed
-        got += [message.value for message in consumer.receive_up_to(1, ack=True, timeout_s=0.2)]
-    consumer.close()
-    producer.send(b"lost")
-    foreign.consumer(name, "s", type=kind, position="Earliest").expect_nothing()
+    for kind, producer in producers.items():
+        got: list[bytes] = []
+        while b"again" not in got:
+            assert time.monotonic() < deadline
+            producer.send(b"again")  # lost while nobody has subscribed
+            got += [message.value for message in consumers[kind].receive_up_to(1, ack=True, timeout_s=0.2)]
+        consumers[kind].close()
+        producer.send(b"lost")
+        foreign.consumer(names[kind], "s", type=kind, position="Earliest").expect_nothing()
 
 
 def test_pattern_finds_topics(shared_server: ServerProcess, foreign: Client, admin: Admin, driver: Driver) -> None:
