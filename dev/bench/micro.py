@@ -11,16 +11,27 @@ import argparse
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
+from dev.bench import pulsar_distribution
 from dev.bench.cases import CASES, WARM_S, Case
-from dev.bench.report import CASE_HEADERS, case_cells, hot_functions, table
+from dev.bench.pulsar_peer import PulsarPeer
+from dev.bench.report import CASE_HEADERS, PEER, case_cells, hot_functions, table
 from dev.bench.server_profile import ProfiledServer, read_profile
 from dev.server_process import ServerProcess
+
+PEER_WARM_S = 5.0
 
 
 def main() -> None:
     options = _parse()
+    with ExitStack() as running:
+        peer = _start_peer(running, options.directory) if options.peer else None
+        _run(options, peer)
+
+
+def _run(options: argparse.Namespace, peer: PulsarPeer | None) -> None:
     rows = []
     for case in (CASES[name] for name in options.cases):
         for tree in [tree for _ in range(options.rounds) for tree in options.tree or ["."]]:
@@ -29,11 +40,27 @@ def main() -> None:
                     print(_profile(case, Path(directory), options.seconds))
                     continue
                 rows.append(_measure(case, Path(tree).resolve(), Path(directory), options.seconds))
-                print(
-                    "  ".join(f"{head} {cell}" for head, cell in zip(CASE_HEADERS, rows[-1], strict=True) if cell), file=sys.stderr
-                )
+                _say(rows[-1])
+        if peer is not None and not options.profile:
+            rows.append(case_cells(PEER, case.measure(peer, options.seconds)))
+            _say(rows[-1])
     if rows:
         print(table(CASE_HEADERS, rows))
+
+
+def _start_peer(running: ExitStack, below: Path | None) -> PulsarPeer:
+    """Apache Pulsar with fsync, warm: its first half minute is half as fast."""
+    directory = running.enter_context(tempfile.TemporaryDirectory(prefix="magnetar-peer-", dir=below))
+    peer = PulsarPeer(pulsar_distribution.ensure(), Path(directory))
+    running.callback(peer.stop)
+    peer.start()
+    for name in ("unbatched", "batched", "unbatched", "batched"):
+        CASES[name].measure(peer, PEER_WARM_S)
+    return peer
+
+
+def _say(row: list[str]) -> None:
+    print("  ".join(f"{head} {cell}" for head, cell in zip(CASE_HEADERS, row, strict=True) if cell), file=sys.stderr)
 
 
 def _measure(case: Case, tree: Path, directory: Path, seconds: float) -> list[str]:
@@ -74,6 +101,7 @@ def _parse() -> argparse.Namespace:
         "--tree", action="append", help="a checkout whose server is measured; repeat to compare (default: this one)"
     )
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--peer", action="store_true", help="each case on Apache Pulsar with fsync, too")
     parser.add_argument("--profile", action="store_true", help="the hottest functions of each case (this tree) instead of figures")
     parser.add_argument("--directory", type=Path, help="where data is written (default: the system's /tmp)")
     return parser.parse_args()
