@@ -26,7 +26,8 @@ QUIET_S = 3.0
 SHARED = 1
 TOPICS = 10_000
 TOPICS_PER_CONNECTION = 1000
-BACKLOG_ENTRIES_PER_S = 2500
+BACKLOG_BATCHES_PER_S = 2500
+BACKLOG_MESSAGES_PER_S = 50_000
 PACE_S = 0.005
 
 
@@ -167,14 +168,21 @@ def paced(rate: int, messages: int, kind: int = 0) -> Callable[[str, Target, flo
     return run
 
 
-def catch_up(case: str, server: Target, seconds: float) -> CaseResult:
-    """Read a backlog of batches of 100 messages of 1 KiB, much of which is in no cache of the server's any more."""
-    messages = 100
+def catch_up(messages: int, entries_per_s: int) -> Callable[[str, Target, float], CaseResult]:
+    """Read a backlog of batches of `messages` of 1 KiB, much of which is in no cache of the server's any more."""
+
+    def run(case: str, server: Target, seconds: float) -> CaseResult:
+        return _catch_up(case, server, messages, int(seconds * entries_per_s))
+
+    return run
+
+
+def _catch_up(case: str, server: Target, messages: int, entries: int) -> CaseResult:
     subscriber = LoadConnection(server.broker_port)
     subscriber.subscribe(_topic(case))
     subscriber.close()
-    publisher = Publisher(_producer(server, _topic(case)), send_frames(KIB, messages, 64), messages, 1, 1000)
-    entries = int(seconds * BACKLOG_ENTRIES_PER_S)
+    # Few entries at a time: each group commit then holds a few only, as at a low rate, and not one long run.
+    publisher = Publisher(_producer(server, _topic(case)), send_frames(KIB, messages, 64), messages, 1, 16 * messages)
     for number in range(entries):
         publisher.write(number)
     publisher.settle()
@@ -240,11 +248,12 @@ def _share(server: Target, seconds: float) -> float:
 SYNCHRONOUS = Case("synchronous", "the next message is sent when the receipt is there", publishing(KIB, 1, 1, 1))
 PACED = Case("paced", "10 000 msg/s in batches of 10, to a consumer", paced(PACED_RATE, 10))
 PACED_UNBATCHED = Case("paced-unbatched", "10 000 msg/s one by one, to a consumer", paced(PACED_RATE, 1))
-CATCH_UP = Case("catch-up", "a backlog of batches of 100", catch_up)
+CATCH_UP = Case("catch-up", "a backlog of batches of 100", catch_up(100, BACKLOG_BATCHES_PER_S))
+CATCH_UP_UNBATCHED = Case("catch-up-unbatched", "a backlog written a few messages at a time", catch_up(1, BACKLOG_MESSAGES_PER_S))
 FAIRNESS = Case("fairness", "a slow topic beside a flooded one", fairness)
 IDLE = Case("idle", "nothing to do", idle)
 MANY_TOPICS = Case("topics", "10 000 topics", topics)
-COMPARED = (SYNCHRONOUS, PACED, PACED_UNBATCHED, CATCH_UP, FAIRNESS)
+COMPARED = (SYNCHRONOUS, PACED, PACED_UNBATCHED, CATCH_UP, CATCH_UP_UNBATCHED, FAIRNESS)
 """Run on both servers by `python -m dev.bench`."""
 CASES = {
     case.name: case

@@ -9,6 +9,7 @@ first; entries read from storage are verified against the checksum the client se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
@@ -18,6 +19,7 @@ from magnetar.server.catalog import CompactedRead
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import PROPERTY
 from magnetar.server.entry_index import EntryIndex, Run
+from magnetar.server.log_span import LogSpan, bytes_ahead
 from magnetar.server.publishing import PublishBlock, Publishing, Recorded, highest_of
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
@@ -300,12 +302,17 @@ class TopicHost:
         entries: list[memoryview] = []
         message_counts: list[int] = []
         left, budget = request.entries, self.context.settings.read_batch_bytes_max
-        for run in self.index.runs[at:]:
+        # A copy: while we wait another reader may find out that files are gone and forget their runs.
+        runs, span = self.index.runs[at : at + request.entries], LogSpan(self.context.volume)
+        for number, run in enumerate(runs):
             if left <= 0 or budget <= 0:
                 break
             low = max(0, request.first - run.first)
             try:
-                found = run.entries(low, min(run.count, low + left)) or await self._read_run(run, low, left, budget)
+                found = run.entries(low, min(run.count, low + left))
+                if found is None:
+                    ahead = partial(bytes_ahead, runs, number, left - (run.count - low), budget - run.bytes)
+                    found = await self._read_run(run, low, left, budget, span, ahead)
             except FileNotFoundError:
                 if entries:
                     break
@@ -318,17 +325,19 @@ class TopicHost:
                 break
         return entries, message_counts
 
-    async def _read_run(self, run: Run, low: int, count: int, budget: int) -> list[memoryview]:
-        """Entries low.. of one run, at most `count` and about `budget` bytes, at least one."""
+    async def _read_run(
+        self, run: Run, low: int, count: int, budget: int, span: LogSpan, ahead: Callable[[], int]
+    ) -> list[memoryview]:
+        """Entries low.. of one run, at most `count` and about `budget` bytes, at least one; `ahead` says how much more to fetch."""
         offsets = run.offsets()
         high = low + 1
         while high < min(run.count, low + count) and offsets[high + 1] - offsets[low] <= budget:
             high += 1
         base = offsets[low]
-        data = await self.context.volume.read(log_file(run.incarnation, run.file), run.offset + base, offsets[high] - base)
-        if len(data) != offsets[high] - base:
+        view = await span.bytes_of(run, base, offsets[high], ahead if high == run.count else int)
+        if len(view) != offsets[high] - base:
             first = self.core.ledgers.position(run.first + low)
-            name, end = log_file(run.incarnation, run.file), run.offset + base + len(data)
+            name, end = log_file(run.incarnation, run.file), run.offset + base + len(view)
             raise CorruptData(
                 f"{name} ends at {end}, inside acknowledged entries of {self.name} from {tuple(first)} on; restore this file",
                 file=name,
@@ -337,7 +346,6 @@ class TopicHost:
                 first=(first.ledger, first.entry),
                 last=(first.ledger, first.entry + high - low - 1),
             )
-        view = memoryview(data)
         entries = [view[offsets[i] - base : offsets[i + 1] - base] for i in range(low, high)]
         self.verify(entries, run.first + low, log_file(run.incarnation, run.file), run.offset + base)
         return entries
