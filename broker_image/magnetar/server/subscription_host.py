@@ -176,9 +176,11 @@ class SubscriptionHost:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.schedule)
 
     def _deliver_what_is_due(self) -> None:
-        budget = self.topic.context.settings.read_batch_entries_max
-        while budget > 0:
-            request = self._next_read(min(budget, READ_ENTRIES_MAX))
+        settings = self.topic.context.settings
+        entries_left, bytes_left = settings.read_batch_entries_max, settings.write_buffer_bytes_max
+        # What one turn queues is written at its end: only then does a connection say that it cannot take more.
+        while entries_left > 0 and bytes_left > 0:
+            request = self._next_read(min(entries_left, READ_ENTRIES_MAX))
             if request is None:
                 return
             if self.read_compacted and self.topic.compacted_before(request.first):
@@ -191,7 +193,8 @@ class SubscriptionHost:
             entries, message_counts = found
             if not self._hand_out(request.first, entries, message_counts):
                 return
-            budget -= len(entries)
+            entries_left -= len(entries)
+            bytes_left -= sum(map(len, entries))
         self.schedule()
 
     def _next_read(self, limit_entries: int) -> ReadRequest | None:
