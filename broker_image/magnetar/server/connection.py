@@ -251,6 +251,8 @@ class Connection(asyncio.BufferedProtocol):
     def _collect_following(self, group: _SendGroup, start: int, body: int, end: int) -> None:
         """Add the SENDs that differ from the group's last one, view[start:end], in what each of them must differ in only."""
         inbound, settings, sequence = self._inbound, self.settings, group.sequences[-1]
+        if inbound.received - end < end - body:
+            return  # nothing of that size follows in this read: not worth the preparation
         room = settings.publish_bytes_max - group.bytes
         entries, reached = runs.following_sends(
             inbound.view, start, body, end, inbound.received, sequence, settings.entry_bytes_max, room
