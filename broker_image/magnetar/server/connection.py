@@ -19,6 +19,7 @@ from magnetar.errors import ChecksumMismatch, LimitExceeded, ProtocolError, Unsu
 from magnetar.server.acknowledgements import acknowledge_span
 from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.in_flight import InFlight
+from magnetar.server.send_group import SendGroup
 from magnetar.server.sessions import ConsumerSession, ProducerSession
 from magnetar.server.slow_peer import SlowPeer
 from magnetar.wire import commands, runs
@@ -47,18 +48,6 @@ FORGOTTEN_SENDS_S = 30.0
 """SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
 
 
-class _SendGroup:
-    """Consecutive SENDs of one producer in one read. `entries` are views of the receive buffer."""
-
-    __slots__ = ("bytes", "counts", "entries", "highest", "sequences", "session")
-
-    def __init__(self, session: ProducerSession) -> None:
-        self.session = session
-        self.bytes = 0
-        self.entries: list[memoryview] = []
-        self.counts: list[int] = []
-        self.sequences: list[int] = []
-        self.highest: list[int] = []
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -170,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._hold_back():
             return  # the frames stay in the buffer until the disk has caught up
         data = self._inbound.data
-        group: _SendGroup | None = None
+        group: SendGroup | None = None
         for start, body, end in frames:
             if self._closing:
                 return
@@ -217,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
             self.buffer_updated(0)
 
-    def _collect_send(self, group: _SendGroup | None, start: int, body: int, end: int) -> _SendGroup | None:
+    def _collect_send(self, group: SendGroup | None, start: int, body: int, end: int) -> SendGroup | None:
         """Add one SEND to the group, publishing the group first if it is another producer's."""
         producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(self._inbound.data, start, body)
         session = self.producers.get(producer_id)
@@ -236,36 +225,13 @@ class Connection(asyncio.BufferedProtocol):
             session.answer(commands.send_error(producer_id, max(sequence, highest), *refused))
             return None
         if group is None:
-            group = _SendGroup(session)
+            group = SendGroup(session)
         if group.bytes + end - body > self.settings.publish_bytes_max:
             self._publish(group)
-            group = _SendGroup(session)
-        group.bytes += end - body
-        group.entries.append(self._inbound.view[body:end])
-        group.counts.append(max(1, count))
-        group.sequences.append(sequence)
-        group.highest.append(highest)
-        self._collect_following(group, start, body, end)
+            group = SendGroup(session)
+        group.add(self._inbound.view[body:end], max(1, count), sequence, highest)
+        group.add_following(self._inbound, start, body, end, self.settings)
         return group
-
-    def _collect_following(self, group: _SendGroup, start: int, body: int, end: int) -> None:
-        """Add the SENDs that differ from the group's last one, view[start:end], in what each of them must differ in only."""
-        inbound, settings, sequence = self._inbound, self.settings, group.sequences[-1]
-        if inbound.received - end < end - body:
-            return  # nothing of that size follows in this read: not worth the preparation
-        room = settings.publish_bytes_max - group.bytes
-        entries, reached = runs.following_sends(
-            inbound.view, start, body, end, inbound.received, sequence, settings.entry_bytes_max, room
-        )
-        count = len(entries)
-        if not count:
-            return
-        inbound.skip_to(reached)
-        group.bytes += reached - end
-        group.entries += entries
-        group.counts += group.counts[-1:] * count
-        group.highest += group.highest[-1:] * count
-        group.sequences.extend(range(sequence + 1, sequence + 1 + count))
 
     def _refuse_send(self, body: int, end: int, *, transactional: bool) -> tuple[WireCode, str] | None:
         """Why one SEND is not taken, or None."""
@@ -279,10 +245,9 @@ class Connection(asyncio.BufferedProtocol):
             return error.wire_code, str(error)
         return None
 
-    def _publish(self, group: _SendGroup) -> None:
+    def _publish(self, group: SendGroup) -> None:
         """Hand a group over; the topic copies the entries, since the receive buffer is reused."""
-        highest = group.highest if any(group.highest) else None
-        group.session.topic.publish(group.session, group.entries, group.counts, group.sequences, highest)
+        group.session.topic.publish(group.session, group.entries, group.counts, group.sequences, group.highest_or_none())
 
     def _acknowledged(self, start: int, body: int) -> bool:
         """Take an ACK of consecutive entries; False if it is any other, which is left to the service."""
