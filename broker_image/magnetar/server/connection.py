@@ -48,8 +48,6 @@ FORGOTTEN_SENDS_S = 30.0
 """SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
 
 
-
-
 class Connection(asyncio.BufferedProtocol):
     """asyncio's side of one client."""
 
