@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command
-from tests.unit.server.brokers import Peer, Type, connected_peer, open_peer, running_broker
+from tests.unit.server.brokers import TOPIC, Peer, Type, connected_peer, open_peer, running_broker
 
 REQUEST_ID = 77
 ANSWERS = {
@@ -45,7 +45,7 @@ CLOSING = {"CONNECT", "SEND"}
 SILENT = {"PING", "PONG", "ACK", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES", "AUTH_RESPONSE"}
 """Expect no answer (PING's is checked apart)."""
 NOT_OFFERED = {
-    "GET_SCHEMA", "GET_OR_CREATE_SCHEMA", "NEW_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN", "END_TXN",
+    "GET_SCHEMA", "NEW_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN", "END_TXN",
     "END_TXN_ON_PARTITION", "END_TXN_ON_SUBSCRIPTION", "TC_CLIENT_CONNECT_REQUEST",
 }  # fmt: skip
 KINDS = [name for name in Type.keys() if name not in CLOSING]  # noqa: SIM118 (an enum wrapper of protobuf is not a mapping)
@@ -147,5 +147,26 @@ def test_transactions_are_refused_with_the_text_that_clients_look_for(tmp_path: 
             for name in ("NEW_TXN", "END_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN"):
                 peer.write(minimal(name))
                 assert "Transactions are not enabled." in str(body_of(await peer.answer())), name
+
+    asyncio.run(scenario())
+
+
+def test_a_schema_of_bytes_has_an_empty_version_and_another_is_refused_for_good(tmp_path: Path) -> None:
+    """Java's dead-letter and retry producers ask for the first before they send; a type that would have to be checked is not accepted unchecked."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+            await peer.produce()
+            for kind, refused in ((api.Schema.Type.Value("None"), False), (api.Schema.Type.Value("Json"), True)):
+                request = api.CommandGetOrCreateSchema(
+                    request_id=9,
+                    topic=TOPIC,
+                    schema=api.Schema(name="s", schema_data=b"{}", type=kind),  # type: ignore[arg-type]
+                )
+                peer.write(encode_command(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA, get_or_create_schema=request)))
+                answer = (await peer.answer(Type.GET_OR_CREATE_SCHEMA_RESPONSE)).get_or_create_schema_response
+                assert answer.request_id == 9
+                assert answer.HasField("error_code") == refused
+                assert (answer.error_code in FINAL_CODES) if refused else answer.schema_version == b""
 
     asyncio.run(scenario())
