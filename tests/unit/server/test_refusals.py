@@ -156,6 +156,7 @@ def test_a_schema_of_bytes_has_an_empty_version_and_another_is_refused_for_good(
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+            await peer.lookup(TOPIC)
             await peer.produce()
             for kind, refused in ((api.Schema.Type.Value("None"), False), (api.Schema.Type.Value("Json"), True)):
                 request = api.CommandGetOrCreateSchema(
