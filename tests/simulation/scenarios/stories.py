@@ -393,7 +393,7 @@ def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
     with Story(seed, faults) as story:
         cluster = story.cluster
         record = NamespaceRecord.decode(cluster.store.core.range(NAMESPACE, 0).items[0].value)
-        change = Put(NAMESPACE, replace(record, policies=policies).encode())
+        change = Put(NAMESPACE, replace(record, policies={**record.policies, **policies}).encode())
         cluster.store.execute(lambda core, _now: core.transact((), (change,)))
         cluster.run(1.0)
         ended: list[bool] = []
