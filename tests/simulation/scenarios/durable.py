@@ -33,18 +33,8 @@ from tests.simulation.scenarios.durable_clients import (
     produce_subscribed,
     publish_exclusively,
 )
-from tests.simulation.scenarios.tracer import (
-    FAULTS as TRACER_FAULTS,
-)
-from tests.simulation.scenarios.tracer import (
-    LEASES,
-    LOOK_S,
-    READ_BACK_S,
-    SLACK_S,
-    TROUBLE_S,
-    WORLDS_PER_COLLECTION,
-    homeless,
-)
+from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
+from tests.simulation.scenarios.tracer import TROUBLE_S, WORLDS_PER_COLLECTION, finish
 from tests.simulation.scenarios.tracer_clients import client_of, drain_subscription, publish_one, read_topic, until_done
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence
 
@@ -95,7 +85,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         cluster.script(cluster.cordon_now_and_then(TROUBLE_S - 1.0))
         cluster.run(TROUBLE_S)
         cluster.settle()
-        finish(cluster)
+        finish(cluster, probe, read_back, in_flight_s=IN_FLIGHT_S)
         judge(history)
         evidence = cluster.evidence
     if seed % WORLDS_PER_COLLECTION == 0:
@@ -133,24 +123,6 @@ def start_clients(cluster: Cluster, shares: list[Sharing]) -> None:
             mains[f"{share.kind}-{share.topic.rpartition('/')[2]}-{number}"] = share.consume
     for name, main in mains.items():
         cluster.node(name, main, on_volume=False)
-
-
-def finish(cluster: Cluster) -> None:
-    """From the moment everything heals: service is back in time, everything is read back, every subscription gets what it lacks."""
-    for name in cluster.names():
-        if name not in BROKERS:
-            cluster.crash(name)
-    environment = cluster.outsider("prober")
-    deadline = cluster.now + LEASES * cluster.settings.lease_ttl_s + SLACK_S
-    cluster.complete(probe(cluster, environment), deadline - cluster.now)
-    while found := homeless(cluster):
-        assert cluster.now < deadline, f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
-        cluster.run(LOOK_S)
-    cluster.run(IN_FLIGHT_S)
-    cluster.complete(read_back(cluster, environment), READ_BACK_S)
-    unexplained = cluster.evidence.unexplained()
-    assert not unexplained, f"brokers ended themselves without a reason: {unexplained}"
-    assert cluster.history.acknowledged > 0, "nothing was acknowledged: the run proves nothing"
 
 
 async def probe(cluster: Cluster, environment: Environment) -> None:

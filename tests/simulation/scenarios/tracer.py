@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from magnetar.metadata.records import BundleState
 from tests.simulation.kernel.faults import Faults
@@ -58,6 +60,9 @@ FAULTS = Faults.all().but(
 )
 
 
+Script = Callable[[Cluster, Environment], Coroutine[Any, Any, None]]
+
+
 def run(seed: int, faults: Faults | None = None) -> History:
     """The scenario under one seed; raises on any violation."""
     return run_counted(seed, faults)[0]
@@ -74,7 +79,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         cluster.script(cluster.cordon_now_and_then(TROUBLE_S - 1.0))
         cluster.run(TROUBLE_S)
         cluster.settle()
-        finish(cluster)
+        finish(cluster, probe, read_back)
         reading.check(history)
         history.check(deduplicated=False)
         evidence = cluster.evidence
@@ -107,8 +112,11 @@ def start_clients(cluster: Cluster, reading: Reading, seeker: Seeker) -> None:
         cluster.node(name, main, on_volume=False)
 
 
-def finish(cluster: Cluster) -> None:
-    """From the moment everything heals: service is back in time, everything is read back, every subscription gets what it lacks."""
+def finish(cluster: Cluster, probe: Script, read_back: Script, *, in_flight_s: float = 0.0) -> None:
+    """From the moment everything heals: service is back in time, everything is read back, every subscription gets what it lacks.
+
+    Before it is read back, what dead clients sent has `in_flight_s` to arrive.
+    """
     for name in cluster.names():
         if name not in BROKERS:
             cluster.crash(name)
@@ -118,6 +126,8 @@ def finish(cluster: Cluster) -> None:
     while found := homeless(cluster):
         assert cluster.now < deadline, f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
         cluster.run(LOOK_S)
+    if in_flight_s:
+        cluster.run(in_flight_s)
     cluster.complete(read_back(cluster, environment), READ_BACK_S)
     unexplained = cluster.evidence.unexplained()
     assert not unexplained, f"brokers ended themselves without a reason: {unexplained}"
