@@ -10,6 +10,7 @@ HTTP_PORT ?= 8080
 CONTEXT ?=
 IMAGE ?=
 SEEDS ?= 0:10000
+SUITE ?= durable
 export PYTHONPATH := broker_image:operator:spark_jobs:.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -43,8 +44,8 @@ unit: setup ## Unit and property tests only
 sim: setup ## The CI share of the simulation
 	@$(PY) -m dev.tiers simulation
 
-campaign: setup ## The long, resumable simulation run (SEEDS=0:10000)
-	@PYTHONHASHSEED=0 $(PY) -m dev.campaign --suite tracer --seeds $(SEEDS) --jobs 2 --state build/campaign.json
+campaign: setup ## The long, resumable simulation run (SUITE=durable or tracer, SEEDS=0:10000)
+	@PYTHONHASHSEED=0 $(PY) -m dev.campaign --suite $(SUITE) --seeds $(SEEDS) --jobs 2 --state build/campaign-$(SUITE).json
 
 cluster: setup ## A real one-node Kubernetes with Magnetar and the quickstart on it; CONTEXT=name IMAGE=ref uses an existing cluster
 	@$(PY) -m dev.cluster up $(if $(CONTEXT),--context $(CONTEXT)) $(if $(IMAGE),--image $(IMAGE))
