@@ -18,7 +18,7 @@ NOTICED_BY = {
     "planted": {
         "no_look_at_the_claim": "invariant [12]",
         "length_before_fence": "invariant [123]",  # what was read too short may as well hold a confirmed acknowledgement
-        "last_range_ignored": "invariant [12]|after a seek",
+        "last_range_ignored": "invariant [12]|after a seek|never got",
         "receipt_before_flush": "invariant [12]",
         "ack_confirmed_before_flush": "invariant 3",
         # the next recovery refuses a log that holds its own ledger, for ever: the topic never comes back
