@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,15 +16,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from dev.ports import free_port
+
 READY_TIMEOUT_S = 30.0
 POLL_S = 0.02
-
-
-def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ServerProcess:

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 from dev.bench.pulsar_perf import BenchFailed
-from dev.server_process import free_port
+from dev.ports import free_port
 
 READY_TIMEOUT_S = 90.0
 POLL_S = 0.2

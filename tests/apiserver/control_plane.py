@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from dev.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 30.0
@@ -39,12 +40,6 @@ def binary(name: str) -> str:
     if built.returncode != 0 or not built.stdout.split():
         raise ControlPlaneNotAvailable(f"{' '.join(command)}: {built.stderr.strip()[-300:]}")
     return built.stdout.split()[-1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class EtcdProcess:

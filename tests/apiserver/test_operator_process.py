@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ROOT, ControlPlane, free_port
+from dev.ports import free_port
+from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ROOT, ControlPlane
 from tests.apiserver.stage import Scene
 
 pytestmark = pytest.mark.slow

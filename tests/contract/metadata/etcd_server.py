@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from dev.ports import free_port
 
 START_TIMEOUT_S = 20.0
 
@@ -34,12 +35,6 @@ def etcd_binary() -> Path:
     if built.returncode != 0 or not lines:
         raise EtcdNotAvailable(f"{' '.join(command)}: {built.stderr.strip()[-300:]}; set ETCD_BINARY")
     return Path(lines[-1])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class EtcdServer:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from dev.ports import free_port
 from magnetar.clock import SystemClock
 from magnetar.errors import LeaseLost, StoreError, StoreUnavailable
 from magnetar.metadata import etcd
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.store import Compare, Put
 from magnetar.server.lease_thread import ThreadedLeaseKeeper
-from tests.contract.metadata.etcd_server import EtcdServer, free_port
+from tests.contract.metadata.etcd_server import EtcdServer
 
 CLOCK = SystemClock()
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dev.server_process import ServerProcess, free_port
+from dev.ports import free_port
+from dev.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
