@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.errors import StorageError
+from magnetar.errors import StorageError, StoreError
 from magnetar.server.sessions import ConsumerSession
 from magnetar.server.traits import traits_of
 from magnetar.topics.dispatch import Delivery, ReadRequest
@@ -214,6 +214,10 @@ class SubscriptionHost:
             else:
                 entries, message_counts = await self.topic.read(request)
                 progress = self._hand_out(request.first, entries, message_counts)
+        except StoreError as error:
+            # The file is gone, and the store is away that knows the manifest with the one in its place. Nothing is damaged.
+            log.warning("subscription.read_delayed", topic=self.topic.name, subscription=self.core.name, error=str(error))
+            await asyncio.sleep(READ_RETRY_S)
         except (StorageError, FileNotFoundError) as error:
             # Loud, and tried again: an unreadable acknowledged entry is never skipped.
             log.error("subscription.read_failed", topic=self.topic.name, subscription=self.core.name, error=str(error))
