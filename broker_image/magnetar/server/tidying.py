@@ -57,6 +57,8 @@ class Tidier:
         await self._resolve()
         forget_runs(bundle)
         manifest = bundle.catalog.manifest
+        if manifest.covered is not None and manifest.covered[0] > bundle.epoch:
+            return None  # our term is over, and we have not heard of it yet
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
         states = [state for file in manifest.level0 if (state := await self._state_if_sound(bundle, file)) is not None]
         chosen = choose(states, now_ms, int(settings.rewrite_age_s * 1000), settings.rewrite_garbage_share)
@@ -212,7 +214,7 @@ class Tidier:
                 gone=host is None,
                 forgotten=topic not in held,
             )
-        return LevelOneRewrite(intent, files, topics)
+        return LevelOneRewrite(intent, files, topics, bundle.epoch)
 
     async def _last_position(self, bundle: OwnedBundle, manifest: Manifest, topic: str) -> tuple[int, int] | None:
         """The last position that listed files have of a topic that does not exist any more."""

@@ -102,16 +102,25 @@ class TopicChange:
     forgotten: bool = False
 
 
+NO_LATER_TERM = (1 << 63) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class LevelOneRewrite:
-    """One round of one bundle: `files` leave the list with the epochs they were listed with, `topics` change. `intent` "" wrote nothing."""
+    """One round of one bundle: `files` leave the list with the epochs they were listed with, `topics` change. `intent` "" wrote nothing.
+
+    `epoch` is the term of whoever judged what is alive: it knows nothing of what later terms wrote, and to it that looks like trimmed.
+    """
 
     intent: str
     files: tuple[LevelZero, ...]
     topics: Mapping[str, TopicChange] = field(default_factory=dict)
+    epoch: int = NO_LATER_TERM
 
     def apply(self, manifest: Manifest) -> Manifest | None:
-        """The manifest with this rewrite in it, or None if its inputs are gone or a compaction came first."""
+        """The manifest with this rewrite in it, or None if its inputs are gone, a compaction came first, or a later term was taken in."""
+        if manifest.covered is not None and manifest.covered[0] > self.epoch:
+            return None
         level0 = self._left(manifest.level0)
         if level0 is None:
             return None

@@ -226,3 +226,13 @@ def test_golden_run_block() -> None:
     assert block.hex() == GOLDEN_BLOCK.hex()
     assert entry[:7] == (64, len(block), 3, 3, 5, 5, 0)
     assert entry[7:] == (-(1 << 63), (1 << 63) - 1, -(1 << 63), (1 << 63) - 1, 70, 80, 6, 4)
+
+
+def test_whoever_judges_by_an_earlier_term_changes_nothing() -> None:
+    """A former owner that has not heard of its end takes what its successor wrote for trimmed: its round is refused."""
+    file = LevelZero("i.1", 0, 4096, (7,))
+    manifest = Manifest("public/default/0x00000000_0xffffffff", 1, level0=(file,), covered=(7, 1))
+    assert LevelOneRewrite("", (file,), {}, 6).apply(manifest) is None
+    changed = LevelOneRewrite("", (file,), {}, 7).apply(manifest)
+    assert changed is not None
+    assert changed.level0 == ()
