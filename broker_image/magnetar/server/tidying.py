@@ -35,9 +35,9 @@ DAMAGED_RETRY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one listed file has of one topic, as of a state of that topic (`key`)."""
+    """What one listed file has of one topic, as of a state of that topic and the epochs it is listed with (`key`)."""
 
-    key: tuple[int, int]
+    key: tuple[int, int, tuple[int, ...]]
     bytes: int
     live_bytes: int
     last_append_ms: int
@@ -108,7 +108,8 @@ class Tidier:
 
     def _share(self, bundle: OwnedBundle, file: LevelZero, index: LevelZeroIndex, topic: str) -> _Share:
         host = bundle.topics.get(topic)
-        key = (host.core.created_ms, host.core.ledgers.first) if host is not None else (-1, -1)
+        state = (host.core.created_ms, host.core.ledgers.first) if host is not None else (-1, -1)
+        key = (*state, file.epochs)  # a file may be listed again with a later term of ours in it
         place = (file.incarnation, file.file, topic)
         known = self._shares.get(place)
         if known is None or known.key != key:
