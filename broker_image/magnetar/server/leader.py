@@ -98,7 +98,7 @@ class Leader:
         bundles = self._views.bundles.items
         if any(viewed.record.state is not BundleState.OWNED for viewed in bundles.values()):
             return
-        owned: dict[str, list[str]] = {identifier: [] for identifier in self._ownership.candidates()}
+        owned: dict[str, list[str]] = {identifier: [] for identifier in self._ownership.assigner.candidates()}
         for name, viewed in sorted(bundles.items()):
             if viewed.record.incarnation in owned:
                 owned[viewed.record.incarnation].append(name)
@@ -109,7 +109,7 @@ class Leader:
         count = len(owned[most])
         if count - len(owned[fewest]) >= 2:
             name = owned[most][self._context.clock.random_bits(16) % count]
-            await self._ownership.request_move(name, fewest, "spread over brokers", guard)
+            await self._ownership.assigner.request_move(name, fewest, "spread over brokers", guard)
 
     async def _adopt_orphans(self, guard: Compare) -> None:
         for name, viewed in sorted(self._views.bundles.items.items()):
@@ -117,7 +117,7 @@ class Leader:
             dead = self._views.incarnations.get(viewed.record.incarnation) is None
             if free or dead:
                 try:
-                    await self._ownership.assign(name, guard)
+                    await self._ownership.assigner.assign(name, guard)
                 except ServiceNotReady as error:
                     log.warning("leader.no_broker", bundle=name, error=str(error))
                     return

@@ -67,7 +67,7 @@ class Maintenance:
         if known is None or known[:2] != (chain[0].start, len(chain)):
             known = self._chains[name] = (chain[0].start, len(chain), now)
         if now - known[2] >= self._context.settings.checkpoint_age_s:
-            await self._ownership.checkpoint(name)
+            await self._ownership.shortener.checkpoint(name)
 
     def _is_long(self, record: BundleRecord) -> bool:
         last = record.chain[-1] if record.chain else None

@@ -12,28 +12,26 @@ that changes hands waits (up to `park_timeout_s`) instead of being refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import structlog
 
 from magnetar.balance import bundles as rules
-from magnetar.balance.placement import least_loaded
-from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError, StoreUnavailable
+from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     RESTORE_STRIDE,
     BundleRecord,
     BundleState,
-    CheckpointPointer,
     IncarnationRecord,
-    LoadRecord,
     LogRange,
     NamespaceRecord,
 )
-from magnetar.metadata.store import Compare, Put
 from magnetar.names import BundleName, TopicName, bundle_of
+from magnetar.server.assigning import Assigner
 from magnetar.server.bundle import OwnedBundle
+from magnetar.server.bundle_records import commit_record
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import TailCache
@@ -41,6 +39,7 @@ from magnetar.server.log_keys import LogKeys
 from magnetar.server.recovery import recover_bundle
 from magnetar.server.recovery_retries import RecoveryRetries
 from magnetar.server.rolling import LogRoller
+from magnetar.server.shortening import Shortener
 from magnetar.server.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
 
@@ -63,13 +62,13 @@ class Ownership:
         self.policies = EffectivePolicies(context.settings, views, self._owned)
         self.registry = TopicRegistry(context, views)
         self._work: dict[str, asyncio.Task[None]] = {}
-        self._assigning: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
-        self._stopping = False
+        self.assigner = Assigner(context, views)
         self._log_keys = LogKeys(context, self.bundle_of)
         self._beginnings: dict[str, int] = {}
         self._retries = RecoveryRetries(context)
+        self.shortener = Shortener(context, views, self._owned, self._roller, self)
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
             view.listen(lambda _names: self._announce())
@@ -112,7 +111,7 @@ class Ownership:
                 if owner is not None:
                     return owner.record
             if self._is_orphan(viewed):
-                await self._assign_merged(name)
+                await self.assigner.assign_merged(name)
             await self._wait(changed, deadline, name)
 
     async def serving(self, bundle: BundleName) -> OwnedBundle:
@@ -150,79 +149,6 @@ class Ownership:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    # --- assigning -------------------------------------------------------------------------------------------------------------
-
-    async def _assign_merged(self, name: str) -> None:
-        """Assign an orphan; concurrent requests for the same bundle share one attempt."""
-        task = self._assigning.get(name)
-        if task is None:
-            task = asyncio.create_task(self._assign_quietly(name), name=f"assign {name}")
-            self._assigning[name] = task
-            task.add_done_callback(lambda _task: self._assigning.pop(name, None))
-        await asyncio.shield(task)
-
-    async def _assign_quietly(self, name: str) -> None:
-        try:
-            await self.assign(name)
-        except (StoreError, ServiceNotReady) as error:
-            log.warning("bundle.assign_failed", bundle=name, error=str(error))
-            await asyncio.sleep(STORE_RETRY_S)
-
-    async def assign(self, name: str, guard: Compare | None = None) -> None:
-        """Write Assigning for an orphaned bundle, decided on the store's own state rather than on the view."""
-        store = self._context.store
-        item = await store.get(keys.bundle(BundleName.parse(name)))
-        record = BundleRecord.decode(item.value) if item is not None else None
-        taken = record is not None and record.state is not BundleState.FREE
-        if record is not None and taken and await store.get(keys.incarnation(record.incarnation)) is not None:
-            assert item is not None
-            self._views.bundles.observe(name, item.value, item.mod_revision)
-            return
-        destination = self.place(rules.former_owners(record))
-        if record is None or record.state is BundleState.FREE:
-            assigned = rules.assign(record, destination, reason="lookup")
-        else:
-            assigned = rules.override(record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone")
-        value = assigned.encode()
-        compare = Compare(keys.bundle(BundleName.parse(name)), "mod", "=", item.mod_revision if item is not None else 0)
-        result = await store.transact([compare, *([guard] if guard is not None else [])], [Put(compare.key, value)])
-        if result.succeeded:
-            log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason, revision=result.revision)
-            self._views.bundles.observe(name, value, result.revision)
-
-    def place(self, exclude: Collection[str] = ()) -> str:
-        """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""
-        counts: dict[str, int] = {}
-        for viewed in self._views.bundles.items.values():
-            counts[viewed.record.incarnation] = counts.get(viewed.record.incarnation, 0) + 1
-        candidates = {name: load for name, load in self.candidates().items() if name not in exclude}
-        if not candidates:
-            raise ServiceNotReady("Failed to acquire ownership: no broker takes bundles now (all are draining or cordoned)")
-        return least_loaded(candidates, counts, self._context.clock.random_bits(31))
-
-    def candidates(self) -> dict[str, LoadRecord | None]:
-        """Incarnations that may be given bundles, with their newest load report."""
-        found: dict[str, LoadRecord | None] = {}
-        for identifier, incarnation in self._views.incarnations.items.items():
-            cordoned = self._views.cordons.get(incarnation.record.broker) is not None
-            leaving = identifier == self._context.incarnation and self._stopping
-            if not incarnation.record.draining and not cordoned and not leaving:
-                load = self._views.load.get(identifier)
-                found[identifier] = load.record if load is not None else None
-        return found
-
-    async def request_move(self, name: str, destination: str, reason: str, guard: Compare) -> None:
-        """Write Releasing for somebody's bundle, for its owner to act on; a record that has changed meanwhile is left alone."""
-        viewed = self._views.bundles.get(name)
-        if viewed is None or viewed.record.state is not BundleState.OWNED:
-            return
-        value = rules.release(viewed.record, destination, reason=reason).encode()
-        key = keys.bundle(BundleName.parse(name))
-        result = await self._context.store.transact([Compare(key, "mod", "=", viewed.mod_revision), guard], [Put(key, value)])
-        if result.succeeded:
-            log.info("bundle.move_requested", bundle=name, destination=destination, reason=reason)
-            self._views.bundles.observe(name, value, result.revision)
-
     # --- following our records -------------------------------------------------------------------------------------------------
 
     def _bundles_changed(self, names: list[str]) -> None:
@@ -238,9 +164,9 @@ class Ownership:
         if viewed is not None and viewed.record.incarnation == self._context.incarnation:
             state = viewed.record.state
             if state is BundleState.ASSIGNING and owned is None:
-                self._begin(name, self._acquire(name, viewed))
+                self.begin(name, self._acquire(name, viewed))
             elif state is BundleState.RELEASING and owned is not None:
-                self._begin(name, self._release(name, owned, viewed))
+                self.begin(name, self._release(name, owned, viewed))
             taken = state is BundleState.ASSIGNING  # taken from us and given back, both unseen
         else:
             taken = True
@@ -248,10 +174,16 @@ class Ownership:
             # Somebody took a bundle that we never released: they have fenced us, or will; stop before we find out the hard way.
             self._context.fail(f"bundle {name} was taken over while we served it")
 
-    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def busy(self, name: str) -> bool:
+        """Whether a task works on this bundle."""
+        return name in self._work
+
+    def begin(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work on a bundle, on which nobody else works; its failure ends this incarnation."""
         task = asyncio.create_task(work, name=f"bundle {name}")
         self._work[name] = task
         task.add_done_callback(lambda done: self._ended(name, done))
+        return task
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._work.pop(name, None)
@@ -286,7 +218,9 @@ class Ownership:
         start, end = self._context.log.position, recovered.sealed_end
         self._beginnings[name] = start.file
         record = rules.own(assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end)
-        if await self._commit(name, assigned.mod_revision, record) is None and not self._is_ours(name, epoch):
+        if await commit_record(self._context, self._views, name, assigned.mod_revision, record) is None and not self._is_ours(
+            name, epoch
+        ):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
         self._owned[name] = OwnedBundle(
@@ -305,24 +239,6 @@ class Ownership:
         ours = (record.incarnation, record.epoch) == (self._context.incarnation, epoch)
         return ours and record.state is not BundleState.ASSIGNING
 
-    async def _commit(self, name: str, expected: int, record: BundleRecord) -> int | None:
-        """Compare-and-swap our record; its revision, or None if somebody else changed it. Resolves unknown outcomes by reading."""
-        key, value = keys.bundle(BundleName.parse(name)), record.encode()
-        while True:
-            try:
-                result = await self._context.store.transact([Compare(key, "mod", "=", expected)], [Put(key, value)])
-                if result.succeeded:
-                    self._views.bundles.observe(name, value, result.revision)
-                    return result.revision
-                item = await self._context.store.get(key)
-                if item is not None:
-                    self._views.bundles.observe(name, item.value, item.mod_revision)
-                # The same value is our own write, whose answer was lost.
-                return item.mod_revision if item is not None and item.value == value else None
-            except StoreUnavailable as error:
-                log.warning("bundle.commit_unknown", bundle=name, error=str(error))
-                await asyncio.sleep(STORE_RETRY_S)
-
     # --- releasing -------------------------------------------------------------------------------------------------------------
 
     async def move(self, name: str, destination: str, reason: str) -> None:
@@ -339,7 +255,9 @@ class Ownership:
                 viewed = self._views.bundles.items[name]
                 if viewed.record.state is not BundleState.OWNED or viewed.record.incarnation != self._context.incarnation:
                     break
-                await self._commit(name, viewed.mod_revision, rules.release(viewed.record, destination, reason=reason))
+                await commit_record(
+                    self._context, self._views, name, viewed.mod_revision, rules.release(viewed.record, destination, reason=reason)
+                )
             while self._owned.get(name) is owned:
                 changed = self._changed
                 if self._owned.get(name) is owned:
@@ -347,7 +265,7 @@ class Ownership:
 
     async def _release(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> None:
         """From our Releasing record to somebody else's Assigning (or Free): checkpoint, freeze, flush, RELEASE, commit, close clients."""
-        pointer = await self._shorten(owned, releasing.record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
+        pointer = await self.shortener.shorten(owned, releasing.record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
         started = self._context.clock.monotonic()
         owned.freeze()
         end = await owned.append_release()
@@ -355,7 +273,9 @@ class Ownership:
         record, revision = releasing.record, releasing.mod_revision
         destination = self._choose_destination(record)
         released = rules.released(record, destination, end=end, checkpoint=pointer)
-        if await self._commit(name, revision, released) is None and not self._is_released(name, released.chain[-1]):
+        if await commit_record(self._context, self._views, name, revision, released) is None and not self._is_released(
+            name, released.chain[-1]
+        ):
             self._context.fail(f"bundle {name} was taken over during its release")
             return
         log.info("bundle.released", bundle=name, epoch=record.epoch, destination=destination or "nobody", reason=record.reason)
@@ -376,7 +296,7 @@ class Ownership:
         if record.destination and wanted is not None:
             return record.destination
         try:
-            return self.place((self._context.incarnation,))
+            return self.assigner.place((self._context.incarnation,))
         except ServiceNotReady:
             return ""
 
@@ -396,77 +316,29 @@ class Ownership:
             except TimeoutError:
                 continue
 
-    # --- shortening chains -----------------------------------------------------------------------------------------------------
-
-    async def _shorten(self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int) -> CheckpointPointer | None:
-        """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is short, or it cannot be had now."""
-        if self._roller.chain_bytes(record) <= scan_bytes_max:
-            return None
-        try:
-            # The start of a small file is good enough, unless our term began inside it: a checkpoint may not lie before that.
-            always = self._context.log.position.file == record.chain[-1].start.file
-            position = await self._roller.roll("checkpoint", always=always)
-            start = record.chain[-1].start
-            if (position.file, position.offset) < (start.file, start.offset):
-                return None  # this roll was under way before our term began; the next sealed file tries again
-            await owned.catalog.cover(record, position)
-            return await owned.write_checkpoint(position)
-        except (StoreError, StorageError, ServiceNotReady) as error:
-            # It only saves work: a store that is away must neither end us nor hold up a move. The next sealed file tries again.
-            log.warning("bundle.checkpoint_delayed", bundle=str(owned.name), error=str(error))
-            return None
+    # --- our log ---------------------------------------------------------------------------------------------------------------
 
     def file_sealed(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
         """The log has sealed a file: make it known, and shorten chains that have grown too long."""
         self._roller.file_sealed(number)
         self._log_keys.publish(number, length, topics)
-        limit = self._context.settings.checkpoint_files_max * self._context.settings.log_file_bytes
-        for name, owned in self._owned.items():
-            viewed = self._views.bundles.get(name)
-            if viewed is None or name in self._work or viewed.record.state is not BundleState.OWNED:
-                continue
-            if self._roller.chain_bytes(viewed.record) > limit:
-                self._begin(name, self._checkpoint(name, owned, viewed))
-
-    async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
-        pointer = await self._shorten(owned, viewed.record, scan_bytes_max=-1)
-        if pointer is None or self._owned.get(name) is not owned:
-            return
-        advanced = rules.advance_checkpoint(viewed.record, pointer)
-        if await self._commit(name, viewed.mod_revision, advanced) is not None:
-            log.info("bundle.checkpoint", bundle=name, object=pointer.object)
-
-    async def checkpoint(self, name: str) -> None:
-        """Write a checkpoint of a bundle we serve and point to it, however short its chain is; nothing if it is being worked on."""
-        owned, viewed = self._owned.get(name), self._views.bundles.get(name)
-        if owned is None or viewed is None or name in self._work or viewed.record.state is not BundleState.OWNED:
-            return
-        self._begin(name, self._checkpoint(name, owned, viewed))
-        await asyncio.wait([self._work[name]])
+        self.shortener.shorten_long_chains()
 
     @property
     def first_file_needed(self) -> int:
         """Files of our log from this one on may be the start of a term that is about to be committed."""
         return min(self._beginnings.values(), default=self._context.log.position.file)
 
-    async def cover(self, name: str) -> None:
-        """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed files. Raises NotOwner, StorageError."""
-        owned, viewed = self._owned.get(name), self._views.bundles.get(name)
-        if owned is None or viewed is None or not owned.serving:
-            raise NotOwner(f"bundle {name} is not served by this broker; ask its owner")
-        position = await self._roller.roll("requested", always=True)
-        await owned.catalog.cover(viewed.record, position)
-
     # --- stopping --------------------------------------------------------------------------------------------------------------
 
     async def empty(self, reason: str) -> None:
         """Hand over every bundle we have now; raises ServiceNotReady if no other broker may take them: then they stay."""
-        self.place((self._context.incarnation,))
+        self.assigner.place((self._context.incarnation,))
         await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self._owned)))
 
     async def release_all(self, reason: str) -> None:
         """Hand every bundle over, or free it where nobody can take it; raises TimeoutError after `drain_timeout_s`."""
-        self._stopping = True
+        self.assigner.leaving = True
         async with asyncio.timeout(self._context.settings.drain_timeout_s):
             while self._owned or self._work.keys() - self._retries.waiting.keys():
                 if self._owned:
@@ -488,7 +360,8 @@ class Ownership:
         """Cancel what is under way; the records stay for whoever recovers them."""
         self._roller.stop()
         await self._log_keys.stop()
-        tasks = [*self._work.values(), *self._assigning.values()]
+        await self.assigner.stop()
+        tasks = list(self._work.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

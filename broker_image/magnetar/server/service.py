@@ -176,7 +176,7 @@ class BrokerService:
         """Make everything acknowledged so far readable from manifest-listed files; the topic's last position before that."""
         host = await self.open_topic(topic, create=False)
         last = host.core.last_confirmed
-        await self._ownership.cover(str(host.bundle.name))
+        await self._ownership.shortener.cover(str(host.bundle.name))
         return last.ledger, last.entry
 
     async def topics_in(self, namespace: NamespaceName, mode: int = Mode.PERSISTENT) -> list[str]:

@@ -161,7 +161,7 @@ class Cluster(World):
             if clock.random_bits(4) == 0:
                 return
             owned = sorted(broker.ownership.owned)
-            others = sorted(set(broker.ownership.candidates()) - {broker.incarnation})
+            others = sorted(set(broker.ownership.assigner.candidates()) - {broker.incarnation})
             if owned and others:
                 name = owned[clock.random_bits(16) % len(owned)]
                 destination = others[clock.random_bits(16) % len(others)] if clock.random_bits(1) else ""

@@ -169,7 +169,7 @@ def test_a_file_stays_while_recovery_needs_it_and_goes_with_the_checkpoint(tmp_p
             assert (await found.manifest(TOPIC)).level0 == ()
             assert names.log_file(found.broker.incarnation, 0) in await found.files()
             for name in list(found.broker.ownership.owned):
-                await found.broker.ownership.checkpoint(name)
+                await found.broker.ownership.shortener.checkpoint(name)
             await found.broker.maintenance.round()
             assert names.log_file(found.broker.incarnation, 0) not in await found.files()
             assert await found.read_all(TOPIC) == found.sent[TOPIC]

@@ -1,0 +1,116 @@
+"""Giving bundles to brokers.
+
+Owns: what any broker, and the leader, may write about bundles that it does not serve: assigning an orphan, asking an owner to hand one over; and
+which incarnations may be given bundles. Imports: balance (transition rules, placement), metadata, server siblings.
+Source: DESIGN 4; transition rule of PIP-192.
+Invariants: what is decided is decided on the store's own state of the bundle and committed by compare-and-swap on it; a wrong choice of a destination
+costs a move, never data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import structlog
+
+from magnetar.balance import bundles as rules
+from magnetar.balance.placement import least_loaded
+from magnetar.errors import ServiceNotReady, StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord
+from magnetar.metadata.store import Compare, Put
+from magnetar.names import BundleName
+from magnetar.server.context import BrokerContext
+from magnetar.server.views import ClusterViews
+
+log = structlog.get_logger(__name__)
+
+STORE_RETRY_S = 0.1
+
+
+class Assigner:
+    """Writes Assigning for orphans and Releasing for what is to move. `leaving`: this incarnation takes no more bundles."""
+
+    def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
+        self._context, self._views = context, views
+        self._assigning: dict[str, asyncio.Task[None]] = {}
+        self.leaving = False
+
+    async def assign_merged(self, name: str) -> None:
+        """Assign an orphan; concurrent requests for the same bundle share one attempt."""
+        task = self._assigning.get(name)
+        if task is None:
+            task = asyncio.create_task(self._assign_quietly(name), name=f"assign {name}")
+            self._assigning[name] = task
+            task.add_done_callback(lambda _task: self._assigning.pop(name, None))
+        await asyncio.shield(task)
+
+    async def _assign_quietly(self, name: str) -> None:
+        try:
+            await self.assign(name)
+        except (StoreError, ServiceNotReady) as error:
+            log.warning("bundle.assign_failed", bundle=name, error=str(error))
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def assign(self, name: str, guard: Compare | None = None) -> None:
+        """Write Assigning for an orphaned bundle, decided on the store's own state rather than on the view."""
+        store = self._context.store
+        item = await store.get(keys.bundle(BundleName.parse(name)))
+        record = BundleRecord.decode(item.value) if item is not None else None
+        taken = record is not None and record.state is not BundleState.FREE
+        if record is not None and taken and await store.get(keys.incarnation(record.incarnation)) is not None:
+            assert item is not None
+            self._views.bundles.observe(name, item.value, item.mod_revision)
+            return
+        destination = self.place(rules.former_owners(record))
+        if record is None or record.state is BundleState.FREE:
+            assigned = rules.assign(record, destination, reason="lookup")
+        else:
+            assigned = rules.override(record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone")
+        value = assigned.encode()
+        compare = Compare(keys.bundle(BundleName.parse(name)), "mod", "=", item.mod_revision if item is not None else 0)
+        result = await store.transact([compare, *([guard] if guard is not None else [])], [Put(compare.key, value)])
+        if result.succeeded:
+            log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason, revision=result.revision)
+            self._views.bundles.observe(name, value, result.revision)
+
+    def place(self, exclude: Collection[str] = ()) -> str:
+        """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""
+        counts: dict[str, int] = {}
+        for viewed in self._views.bundles.items.values():
+            counts[viewed.record.incarnation] = counts.get(viewed.record.incarnation, 0) + 1
+        candidates = {name: load for name, load in self.candidates().items() if name not in exclude}
+        if not candidates:
+            raise ServiceNotReady("Failed to acquire ownership: no broker takes bundles now (all are draining or cordoned)")
+        return least_loaded(candidates, counts, self._context.clock.random_bits(31))
+
+    def candidates(self) -> dict[str, LoadRecord | None]:
+        """Incarnations that may be given bundles, with their newest load report."""
+        found: dict[str, LoadRecord | None] = {}
+        for identifier, incarnation in self._views.incarnations.items.items():
+            cordoned = self._views.cordons.get(incarnation.record.broker) is not None
+            leaving = identifier == self._context.incarnation and self.leaving
+            if not incarnation.record.draining and not cordoned and not leaving:
+                load = self._views.load.get(identifier)
+                found[identifier] = load.record if load is not None else None
+        return found
+
+    async def request_move(self, name: str, destination: str, reason: str, guard: Compare) -> None:
+        """Write Releasing for somebody's bundle, for its owner to act on; a record that has changed meanwhile is left alone."""
+        viewed = self._views.bundles.get(name)
+        if viewed is None or viewed.record.state is not BundleState.OWNED:
+            return
+        value = rules.release(viewed.record, destination, reason=reason).encode()
+        key = keys.bundle(BundleName.parse(name))
+        result = await self._context.store.transact([Compare(key, "mod", "=", viewed.mod_revision), guard], [Put(key, value)])
+        if result.succeeded:
+            log.info("bundle.move_requested", bundle=name, destination=destination, reason=reason)
+            self._views.bundles.observe(name, value, result.revision)
+
+    async def stop(self) -> None:
+        """Cancel what is under way."""
+        tasks = list(self._assigning.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
