@@ -40,6 +40,7 @@ class Lookups:
         self._lists: dict[tuple[NamespaceName, int, str | None], tuple[int, tuple[list[str], str, bool]]] = {}
 
     async def lookup(self, connection: Connection, lookup: api.CommandLookupTopic) -> None:
+        self._context.metrics.lookups += 1
         topic = TopicName.parse(lookup.topic)
         if lookup.advertised_listener_name.strip():
             raise ServiceNotReady(f"the broker do not have {lookup.advertised_listener_name} listener")

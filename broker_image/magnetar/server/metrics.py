@@ -30,6 +30,7 @@ class _HotCounters(Collector):
             "magnetar_messages_out": ("Messages sent to consumers", m.messages_out),
             "magnetar_bytes_out": ("Bytes sent to consumers", m.bytes_out),
             "magnetar_publish_errors": ("Publishes refused or failed", m.publish_errors),
+            "magnetar_lookups": ("LOOKUP commands received", m.lookups),
             "magnetar_tail_cache_hits": ("Dispatch reads served from memory", m.tail_hits),
             "magnetar_tail_cache_misses": ("Dispatch reads served from storage", m.tail_misses),
         }
@@ -44,7 +45,7 @@ class BrokerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.messages_in = self.bytes_in = self.messages_out = self.bytes_out = 0
-        self.publish_errors = self.tail_hits = self.tail_misses = 0
+        self.publish_errors = self.tail_hits = self.tail_misses = self.lookups = 0
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         self.registry.register(_HotCounters(self))
         self.connections = Gauge("magnetar_connections", "Open client connections", registry=self.registry)
