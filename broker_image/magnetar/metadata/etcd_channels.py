@@ -175,9 +175,11 @@ class Channels:
             raise LeaseLost(f"{details}; grant a new one") from error
         if "compacted" in details:
             raise Compacted(f"{details}; list again and watch from there") from error
-        overloaded = code is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(("etcdserver", "mvcc"))
-        if code in _REFUSED or overloaded:
+        if code in _REFUSED:
             raise StoreError(f"etcd {member.address} refused: {details} ({code.name})") from error
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(("etcdserver", "mvcc")):
+            # It answers, but is overloaded or out of space: what is asked of it now has to wait, whichever member is asked.
+            raise StoreUnavailable(f"etcd {member.address} takes nothing now: {details}; see to its quota and load") from error
         self.avoid(member)
         raise StoreUnavailable(f"etcd {member.address}: {details} ({code.name})") from error
 

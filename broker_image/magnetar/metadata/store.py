@@ -96,7 +96,8 @@ class WatchBatch:
 class MetadataStore(Protocol):
     """An etcd-like store.
 
-    Every method raises StoreUnavailable when no answer came (the change may or may not have happened) and StoreError for other failures.
+    Every method raises StoreUnavailable when no answer came (the change may or may not have happened) or the store takes no changes
+    for now (its quota is used up), and StoreError for other failures.
     """
 
     async def get(self, key: str) -> KeyValue | None:

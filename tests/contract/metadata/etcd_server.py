@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from dev.ports import free_port
@@ -43,18 +44,36 @@ class EtcdServer:
     def __init__(self, directory: Path, extra: tuple[str, ...] = (), scheme: str = "http") -> None:
         self._binary = etcd_binary()
         self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
         self._extra = extra
         self._scheme = scheme
         self._port, self._peer_port, self._health_port = free_port(), free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
+    @staticmethod
+    def form_cluster(servers: Sequence[EtcdServer]) -> None:
+        """Make `servers`, none of which has ever been started, the members of one cluster; its elections are unhurried."""
+        peers = ",".join(f"member-{number}={server.peer}" for number, server in enumerate(servers))
+        for number, server in enumerate(servers):
+            unhurried = ("--heartbeat-interval", "100", "--election-timeout", "1000")
+            server._extra += ("--name", f"member-{number}", "--initial-cluster", peers, *unhurried)
+
+    @property
+    def peer(self) -> str:
+        return f"http://127.0.0.1:{self._peer_port}"
+
     @property
     def endpoint(self) -> str:
         return f"{self._scheme}://127.0.0.1:{self._port}"
 
-    def start(self) -> None:
-        """Start, or start again on the same data; returns when it serves."""
-        client, peer = self.endpoint, f"http://127.0.0.1:{self._peer_port}"
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port for clients."""
+        return "127.0.0.1", self._port
+
+    def start(self, wait: bool = True) -> None:
+        """Start, or start again on the same data; returns when it serves. A member of a cluster needs the others for that."""
+        client, peer = self.endpoint, self.peer
         arguments = [
             *("--name", "test", "--data-dir", str(self._directory / "data"), "--log-level", "error"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
@@ -66,6 +85,12 @@ class EtcdServer:
         output = (self._directory / "etcd.log").open("ab")
         self._process = subprocess.Popen([self._binary, *arguments], stdout=output, stderr=output)
         output.close()
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until it serves. Raises EtcdNotAvailable with the end of its log."""
+        assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._healthy():
             if self._process.poll() is not None or time.monotonic() > deadline:

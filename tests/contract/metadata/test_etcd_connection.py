@@ -17,6 +17,7 @@ from magnetar.metadata import etcd
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.store import Compare, Put
 from magnetar.server.lease_thread import ThreadedLeaseKeeper
+from tests.contract.metadata.etcd_admin import EtcdAdmin
 from tests.contract.metadata.etcd_server import EtcdServer
 
 CLOCK = SystemClock()
@@ -213,6 +214,30 @@ def test_a_watch_on_a_silent_connection_reconnects(monkeypatch: pytest.MonkeyPat
         run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
     finally:
         frozen.kill()
+
+
+def test_without_space_reads_and_leases_go_on_and_writes_have_to_wait(server: EtcdServer) -> None:
+    """A used up quota is an outage for writers, not a refusal of what they write."""
+
+    async def scenario(store: EtcdStore) -> None:
+        await store.put("k", b"before")
+        lease = await store.grant_lease(60)
+        with EtcdAdmin(server.endpoint) as etcd:
+            etcd.raise_space_alarm()
+            with pytest.raises(StoreUnavailable, match="space"):
+                await store.put("k", b"during")
+            with pytest.raises(StoreUnavailable, match="space"):
+                await store.transact((Compare("new", "create", "=", 0),), (Put("new", b"v"),))
+            with pytest.raises(StoreUnavailable, match="space"):
+                await store.grant_lease(60)
+            item = await store.get("k")
+            assert item is not None
+            assert item.value == b"before"
+            assert await store.renew_lease(lease) >= 60
+            etcd.end_space_alarm()
+        await store.put("k", b"after", lease)
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
 def test_cancelling_a_caller_is_not_mistaken_for_closing(server: EtcdServer) -> None:
