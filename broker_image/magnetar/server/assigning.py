@@ -4,12 +4,13 @@ Owns: what any broker, and the leader, may write about bundles that it does not 
 which incarnations may be given bundles. Imports: balance (transition rules, placement), metadata, server siblings.
 Source: DESIGN 4; transition rule of PIP-192.
 Invariants: what is decided is decided on the store's own state of the bundle and committed by compare-and-swap on it; a wrong choice of a destination
-costs a move, never data.
+costs a move, never data; an outage of the store that cost everybody its lease costs nobody its bundles.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection
 
 import structlog
@@ -36,6 +37,15 @@ class Assigner:
         self._context, self._views = context, views
         self._assigning: dict[str, asyncio.Task[None]] = {}
         self.leaving = False
+        self._others_missing_until = 0.0
+
+    def distrust_absence(self) -> None:
+        """Our own registration is gone: others may be missing for the same reason, so nobody's bundles are orphans for now."""
+        self._others_missing_until = math.inf
+
+    def trust_absence_soon(self) -> None:
+        """We are registered again; who was away like us has as long again as reconnecting takes, half a lease, to do the same."""
+        self._others_missing_until = self._context.clock.monotonic() + self._context.settings.lease_ttl_s / 2
 
     async def assign_merged(self, name: str) -> None:
         """Assign an orphan; concurrent requests for the same bundle share one attempt."""
@@ -54,7 +64,10 @@ class Assigner:
             await asyncio.sleep(STORE_RETRY_S)
 
     async def assign(self, name: str, guard: Compare | None = None) -> None:
-        """Write Assigning for an orphaned bundle, decided on the store's own state rather than on the view."""
+        """Write Assigning for an orphaned bundle, decided on the store's own state rather than on the view.
+
+        Nothing while a missing owner may only be on its way back from an outage of the store: callers look again.
+        """
         store = self._context.store
         item = await store.get(keys.bundle(BundleName.parse(name)))
         record = BundleRecord.decode(item.value) if item is not None else None
@@ -62,6 +75,8 @@ class Assigner:
         if record is not None and taken and await store.get(keys.incarnation(record.incarnation)) is not None:
             assert item is not None
             self._views.bundles.observe(name, item.value, item.mod_revision)
+            return
+        if taken and self._context.clock.monotonic() < self._others_missing_until:
             return
         destination = self.place(rules.former_owners(record))
         if record is None or record.state is BundleState.FREE:

@@ -294,7 +294,7 @@ class Broker:
             version=__version__,
             draining=draining,
         )
-        await self._ports.store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
+        self._registered_at = await self._ports.store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
 
     def _damage(self) -> DamageTable:
         """The table of what is wrong with storage, with its metrics."""
@@ -335,8 +335,12 @@ class Broker:
             self._begin_registration()
 
     def _registrations_changed(self, names: list[str]) -> None:
-        """Our key may vanish though our lease lives: a late request of ours can have bound it to an earlier lease."""
-        if self.incarnation in names and self.ready and self.views.incarnations.get(self.incarnation) is None:
+        """Our key may vanish though our lease lives: a late request of ours can have bound it to an earlier lease.
+
+        A view that still catches up with an outage shows the end of the lease before ours: that is old news.
+        """
+        view = self.views.incarnations
+        if self.incarnation in names and self.ready and view.get(self.incarnation) is None and view.revision >= self._registered_at:
             log.warning("broker.registration_lost", incarnation=self.incarnation)
             self._begin_registration()
 
@@ -345,6 +349,7 @@ class Broker:
             self._registering = self._spawn(self._register_again(), "registration")
 
     async def _register_again(self) -> None:
+        self.ownership.assigner.distrust_absence()
         while not self._ended.done():
             try:
                 await self._log.check_claim()  # who has been fenced does not come back
@@ -355,6 +360,7 @@ class Broker:
                 await self._register(self._draining)
                 if not self._lease.valid():
                     continue
+                self.ownership.assigner.trust_absence_soon()
                 if not self._draining:
                     self._start_leader()
                 log.info("broker.registered_again", incarnation=self.incarnation)

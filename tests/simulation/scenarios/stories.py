@@ -23,6 +23,7 @@ from magnetar.server import ownership as bundle_ownership
 from magnetar.server.settings import BrokerSettings
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Position, Send
+from tests.simulation.kernel.store import STORE_HOST
 from tests.simulation.kernel.world import Environment
 from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
 from tests.simulation.scenarios.tracer_clients import client_of, payload_of, read_topic, until_done
@@ -305,6 +306,23 @@ def an_outage_of_the_store_longer_than_a_lease(seed: int) -> dict[str, int]:
         return story.ends_well()
 
 
+def everybody_is_cut_off_from_the_store_longer_than_a_lease(seed: int) -> dict[str, int]:
+    """Every lease has ended when the brokers come back, one after another: nobody takes the bundles of those who are not back yet."""
+    with Story(seed) as story:
+        owners = {name: record.incarnation for name, record in story.cluster.bundle_records().items()}
+        for name in BROKERS:
+            story.cluster.fabric.partition(name, STORE_HOST)
+        story.cluster.run(3 * story.cluster.settings.lease_ttl_s)
+        assert not story.cluster.registered()
+        for name in (*story.others(story.owner), story.owner):
+            story.cluster.fabric.heal(name, STORE_HOST)
+            story.cluster.run(0.2)
+        happened = story.ends_well()
+        now = story.cluster.bundle_records()
+        assert {name: now[name].incarnation for name in owners} == owners, "a bundle was taken from an owner that lives"
+        return happened
+
+
 # --- chains, drains -------------------------------------------------------------------------------------------------------------
 
 
@@ -523,6 +541,7 @@ STORIES: dict[str, Callable[[int], dict[str, int]]] = {
         lease_lost_while_starting,
         registration_vanishes_though_the_lease_lives,
         an_outage_of_the_store_longer_than_a_lease,
+        everybody_is_cut_off_from_the_store_longer_than_a_lease,
         long_chain_moved_at_once_after_a_takeover,
         source_dies_before_it_seals,
         an_index_is_lost,
