@@ -1,7 +1,7 @@
 """A cluster of real brokers on a real etcd.
 
 Owns: `Cluster`: three broker processes over one volume directory, finding owners, waiting for health, changing cordons; failures show its log dump.
-Imports: dev.server_process, the etcd of the contract tests, metadata.
+Imports: dev's processes and proxies, the etcd of the contract tests, metadata.
 Invariants: only processes started here are signalled, by their own handle; every wait has a deadline and says what it waited for.
 """
 
@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from dev.ports import free_port
 from dev.server_process import ServerProcess
+from dev.tcp_proxy import TcpProxy
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
@@ -67,19 +69,36 @@ def request(method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[i
 class Cluster:
     """etcd and brokers `broker-0`, `broker-1`, ...; `start` first, `stop` last."""
 
-    def __init__(self, directory: Path, brokers: int = 3) -> None:
+    def __init__(self, directory: Path, brokers: int = 3, *, members: int = 1, gated: bool = False) -> None:
+        """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of its own, `gates[name]`."""
         self.directory = directory
-        (directory / "etcd").mkdir(parents=True)
-        self.etcd = EtcdServer(directory / "etcd")
-        store = self.etcd.endpoint.replace("http://", "etcd://")
+        self.members = [EtcdServer(directory / f"etcd-{number}") for number in range(members)]
+        if members > 1:
+            EtcdServer.form_cluster(self.members)
+        names = [f"broker-{number}" for number in range(brokers)]
+        self.gates = {name: TcpProxy("127.0.0.1", free_port(), self.members[0].address) for name in names if gated}
         self.brokers = {
-            name: ServerProcess(directory, name=name, store=store, environment=SETTINGS)
-            for name in (f"broker-{number}" for number in range(brokers))
+            name: ServerProcess(directory, name=name, store=self._store_of(name), environment=SETTINGS) for name in names
         }
+
+    def _store_of(self, name: str) -> str:
+        gate = self.gates.get(name)
+        addresses = [(gate.host, gate.port)] if gate else [member.address for member in self.members]
+        return "etcd://" + ",".join(f"{host}:{port}" for host, port in addresses)
+
+    @property
+    def etcd(self) -> EtcdServer:
+        """The first member."""
+        return self.members[0]
 
     def start(self) -> None:
         """Start everything at once and wait until all brokers know each other."""
-        self.etcd.start()
+        for member in self.members:
+            member.start(wait=False)
+        for member in self.members:
+            member.wait_ready()
+        for gate in self.gates.values():
+            gate.start()
         for broker in self.brokers.values():
             broker.start(wait=False)
         for broker in self.brokers.values():
@@ -87,7 +106,9 @@ class Cluster:
         self.wait_healthy()
 
     def repair(self) -> None:
-        """Start what does not run, lift all cordons, and wait for health."""
+        """Heal all gates, start what does not run, lift all cordons, and wait for health."""
+        for gate in self.gates.values():
+            gate.heal()
         for broker in self.brokers.values():
             if not broker.running:
                 broker.start()
@@ -100,7 +121,10 @@ class Cluster:
         for broker in self.brokers.values():
             if broker.running:
                 broker.kill()
-        self.etcd.kill()
+        for gate in self.gates.values():
+            gate.stop()
+        for member in self.members:
+            member.kill()
 
     @property
     def entry(self) -> str:
@@ -176,7 +200,7 @@ class Cluster:
 
     def _with_store(self, act: Callable[[EtcdStore], Any]) -> None:
         async def run() -> None:
-            store = EtcdStore([self.etcd.endpoint], clock=SystemClock())
+            store = EtcdStore([member.endpoint for member in self.members], clock=SystemClock())
             try:
                 await act(store)
             finally:

@@ -1,0 +1,303 @@
+"""Trouble between brokers and their metadata store: three broker processes, a real etcd, a proxy between each broker and it.
+
+Every test publishes and consumes all the while, with deduplication on; afterwards everything acknowledged is read back where its receipt says,
+nothing is stored twice, and the bundles are owned again. Times are printed; what is asserted of them is generous.
+MAGNETAR_OUTAGE_S sets how long the store stays away (default 7 s, more than two leases).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from magnetar.metadata import keys
+from tests.clients.cluster import LEASE_S, Cluster, wait_for
+from tests.clients.load import Load
+from tests.clients.rest import Admin
+from tests.contract.metadata.etcd_admin import EtcdAdmin
+
+pytestmark = [pytest.mark.slow, pytest.mark.etcd]
+
+TOPICS = 6
+OUTAGE_S = float(os.environ.get("MAGNETAR_OUTAGE_S", "7"))
+HEAL_S = 5.0
+"""On top of the lease: noticing, fencing, recovery, and the client, which after 3.1 s looks again at 6.1 s."""
+QUIET_MAX_S = 2.0
+"""No topic may be without a receipt for so long where nobody has a reason to stop serving."""
+SLOW_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("trouble"), gated=True)
+    try:
+        cluster.start()
+        _deduplicate(cluster)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster) -> Cluster:
+    """The cluster with all brokers running and healthy, whatever the test before did to it."""
+    running_cluster.repair()
+    return running_cluster
+
+
+@pytest.fixture
+def load(cluster: Cluster, request: pytest.FixtureRequest) -> Load:
+    """Traffic on topics of this test alone, over all bundles."""
+    return _load(cluster, request)
+
+
+def _load(cluster: Cluster, request: pytest.FixtureRequest) -> Load:
+    name = request.node.name.removeprefix("test_").replace("_", "-")
+    return Load(cluster.service_url, [f"{name}-{number}" for number in range(TOPICS)], cluster.directory / f"client-{name}.log")
+
+
+def _deduplicate(cluster: Cluster) -> None:
+    Admin(cluster.brokers[cluster.entry]).call("POST", "namespaces/public/default/deduplication", True)
+
+
+def _wait_for_traffic(load: Load, timeout_s: float = 20.0) -> None:
+    """Until every topic has a receipt from now on."""
+    now = time.monotonic()
+    wait_for("a receipt on every topic", lambda: not load.silent(now), timeout_s)
+
+
+def _serve_for(seconds: float, load: Load) -> None:
+    """Every topic gets receipts all the time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        _wait_for_traffic(load, QUIET_MAX_S)
+        time.sleep(0.2)
+
+
+def _victim(cluster: Cluster, load: Load) -> str:
+    """A broker that serves some of the traffic and is not the one that clients were told of."""
+    owners = [owner for topic in load.topics if (owner := cluster.owner(topic)) != cluster.entry]
+    return owners[0] if owners else cluster.unload(load.topics[0])
+
+
+def _claims(cluster: Cluster) -> dict[str, list[str]]:
+    return {name: cluster.claims(name) for name in cluster.brokers}
+
+
+def _heal(cluster: Cluster, load: Load, what: str, heal: Callable[[], None], since: float) -> None:
+    """End the trouble; the cluster heals by itself, and moves work again."""
+    heal()
+    print(f"  {what}: healthy again after {cluster.wait_healthy():.2f} s", end="", flush=True)
+    _wait_for_traffic(load)
+    print(f", longest publish gap since it began {load.gap(load.topics, since, time.monotonic()):.2f} s", flush=True)
+    before = cluster.owner(load.topics[0])
+    assert cluster.unload(load.topics[0]) != before
+    _wait_for_traffic(load)
+
+
+def _for_all_gates(cluster: Cluster, act: str) -> None:
+    for gate in cluster.gates.values():
+        getattr(gate, act)()
+
+
+def _incarnation(cluster: Cluster, name: str) -> str:
+    """The only incarnation of a broker."""
+    (incarnation,) = cluster.claims(name)
+    return incarnation
+
+
+def test_owners_serve_while_etcd_is_unreachable(cluster: Cluster, load: Load) -> None:
+    """Connections refused for longer than two leases, then silent ones for as long: nobody stops serving, nobody loses a claim."""
+    with load:
+        _wait_for_traffic(load)
+        claims = _claims(cluster)
+        for trouble in ("cut", "stall"):
+            since = time.monotonic()
+            _for_all_gates(cluster, trouble)
+            _serve_for(OUTAGE_S, load)
+            _heal(cluster, load, f"etcd unreachable for {OUTAGE_S} s ({trouble})", lambda: _for_all_gates(cluster, "heal"), since)
+        assert load.gap(load.topics, since, time.monotonic()) < QUIET_MAX_S
+        assert _claims(cluster) == claims, "nobody had a reason to end"
+    load.verify()
+
+
+def test_an_owner_that_alone_is_cut_off_is_replaced(cluster: Cluster, load: Load) -> None:
+    """The others take its bundles over and fence it; it comes back as a new incarnation when it reaches the store again."""
+    with load:
+        _wait_for_traffic(load)
+        victim = _victim(cluster, load)
+        before, since = cluster.claims(victim), time.monotonic()
+        cluster.gates[victim].stall()
+        wait_for("its bundles taken over", lambda: not cluster.owned_by(victim), LEASE_S + HEAL_S)
+        wait_for("its claim is gone", lambda: before[0] not in cluster.claims(victim), 5)
+        cut = time.monotonic()
+        wait_for("every topic writable while it is cut off", lambda: not load.silent(cut), LEASE_S + HEAL_S)
+        gap = load.gap(load.topics, since, time.monotonic())
+        assert gap < LEASE_S + HEAL_S, gap
+        _heal(cluster, load, "one owner cut off", cluster.gates[victim].heal, since)
+        assert cluster.claims(victim) != before
+    load.verify()
+
+
+def test_etcd_answers_late(cluster: Cluster, load: Load) -> None:
+    """Each answer half a second late: leases live, nobody ends, moves are slower but work and cost no send."""
+    with load:
+        _wait_for_traffic(load)
+        claims, since = _claims(cluster), time.monotonic()
+        for gate in cluster.gates.values():
+            gate.slow(SLOW_S)
+        _serve_for(LEASE_S * 2, load)
+        assert load.gap(load.topics, since, time.monotonic()) < QUIET_MAX_S
+        before, moved = cluster.owner(load.topics[1]), time.monotonic()
+        assert cluster.unload(load.topics[1]) != before
+        _wait_for_traffic(load)
+        print(f"  a move with etcd {SLOW_S} s late: publish gap {load.gap(load.topics[1:2], moved, time.monotonic()):.2f} s")
+        _heal(cluster, load, f"answers {SLOW_S} s late", lambda: _for_all_gates(cluster, "heal"), since)
+        assert _claims(cluster) == claims
+    load.verify()
+
+
+@pytest.mark.parametrize("everyone", [False, True], ids=["one", "all"])
+def test_lost_leases(cluster: Cluster, load: Load, everyone: bool) -> None:
+    """Leases are revoked under live owners, the leader's with them: owners register again or are fenced, never both serve."""
+    with load:
+        _wait_for_traffic(load)
+        victims = list(cluster.brokers) if everyone else [_victim(cluster, load)]
+        since = time.monotonic()
+        with EtcdAdmin(cluster.etcd.endpoint) as etcd:
+            leases = [etcd.lease_of(keys.incarnation(_incarnation(cluster, name))) for name in victims]
+            assert all(leases)
+            for lease in leases:
+                etcd.revoke(lease)
+
+            def kept_again(name: str) -> bool:
+                claims = cluster.claims(name)
+                return bool(claims) and all(etcd.lease_of(keys.incarnation(claim)) not in (0, *leases) for claim in claims)
+
+            wait_for("a new lease for every broker", lambda: all(map(kept_again, victims)), LEASE_S + HEAL_S)
+        _heal(cluster, load, f"{len(victims)} leases revoked", lambda: None, since)
+        assert load.gap(load.topics, since, time.monotonic()) < LEASE_S + HEAL_S
+    load.verify()
+
+
+def test_history_compacted_under_the_watches_of_a_broker(cluster: Cluster, load: Load) -> None:
+    """While a broker hears nothing, records are written and deleted and all history goes: it lists again and knows exactly what is there."""
+    victim = next(iter(cluster.brokers))
+    assert victim != cluster.entry
+    admin, late = Admin(cluster.brokers[cluster.entry]), Admin(cluster.brokers[victim])
+    admin.call("PUT", "namespaces/public/doomed", {})
+    wait_for("the namespace is known", lambda: "public/doomed" in late.call("GET", "namespaces/public"), 5)
+    with load:
+        _wait_for_traffic(load)
+        since = time.monotonic()
+        cluster.gates[victim].stall()
+        admin.call("DELETE", "namespaces/public/doomed")
+        admin.call("PUT", "namespaces/public/born", {})
+        admin.call("PUT", "persistent/public/default/split-in-four/partitions", 4)
+        with EtcdAdmin(cluster.etcd.endpoint) as etcd:
+            print(f"  compacted up to revision {etcd.compact()}")
+        # Shorter than the lease: the incarnation lives on, and its views with it.
+        _heal(cluster, load, "history compacted", cluster.gates[victim].heal, since)
+        wait_for("the late broker knows what was born", lambda: "public/born" in late.call("GET", "namespaces/public"), 5)
+        assert "public/doomed" not in late.call("GET", "namespaces/public")
+        wait_for(
+            "the late broker knows the partitions",
+            lambda: late.call("GET", "persistent/public/default/split-in-four/partitions")["partitions"] == 4,
+            5,
+        )
+        assert late.call("GET", "namespaces/public") == admin.call("GET", "namespaces/public")
+    admin.call("DELETE", "namespaces/public/born")
+    load.verify()
+
+
+def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
+    """Every write is refused: owners serve on under their claims, moves wait, a broker that starts waits; afterwards all is made good."""
+    with load, EtcdAdmin(cluster.etcd.endpoint) as etcd:
+        _wait_for_traffic(load)
+        victim = _victim(cluster, load)
+        elsewhere = {topic for topic in load.topics if cluster.owner(topic) != victim}
+        claims, since = {name: claim for name, claim in _claims(cluster).items() if name != victim}, time.monotonic()
+        etcd.raise_space_alarm()
+        try:
+            _serve_for(LEASE_S * 1.5, load)
+            assert load.gap(load.topics, since, time.monotonic()) < QUIET_MAX_S
+            cluster.brokers[victim].kill()
+            cluster.brokers[victim].start(wait=False)
+            time.sleep(LEASE_S + 1)  # long enough for a lease to end and for whoever could give up to do so
+            assert cluster.brokers[victim].running, "a broker that cannot register yet waits"
+            now = time.monotonic()
+            wait_for("receipts elsewhere", lambda: not elsewhere.intersection(load.silent(now)), QUIET_MAX_S)
+        finally:
+            _heal(cluster, load, "etcd out of space", etcd.end_space_alarm, since)
+        assert {name: cluster.claims(name) for name in claims} == claims, "nobody else had a reason to end"
+    load.verify()
+
+
+def test_all_brokers_stand_still_for_longer_than_the_lease(cluster: Cluster, load: Load) -> None:
+    """A suspended machine: the lease is counted by a clock that went on meanwhile, so all wake up without one, and heal."""
+    with load:
+        _wait_for_traffic(load)
+        since = time.monotonic()
+        for broker in cluster.brokers.values():
+            broker.signal(signal.SIGSTOP)
+        time.sleep(LEASE_S + 1.5)
+        try:
+            with EtcdAdmin(cluster.etcd.endpoint) as etcd:
+                held = [etcd.lease_of(keys.incarnation(_incarnation(cluster, name))) for name in cluster.brokers]
+            assert held == [0, 0, 0], "etcd has ended every lease"
+        finally:
+            for broker in cluster.brokers.values():
+                broker.signal(signal.SIGCONT)
+        _heal(cluster, load, "all brokers suspended", lambda: None, since)
+        gap = load.gap(load.topics, since, time.monotonic())
+        assert gap < LEASE_S + 1.5 + LEASE_S + HEAL_S, gap
+    load.verify()
+
+
+def test_leaders_of_etcd_change(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+    """Three members: leadership is handed on twice, then the leader is killed, then it comes back: nobody ends, nothing waits for long."""
+    cluster = Cluster(tmp_path_factory.mktemp("leaders"), members=3)
+    try:
+        cluster.start()
+        _deduplicate(cluster)
+        load = _load(cluster, request)
+        with load:
+            _wait_for_traffic(load)
+            claims, since = _claims(cluster), time.monotonic()
+            for _ in range(2):
+                _hand_leadership_on(cluster)
+                _serve_for(1.0, load)
+            leader = _leader(cluster)
+            cluster.members[leader].kill()
+            _serve_for(LEASE_S, load)
+            assert cluster.unload(load.topics[0])
+            _heal(cluster, load, "leaders of etcd changed", cluster.members[leader].start, since)
+            assert load.gap(load.topics, since, time.monotonic()) < QUIET_MAX_S
+            assert _claims(cluster) == claims
+        load.verify()
+    finally:
+        cluster.stop()
+
+
+def _leader(cluster: Cluster) -> int:
+    """Index of the member that leads."""
+    for number, member in enumerate(cluster.members):
+        with EtcdAdmin(member.endpoint) as etcd:
+            identity, leader = etcd.member_and_leader()
+        if identity == leader:
+            return number
+    raise AssertionError("no member leads")
+
+
+def _hand_leadership_on(cluster: Cluster) -> None:
+    before = _leader(cluster)
+    after = (before + 1) % len(cluster.members)
+    with EtcdAdmin(cluster.members[after].endpoint) as etcd:
+        successor, _ = etcd.member_and_leader()
+    with EtcdAdmin(cluster.members[before].endpoint) as etcd:
+        etcd.hand_leadership_to(successor)
+    wait_for("the next member leads", lambda: _leader(cluster) == after, 5)
