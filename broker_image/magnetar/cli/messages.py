@@ -70,7 +70,7 @@ async def _reached(service_url: str, work: Callable[[str], Coroutine[Any, Any, i
             writer.close()
             answering.append(str(endpoint))
         except OSError as error:  # a TimeoutError as well
-            failures.append(f"{endpoint}: {error.strerror or 'no answer in time'}")
+            failures.append(f"{endpoint}: {os.strerror(error.errno) if error.errno else 'no answer in time'}")
     if not answering:
         raise Unreachable(f"no answer from {', '.join(failures)}", REMEDY)
     try:
