@@ -94,7 +94,8 @@ class Assigner:
         """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""
         counts: dict[str, int] = {}
         for viewed in self._views.bundles.items.values():
-            counts[viewed.record.incarnation] = counts.get(viewed.record.incarnation, 0) + 1
+            holder = viewed.record.destination or viewed.record.incarnation  # what is on its way counts for where it goes
+            counts[holder] = counts.get(holder, 0) + 1
         candidates = {name: load for name, load in self.candidates().items() if name not in exclude}
         if not candidates:
             raise ServiceNotReady("Failed to acquire ownership: no broker takes bundles now (all are draining or cordoned)")

@@ -36,6 +36,8 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import TailCache
 from magnetar.server.log_keys import LogKeys
+from magnetar.server.log_scans import LogScans
+from magnetar.server.preloading import Preloads
 from magnetar.server.recovery import recover_bundle
 from magnetar.server.recovery_retries import RecoveryRetries
 from magnetar.server.rolling import LogRoller
@@ -48,6 +50,8 @@ log = structlog.get_logger(__name__)
 HAND_OVER_WAIT_S = 5.0
 MOVE_SCAN_BYTES_MAX = 2 << 20
 """A successor replays this much of the log in some milliseconds: not worth a checkpoint before the move."""
+PRELOAD_S_MIN, PRELOAD_S_MAX, PRELOAD_BYTES_PER_S = 0.02, 0.5, 20 << 20
+"""How long a source goes on serving while the destination reads ahead: some time to begin, and what reading takes at about this pace."""
 STORE_RETRY_S = 0.1
 
 
@@ -68,6 +72,8 @@ class Ownership:
         self._log_keys = LogKeys(context, self.bundle_of)
         self._beginnings: dict[str, int] = {}
         self._retries = RecoveryRetries(context)
+        self._scans = LogScans(context.volume)
+        self._preloads = Preloads(context, self._scans)
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
@@ -154,6 +160,7 @@ class Ownership:
     def _bundles_changed(self, names: list[str]) -> None:
         self._announce()
         for name in names:
+            self._preloads.look(name, self._views.bundles.get(name))
             self._follow(name)
 
     def _follow(self, name: str) -> None:
@@ -204,8 +211,9 @@ class Ownership:
         """From our Assigning record to Owned: fence, recover, commit."""
         started = self._context.clock.monotonic()
         epoch = self._context.restore * RESTORE_STRIDE + assigned.mod_revision
+        preloaded = await self._preloads.take(name, assigned.record)
         try:
-            recovered = await recover_bundle(self._context, BundleName.parse(name), assigned.record, epoch)
+            recovered = await recover_bundle(self._context, BundleName.parse(name), assigned.record, epoch, self._scans, preloaded)
         except (StorageError, StoreError) as error:
             # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes.
             log.error("bundle.recovery_failed", bundle=name, epoch=epoch, error=str(error))
@@ -228,7 +236,8 @@ class Ownership:
         )
         self.registry.adopt(self._owned[name])
         self._context.metrics.bundles_owned.set(len(self._owned))
-        self._context.metrics.acquisitions.labels("takeover" if recovered.fenced else "move").inc()
+        kind = "takeover" if recovered.fenced else "move" if preloaded is None else "preloaded"
+        self._context.metrics.acquisitions.labels(kind).inc()
         seconds = round(self._context.clock.monotonic() - started, 4)
         self._context.metrics.acquire_seconds.observe(seconds)
         log.info("bundle.owned", bundle=name, epoch=epoch, topics=len(recovered.topics), seconds=seconds, fenced=recovered.fenced)
@@ -255,9 +264,9 @@ class Ownership:
                 viewed = self._views.bundles.items[name]
                 if viewed.record.state is not BundleState.OWNED or viewed.record.incarnation != self._context.incarnation:
                     break
-                await commit_record(
-                    self._context, self._views, name, viewed.mod_revision, rules.release(viewed.record, destination, reason=reason)
-                )
+                wanted = destination or self._choose_destination(viewed.record)  # now, so that it can begin to read
+                releasing = rules.release(viewed.record, wanted, reason=reason)
+                await commit_record(self._context, self._views, name, viewed.mod_revision, releasing)
             while self._owned.get(name) is owned:
                 changed = self._changed
                 if self._owned.get(name) is owned:
@@ -265,14 +274,14 @@ class Ownership:
 
     async def _release(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> None:
         """From our Releasing record to somebody else's Assigning (or Free): checkpoint, freeze, flush, RELEASE, commit, close clients."""
-        pointer = await self.shortener.shorten(owned, releasing.record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
+        releasing = await self._prepare_release(name, owned, releasing)
         started = self._context.clock.monotonic()
         owned.freeze()
         end = await owned.append_release()
         self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
         record, revision = releasing.record, releasing.mod_revision
         destination = self._choose_destination(record)
-        released = rules.released(record, destination, end=end, checkpoint=pointer)
+        released = rules.released(record, destination, end=end)
         if await commit_record(self._context, self._views, name, revision, released) is None and not self._is_released(
             name, released.chain[-1]
         ):
@@ -285,6 +294,20 @@ class Ownership:
         del self._owned[name]
         self._context.metrics.bundles_owned.set(len(self._owned))
         self._roller.roll_soon()
+
+    async def _prepare_release(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> Viewed[BundleRecord]:
+        """While still serving: shorten a long chain, and let the destination read it; the record to release."""
+        record = releasing.record
+        pointer = await self.shortener.shorten(owned, record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
+        if pointer is not None:
+            record = rules.advance_checkpoint(record, pointer)
+            revision = await commit_record(self._context, self._views, name, releasing.mod_revision, record)
+            if revision is None:
+                return releasing  # somebody has changed the record, which the release will find out
+            releasing = Viewed(record, revision)
+        if record.destination:
+            await asyncio.sleep(min(PRELOAD_S_MAX, PRELOAD_S_MIN + self._roller.chain_bytes(record) / PRELOAD_BYTES_PER_S))
+        return releasing
 
     def _is_released(self, name: str, ours: LogRange) -> bool:
         """Whether our release was taken though its answer was lost: the successor has gone on from exactly where we ended."""
@@ -365,6 +388,8 @@ class Ownership:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._preloads.stop()
+        await self._scans.stop()
         await self.registry.stop()
         for owned in self._owned.values():
             owned.stop()

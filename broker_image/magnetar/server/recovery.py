@@ -8,22 +8,22 @@ bundle's own epochs count, and none after that epoch's RELEASE in the same log; 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
 from magnetar.errors import CorruptData
-from magnetar.metadata.records import BundleRecord, LogPosition, LogRange
+from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition, LogRange
 from magnetar.names import BundleName, TopicName
 from magnetar.server.bundle import RecoveredBundle, RecoveredTopic
 from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.entry_index import EntryIndex, Run
+from magnetar.server.log_scans import LogScans, Take
 from magnetar.storage.checkpoint import TopicValues, read_checkpoint
-from magnetar.storage.fencing import fence
 from magnetar.storage.log_format import CursorOperation, CursorRecord, EntriesRecord, ReleaseRecord, TopicOperation, TopicRecord
 from magnetar.storage.places import RecordPlace
-from magnetar.storage.recovery import scan
+from magnetar.storage.recovery import ScannedRecord
 from magnetar.topics.ledgers import Position
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
 from magnetar.topics.topic import Topic
@@ -31,40 +31,77 @@ from magnetar.topics.topic import Topic
 log = structlog.get_logger(__name__)
 
 
-async def recover_bundle(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
+async def recover_bundle(
+    context: BrokerContext,
+    bundle: BundleName,
+    record: BundleRecord,
+    epoch: int,
+    scans: LogScans,
+    preloaded: Preloaded | None = None,
+) -> RecoveredBundle:
     """The bundle's topics as of the end of its chain. Raises StorageError; CorruptData names what is damaged or missing.
 
-    Something may also be missing because the record is old, and others have gone on since: then its successor does not name it.
+    Of a planned move only what `preloaded` has not seen is read. Something may also be missing because the record is old, and others have gone on
+    since: then its successor does not name it.
     """
     try:
-        return await _recover(context, bundle, record, epoch)
+        if preloaded is not None:
+            return await _finish(record, epoch, scans, preloaded)
+        return await _recover(context, bundle, record, epoch, scans)
     except FileNotFoundError as error:
         missing = str(error.filename or error)
         raise CorruptData(f"{missing} is missing; bundle {bundle} needs it: restore it from a backup", file=missing) from error
 
 
-async def _recover(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
+async def _recover(
+    context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, scans: LogScans
+) -> RecoveredBundle:
     sealed_end: LogPosition | None = None
     chain = record.chain
     if chain and chain[-1].end is None:
         assert chain[-1].incarnation != context.incarnation, "we cannot take over from ourselves"
-        sealed = await fence(context.volume, chain[-1].incarnation)
+        sealed = await scans.fence(chain[-1].incarnation)
         # An owner that died before its first file was durable has written nothing of this term.
         sealed_end = LogPosition(sealed[-1].number, sealed[-1].length) if sealed else chain[-1].start
         chain = (*chain[:-1], replace(chain[-1], end=max(sealed_end, chain[-1].start, key=lambda p: (p.file, p.offset))))
-    replay = _Replay(context, bundle, epoch)
-    if record.checkpoint is not None:
-        checkpoint = await read_checkpoint(context.volume, record.checkpoint.object)
-        if checkpoint.epoch >= epoch:
-            raise CorruptData(
-                f"checkpoint {record.checkpoint.object} is of epoch {checkpoint.epoch}, ours is {epoch}: raise the restore number"
-            )
-        for name, state in checkpoint.topics.items():
-            replay.topics[name] = RecoveredTopic(Topic.from_state(name, epoch, _topic_state(state)), EntryIndex())
+    replay = BundleReplay(bundle, epoch)
+    await replay.load(context, record.checkpoint)
     for term, span in zip(record.epochs, chain, strict=True):
-        await replay.replay(term, span)
+        await replay.replay(scans, term, span)
     catalog = await BundleCatalog.open(context, bundle)
     return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Preloaded:
+    """What a destination has read while the source still served: everything of `record`'s chain before `reached` in its last range.
+
+    `over`: its term's RELEASE was read as well.
+    """
+
+    record: BundleRecord
+    replay: BundleReplay
+    catalog: BundleCatalog
+    reached: LogPosition
+    over: bool
+
+    def fits(self, assigned: BundleRecord) -> bool:
+        """Whether the term that was read ahead is the one that a planned release has ended, and what is missing follows without a gap."""
+        if not assigned.chain or not self.record.chain or assigned.epochs[-1:] != self.record.epochs[-1:]:
+            return False
+        ended, read = assigned.chain[-1], self.record.chain[-1]
+        reached = (self.reached.file, self.reached.offset)
+        begin = (ended.start.file, ended.start.offset)
+        return ended.end is not None and ended.incarnation == read.incarnation and reached >= begin
+
+
+async def _finish(record: BundleRecord, epoch: int, scans: LogScans, preloaded: Preloaded) -> RecoveredBundle:
+    """Read what the source wrote after `preloaded`, up to its RELEASE."""
+    replay, last = preloaded.replay, record.chain[-1]
+    replay.begin(epoch)
+    if not preloaded.over:
+        await replay.replay(scans, record.epochs[-1], replace(last, start=preloaded.reached))
+    return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False)
 
 
 def _topic_state(values: TopicValues) -> TopicState:
@@ -76,28 +113,50 @@ def _topic_state(values: TopicValues) -> TopicState:
     return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences, values.sizes, values.marks)
 
 
-class _Replay:
-    """Applies the records of one bundle, term by term."""
+class BundleReplay:
+    """Applies the records of one bundle, term by term, to be served in the term `epoch` or a later one."""
 
-    def __init__(self, context: BrokerContext, bundle: BundleName, epoch: int) -> None:
-        self._context, self._bundle, self._epoch = context, bundle, epoch
+    def __init__(self, bundle: BundleName, epoch: int) -> None:
+        self._bundle, self._epoch = bundle, epoch
         self._belongs: dict[str, bool] = {}
         self.topics: dict[str, RecoveredTopic] = {}
 
-    async def replay(self, term: int, span: LogRange) -> None:
+    async def load(self, context: BrokerContext, pointer: CheckpointPointer | None) -> None:
+        """Begin with a checkpoint. Raises CorruptData, StorageError, FileNotFoundError."""
+        if pointer is None:
+            return
+        checkpoint = await read_checkpoint(context.volume, pointer.object)
+        if checkpoint.epoch >= self._epoch:
+            raise CorruptData(
+                f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is {self._epoch}: raise the restore number"
+            )
+        for name, state in checkpoint.topics.items():
+            self.topics[name] = RecoveredTopic(Topic.from_state(name, self._epoch, _topic_state(state)), EntryIndex())
+
+    def begin(self, epoch: int) -> None:
+        """The term these topics are served in is known now."""
+        self._epoch = epoch
+        for found in self.topics.values():
+            found.core.begin_term(epoch)
+
+    async def replay(self, scans: LogScans, term: int, span: LogRange) -> None:
         """Apply every valid record of epoch `term` in `span`."""
         assert span.end is not None
-        if (span.end.file, span.end.offset) <= (span.start.file, span.start.offset):
-            return
-        async for scanned in scan(self._context.volume, span.incarnation, span.start, span.end):
+        if (span.end.file, span.end.offset) > (span.start.file, span.start.offset):
+            await scans.read(span.incarnation, span.start, span.end, term, self.taker(span.incarnation))
+
+    def taker(self, incarnation: str) -> Take:
+        """Applies records of one term in one log; True after its RELEASE: later records of that term there are void."""
+
+        def take(scanned: ScannedRecord) -> bool:
             record = scanned.record
-            if record.epoch != term:
-                continue
             if isinstance(record, ReleaseRecord):
-                if record.bundle == str(self._bundle):
-                    return  # later records of this epoch in this log are void
-            elif self._contains(record.topic):
-                self._apply(span.incarnation, scanned.place, record)
+                return record.bundle == str(self._bundle)
+            if self._contains(record.topic):
+                self._apply(incarnation, scanned.place, record)
+            return False
+
+        return take
 
     def _contains(self, topic: str) -> bool:
         known = self._belongs.get(topic)

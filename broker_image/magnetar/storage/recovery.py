@@ -9,7 +9,7 @@ behind a bad one is an error too, since a writer never starts a block before the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 
 from magnetar.errors import CorruptData
@@ -139,8 +139,10 @@ async def list_log_files(volume: Volume, incarnation: str) -> list[int]:
     return sorted(number for number in found if number is not None)
 
 
-async def scan(volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None) -> AsyncIterator[ScannedRecord]:
-    """Records of an incarnation's log in [start, end), in order; `end` None means up to the last durable record.
+async def scan(
+    volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None, terms: Container[int] | None = None
+) -> AsyncIterator[ScannedRecord]:
+    """Records of an incarnation's log in [start, end), in order; `end` None means up to the last durable record, `terms` None those of all epochs.
 
     `start` and `end` are ends of blocks (or offset 0: the file's first). Views point into the bytes that were read. Raises CorruptData for
     any damage below a seal or below `end`, StorageError.
@@ -157,7 +159,7 @@ async def scan(volume: Volume, incarnation: str, start: LogPosition, end: LogPos
         await read_file_header(volume, incarnation, number)
         blocks = LogBlocks(volume, incarnation, number, begin, limit)
         async for body_at, body in blocks:
-            for decoded, (payload_at, record) in enumerate(_decoded(blocks.name, body_at, body), 1):
+            for decoded, (payload_at, record) in enumerate(_decoded(blocks.name, body_at, body, terms), 1):
                 yield ScannedRecord(RecordPlace(number, body_at + payload_at), record)
                 if decoded % RECORDS_PER_TURN_MAX == 0:
                     await asyncio.sleep(0)
@@ -172,6 +174,38 @@ async def scan(volume: Volume, incarnation: str, start: LogPosition, end: LogPos
             )
 
 
+async def scan_durable(
+    volume: Volume, incarnation: str, start: LogPosition, terms: Container[int]
+) -> AsyncIterator[tuple[LogPosition, list[ScannedRecord]]]:
+    """Blocks (where each ends, and its records of `terms`) from `start` on of a log whose owner may live, as far as they are durable for certain.
+
+    Of a file that is not sealed that is all but the last block: a writer starts none before the one before is on stable storage, and what it
+    could not flush is the last one for ever. Ends without an error where nothing more can be said; damage is for recovery to name. Raises
+    StorageError.
+    """
+    numbers = [number for number in await list_log_files(volume, incarnation) if number >= start.file]
+    for expected, number in enumerate(numbers, start.file):
+        limit = await read_seal(volume, incarnation, number)
+        begin = max(FILE_HEADER_BYTES, start.offset if number == start.file else 0)
+        if number != expected:
+            return
+        if limit is not None and limit <= begin:
+            continue
+        blocks = LogBlocks(volume, incarnation, number, begin, limit)
+        held: tuple[LogPosition, list[ScannedRecord]] | None = None
+        async for body_at, body in blocks:
+            if held is not None:
+                yield held
+            found = _decoded(blocks.name, body_at, body, terms)
+            records = [ScannedRecord(RecordPlace(number, body_at + at), record) for at, record in found]
+            held = LogPosition(number, blocks.end), records
+            await asyncio.sleep(0)
+        if limit is None or blocks.end != limit:
+            return
+        if held is not None:
+            yield held
+
+
 async def build_index(volume: Volume, incarnation: str, number: int, length: int) -> IndexBuilder:
     """The index of a file sealed at `length`, from the file itself: everything in an index is in its file as well. Raises as `scan`."""
     builder = IndexBuilder(incarnation, number)
@@ -181,9 +215,9 @@ async def build_index(volume: Volume, incarnation: str, number: int, length: int
     return builder
 
 
-def _decoded(name: str, body_at: int, body: memoryview) -> list[tuple[int, Record]]:
+def _decoded(name: str, body_at: int, body: memoryview, terms: Container[int] | None) -> list[tuple[int, Record]]:
     try:
-        return list(decode_records(body))
+        return list(decode_records(body, terms))
     except CorruptData as error:
         raise CorruptData(f"{name}: block at {body_at - BLOCK_HEADER_BYTES}: {error}") from error
 

@@ -275,6 +275,13 @@ class Topic:
             topic.apply_cursor(subscription, cursor.as_delta())
         return topic
 
+    def begin_term(self, epoch: int) -> None:
+        """Serve in this term, which is above those of all entries: what was read ahead did not know it yet."""
+        ledger = ledger_of_epoch(epoch)
+        assert ledger >= self._ledger, (ledger, self._ledger)
+        assert not self._next_entry, self._next_entry
+        self._ledger = ledger
+
     def apply_topic(self, created_ms: int, properties: Mapping[str, str]) -> None:
         """Replay the topic's creation."""
         self.created_ms = created_ms

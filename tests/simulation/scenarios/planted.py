@@ -17,9 +17,10 @@ import pytest
 
 from magnetar.metadata.records import BundleRecord
 from magnetar.names import BundleName
-from magnetar.server import ownership, recovery, tidying
+from magnetar.server import log_scans, ownership, tidying
 from magnetar.server.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.context import BrokerContext
+from magnetar.server.log_scans import LogScans
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
@@ -76,18 +77,20 @@ def length_before_fence(patch: Patch) -> None:
         await volume.remove(names.claim(incarnation))
         return sealed
 
-    patch.setattr(recovery, "fence", fence)
+    patch.setattr(log_scans, "fence", fence)
 
 
 def last_range_ignored(patch: Patch) -> None:
     """Recovery replays the chain without what the last owner wrote."""
     recover: Recover = vars(ownership)["recover_bundle"]
 
-    async def forgetful(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
+    async def forgetful(
+        context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, scans: LogScans, _preloaded: Any
+    ) -> RecoveredBundle:
         chain = record.chain
         if chain and chain[-1].end is not None:
             record = replace(record, chain=(*chain[:-1], replace(chain[-1], end=chain[-1].start)))
-        return await recover(context, bundle, record, epoch)
+        return await recover(context, bundle, record, epoch, scans, None)
 
     patch.setattr(ownership, "recover_bundle", forgetful)
 
@@ -136,8 +139,8 @@ def ledger_of_the_term_before(patch: Patch) -> None:
     """A new term goes on in the ledger of the one before, from entry 0."""
     recover: Recover = vars(ownership)["recover_bundle"]
 
-    async def stale(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
-        recovered = await recover(context, bundle, record, epoch)
+    async def stale(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, *how: Any) -> RecoveredBundle:
+        recovered = await recover(context, bundle, record, epoch, *how)
         for topic in recovered.topics.values():
             if topic.core.last_confirmed.ledger > 0:
                 topic.core._ledger = topic.core.last_confirmed.ledger

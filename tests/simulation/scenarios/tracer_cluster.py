@@ -31,6 +31,8 @@ from magnetar.server import ownership, rolling
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.bundle import RecoveredBundle
 from magnetar.server.context import BrokerContext
+from magnetar.server.log_scans import LogScans
+from magnetar.server.recovery import Preloaded
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.settings import BrokerSettings
 from tests.simulation.kernel.faults import Faults
@@ -42,7 +44,7 @@ PORT = 6650
 SERVICE_URL = "pulsar://" + ",".join(f"{name}:{PORT}" for name in BROKERS)
 MOVE_TIMEOUT_S = 3.0
 FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-Recover = Callable[[BrokerContext, BundleName, BundleRecord, int], Awaitable[RecoveredBundle]]
+Recover = Callable[..., Awaitable[RecoveredBundle]]
 EXPECTED_ENDINGS = ("log: ", "claim: ", "was taken over")
 """How an incarnation may end itself: its log or its claim is gone, or it saw somebody else's record."""
 
@@ -242,8 +244,12 @@ def _observed(cluster: Cluster) -> Iterator[None]:
         history.receipt(str(session.topic.name), last, session.topic.context.incarnation)
         answer(session, ledger, first_entry, sequences, highest)
 
-    async def recover(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int) -> RecoveredBundle:
-        recovered = await rebuild(context, bundle, record, epoch)
+    async def recover(
+        context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, scans: LogScans, preloaded: Preloaded | None
+    ) -> RecoveredBundle:
+        if preloaded is not None:
+            cluster.evidence.counts["preloaded"] += 1
+        recovered = await rebuild(context, bundle, record, epoch, scans, preloaded)
         if cluster.bundle_records().get(str(bundle)) != record:
             # Others have gone on since: this recovery cannot become a term, and what it read may be collected by now.
             cluster.evidence.counts["stale recovery"] += 1

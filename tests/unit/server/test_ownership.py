@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,9 +15,11 @@ from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import BundleRecord, BundleState
+from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, LogRange
 from magnetar.names import BundleName, TopicName
 from magnetar.server.broker import Broker
+from magnetar.server.catalog import BundleCatalog
+from magnetar.server.recovery import BundleReplay, Preloaded
 from magnetar.storage.manifest import load_manifest
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, entry, open_peer, running_broker, volume_in
@@ -276,3 +278,59 @@ def test_an_incarnation_that_ends_writes_nothing_more(tmp_path: Path) -> None:
         assert problems == []
 
     asyncio.run(scenario())
+
+
+def ahead(broker: Broker) -> float:
+    """Bundles this broker acquired after having read them ahead."""
+    return broker.metrics.registry.get_sample_value("magnetar_bundle_acquisitions_total", {"kind": "preloaded"}) or 0.0
+
+
+def test_a_move_finds_everything_read_ahead(tmp_path: Path) -> None:
+    """While the source still takes messages its successor reads the log; after RELEASE it reads the rest, and nothing is missing or double."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            name, sent = str(await cluster.bundle()), 0
+            before = [ahead(broker) for broker in (cluster.first, cluster.second)]
+            for _ in range(6):
+                owner = await cluster.owner()
+                async with open_peer(owner) as peer:
+                    await peer.produce()
+                    await publish(peer, sent, 5)
+                    moving = asyncio.create_task(owner.ownership.move(name, "", "test"))
+                    taken = 5
+                    while not owner.ownership.owned[name].topics[TOPIC].frozen and not moving.done():
+                        peer.write(requests.send(1, sent + taken, entry(MESSAGE, sent + taken)))
+                        taken += 1
+                        await asyncio.sleep(0.003)
+                    await moving
+                    stored = await count_stored(await cluster.owner())
+                    assert sent + 5 <= stored <= sent + taken
+                    sent = stored
+                successor = await cluster.owner()
+                assert successor is cluster.other(owner)
+            assert [ahead(broker) for broker in (cluster.first, cluster.second)] == [before[0] + 3, before[1] + 3], (
+                "all were read ahead"
+            )
+
+    asyncio.run(scenario())
+
+
+def test_what_was_read_ahead_is_used_only_where_it_fits() -> None:
+    """A term that ended otherwise, another source, a checkpoint beyond what was read: then recovery reads everything itself."""
+    start, reached, end = LogPosition(3, 4096), LogPosition(3, 9000), LogPosition(3, 12000)
+    releasing = BundleRecord(
+        BundleState.RELEASING, 7, "a.1", destination="b.1", chain=(LogRange("a.1", start, None),), epochs=(7,), reason="test"
+    )
+    preloaded = Preloaded(releasing, cast(BundleReplay, None), cast(BundleCatalog, None), reached, over=False)
+    assigned = replace(releasing, state=BundleState.ASSIGNING, incarnation="b.1", chain=(LogRange("a.1", start, end),))
+    assert preloaded.fits(assigned)
+    assert preloaded.fits(replace(assigned, chain=(LogRange("a.1", reached, end),)))
+    for other in (
+        replace(assigned, chain=releasing.chain),
+        replace(assigned, epochs=(8,)),
+        replace(assigned, chain=(LogRange("c.1", start, end),)),
+        replace(assigned, chain=(LogRange("a.1", LogPosition(3, 9001), end),)),
+        replace(assigned, chain=(), epochs=()),
+    ):
+        assert not preloaded.fits(other), other
