@@ -65,6 +65,16 @@ class Received:
     producer: str
 
 
+@dataclass(frozen=True)
+class StreamAnswer:
+    """What became of one message of a stream, and when (`time.time()`); `id` is None if it failed."""
+
+    number: int
+    at: float
+    id: Id | None
+    error: str
+
+
 def _id(answer: dict[str, Any]) -> Id:
     return Id(**{name: answer[name] for name in Id.__dataclass_fields__})
 
@@ -233,8 +243,35 @@ class Producer(_Remote):
         """Publish one message and wait for its receipt. Raises ForeignError."""
         return self.send_all([value], **fields)[0]
 
+    def stream(self, prefix: str, *, interval_ms: int, padding: int) -> Stream:
+        """Publish "<prefix> <number><padding>" without end, one message every `interval_ms`."""
+        return Stream(self.driver, self.call("stream", prefix=prefix, interval_ms=interval_ms, padding=padding))
+
     def info(self) -> dict[str, Any]:
         return dict(self.call("info"))
+
+
+class Stream(_Remote):
+    """A producer that publishes by itself."""
+
+    kind = "stream"
+
+    def last_receipt_at(self) -> float:
+        """When the newest receipt came (`time.time()`), 0 if none has."""
+        return float(self.call("progress")["last_receipt_ms"]) / 1000
+
+    def end(self) -> tuple[int, list[StreamAnswer]]:
+        """Send nothing more; how many messages there were, and what became of each, in the order in which it was known."""
+        told = self.call("end")
+        return told["sent"], [
+            StreamAnswer(
+                answer["number"],
+                answer["at_ms"] / 1000,
+                _id(answer["id"]) if "id" in answer else None,
+                str(answer.get("error", "")),
+            )
+            for answer in told["answers"]
+        ]
 
 
 def ids(answer: Future[Any]) -> list[Id]:

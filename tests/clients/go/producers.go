@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/apache/pulsar-client-go/pulsar"
@@ -19,6 +22,9 @@ type producerFields struct {
 	ChunkMaxSize    uint      `json:"chunk_max_size"`
 	PartitionsPollS int64     `json:"partitions_poll_s"`
 	Messages        []message `json:"messages"`
+	Prefix          string    `json:"prefix"`
+	Padding         int       `json:"padding"`
+	IntervalMs      int64     `json:"interval_ms"`
 }
 
 type message struct {
@@ -44,6 +50,9 @@ var compressions = map[string]pulsar.CompressionType{
 func registerProducers() {
 	operations["producer.create"] = createProducer
 	operations["producer.send"] = send
+	operations["producer.stream"] = func(r *request) (any, error) { return keep(newStream(r)), nil }
+	operations["stream.progress"] = func(r *request) (any, error) { return find[*stream](r).progress(), nil }
+	operations["stream.end"] = func(r *request) (any, error) { return drop[*stream](r).end(), nil }
 	operations["producer.info"] = func(r *request) (any, error) { return describeProducer(find[pulsar.Producer](r)), nil }
 	operations["producer.close"] = func(r *request) (any, error) { drop[pulsar.Producer](r).Close(); return nil, nil }
 }
@@ -100,6 +109,78 @@ func send(r *request) (any, error) {
 		}
 	}
 	return answers, nil
+}
+
+// stream publishes "<prefix> <number><padding>" at a steady pace until it is ended, and notes when each receipt came (wall clock).
+type stream struct {
+	producer    pulsar.Producer
+	prefix      string
+	padding     string
+	ending      chan struct{}
+	running     sync.WaitGroup
+	pending     sync.WaitGroup
+	lock        sync.Mutex
+	sent        int64
+	lastReceipt int64
+	answers     []object
+}
+
+func newStream(r *request) *stream {
+	s := &stream{producer: find[pulsar.Producer](r), prefix: r.Prefix, padding: strings.Repeat(" ", r.Padding), ending: make(chan struct{})}
+	s.running.Add(1)
+	go s.run(milliseconds(r.IntervalMs, 10*time.Millisecond))
+	return s
+}
+
+func (s *stream) run(interval time.Duration) {
+	defer s.running.Done()
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.ending:
+			return
+		case <-ticker.C:
+		}
+		s.lock.Lock()
+		number := s.sent
+		s.sent++
+		s.lock.Unlock()
+		s.pending.Add(1)
+		value := &pulsar.ProducerMessage{Payload: []byte(fmt.Sprintf("%s %d%s", s.prefix, number, s.padding))}
+		s.producer.SendAsync(context.Background(), value, func(id pulsar.MessageID, _ *pulsar.ProducerMessage, err error) {
+			s.receive(number, id, err)
+		})
+	}
+}
+
+func (s *stream) receive(number int64, id pulsar.MessageID, err error) {
+	defer s.pending.Done()
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	now := time.Now().UnixMilli()
+	answer := object{"number": number, "at_ms": now}
+	if err == nil {
+		answer["id"] = describeID(id)
+		s.lastReceipt = now
+	} else {
+		answer["error"] = describeError(err)
+	}
+	s.answers = append(s.answers, answer)
+}
+
+func (s *stream) progress() object {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return object{"sent": s.sent, "last_receipt_ms": s.lastReceipt}
+}
+
+// end sends nothing more and answers what became of every message, once it is known.
+func (s *stream) end() object {
+	close(s.ending)
+	s.running.Wait()
+	s.pending.Wait()
+	return object{"sent": s.sent, "answers": s.answers}
 }
 
 func build(wanted message) *pulsar.ProducerMessage {

@@ -4,9 +4,12 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Phaser;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.BatcherBuilder;
 import org.apache.pulsar.client.api.CompressionType;
@@ -24,6 +27,9 @@ final class Producers {
     static void register(Map<String, Main.Operation> operations) {
         operations.put("producer.create", Producers::create);
         operations.put("producer.send", Producers::send);
+        operations.put("producer.stream", r -> Main.keep(new Stream(r)));
+        operations.put("stream.progress", r -> Main.find(r, Stream.class).progress());
+        operations.put("stream.end", r -> Main.drop(r, Stream.class).end());
         operations.put("producer.info", r -> describe(Main.find(r, ProducerOf.class).producer));
         operations.put("producer.close", r -> {
             Main.drop(r, ProducerOf.class).producer.close();
@@ -33,6 +39,74 @@ final class Producers {
 
     /** A class literal for a generic type. */
     record ProducerOf(Producer<byte[]> producer) {}
+
+    /** Publishes "<prefix> <number><padding>" at a steady pace until it is ended, and notes when each receipt came (wall clock). */
+    private static final class Stream extends Thread {
+        private final Producer<byte[]> producer;
+        private final String prefix;
+        private final String padding;
+        private final int intervalMs;
+        private final List<JsonObject> answers = Collections.synchronizedList(new ArrayList<>());
+        private final CountDownLatch ended = new CountDownLatch(1);
+        private final Phaser pending = new Phaser(1);
+        private volatile long sent;
+        private volatile long lastReceiptMs;
+
+        Stream(Request request) {
+            super("stream");
+            producer = Main.find(request, ProducerOf.class).producer;
+            prefix = request.text("prefix");
+            padding = " ".repeat(request.number("padding", 0));
+            intervalMs = request.number("interval_ms", 10);
+            setDaemon(true);
+            start();
+        }
+
+        @Override
+        public void run() {
+            try {
+                while (!ended.await(intervalMs, TimeUnit.MILLISECONDS)) {
+                    long number = sent++;
+                    pending.register();
+                    byte[] value = (prefix + " " + number + padding).getBytes(StandardCharsets.UTF_8);
+                    producer.newMessage().value(value).sendAsync().whenComplete((id, thrown) -> receive(number, id, thrown));
+                }
+            } catch (InterruptedException interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+
+        private void receive(long number, MessageId id, Throwable thrown) {
+            long now = System.currentTimeMillis();
+            JsonObject answer = Request.object("number", number, "at_ms", now);
+            if (thrown == null) {
+                answer.add("id", Request.describe(id));
+                lastReceiptMs = now;
+            } else {
+                answer.add("error", Main.describe(thrown));
+            }
+            answers.add(answer);
+            pending.arriveAndDeregister();
+        }
+
+        JsonObject progress() {
+            return Request.object("sent", sent, "last_receipt_ms", lastReceiptMs);
+        }
+
+        /** Send nothing more; what became of every message, once it is known. */
+        JsonObject end() throws Exception {
+            ended.countDown();
+            join();
+            pending.arriveAndAwaitAdvance();
+            JsonArray all = new JsonArray();
+            synchronized (answers) {
+                answers.forEach(all::add);
+            }
+            JsonObject told = Request.object("sent", sent);
+            told.add("answers", all);
+            return told;
+        }
+    }
 
     private static JsonObject describe(Producer<byte[]> producer) {
         return Request.object("name", producer.getProducerName(), "last_sequence_id", producer.getLastSequenceId(), "topic",
