@@ -11,11 +11,13 @@ CONTEXT ?=
 IMAGE ?=
 SEEDS ?= 0:10000
 SUITE ?= durable
+MINUTES ?= 10
+SEED ?=
 export PYTHONPATH := broker_image:operator:spark_jobs:.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign lock proto crds clean
+.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak lock proto crds clean
 
 help: ## List the tasks
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -46,6 +48,10 @@ sim: setup ## The CI share of the simulation
 
 campaign: setup ## The long, resumable simulation run (SUITE=durable or tracer, SEEDS=0:10000)
 	@PYTHONHASHSEED=0 $(PY) -m dev.campaign --suite $(SUITE) --seeds $(SEEDS) --jobs 2 --state build/campaign-$(SUITE).json
+
+soak: setup ## Three brokers and etcd hurt at random under load, then a history check (MINUTES=10, SEED=n repeats the faults of a run)
+	@$(PY) -m dev.kube binary etcd > /dev/null
+	@$(PY) -m dev.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 cluster: setup ## A real one-node Kubernetes with Magnetar and the quickstart on it; CONTEXT=name IMAGE=ref uses an existing cluster
 	@$(PY) -m dev.cluster up $(if $(CONTEXT),--context $(CONTEXT)) $(if $(IMAGE),--image $(IMAGE))

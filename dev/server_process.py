@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dev.ports import free_port
 
+HOST = "127.0.0.1"
 READY_TIMEOUT_S = 30.0
 POLL_S = 0.02
 
@@ -26,9 +27,17 @@ class ServerProcess:
     """One server: a standalone, or a broker of a cluster if `store` is given."""
 
     def __init__(
-        self, directory: Path, *, name: str = "standalone", store: str | None = None, environment: dict[str, str] | None = None
+        self,
+        directory: Path,
+        *,
+        name: str = "standalone",
+        store: str | None = None,
+        environment: dict[str, str] | None = None,
+        advertise: str = HOST,
     ) -> None:
+        """`advertise`: the host that clients of a broker are told, if something stands between them and its ports."""
         self.directory, self.name = directory, name
+        self._advertise = advertise
         self.broker_port, self.http_port = free_port(), free_port()
         self._store = store
         self._environment = {**os.environ, **(environment or {})}
@@ -37,11 +46,13 @@ class ServerProcess:
 
     @property
     def service_url(self) -> str:
-        return f"pulsar://127.0.0.1:{self.broker_port}"
+        """Where clients go, the advertised host included."""
+        return f"pulsar://{self._advertise}:{self.broker_port}"
 
     @property
     def http_url(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
+        """The server's own REST port."""
+        return f"http://{HOST}:{self.http_port}"
 
     @property
     def pid(self) -> int:
@@ -69,7 +80,9 @@ class ServerProcess:
                 "--volume",
                 str(self.directory / "volume"),
                 "--bind",
-                "127.0.0.1",
+                HOST,
+                "--advertised-address",
+                self._advertise,
                 *ports,
             ]
         started = time.monotonic()

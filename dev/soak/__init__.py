@@ -1,4 +1,5 @@
 """`make soak`: a cluster that is hurt at random while clients of several kinds use it, and the proof that nothing they were promised was broken.
 
-Map: `history` records and judges (pure), `traffic` publishes and consumes, `nemesis` hurts, `report` prints, `__main__` puts them together.
+Owns: nothing itself: `history` records and judges (pure), `traffic` publishes and consumes, `nemesis` hurts, `report` prints, `__main__` puts
+them together.
 """

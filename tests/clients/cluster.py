@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dev.ports import free_port
-from dev.server_process import ServerProcess
+from dev.server_process import HOST, ServerProcess
 from dev.tcp_proxy import TcpProxy
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
@@ -29,6 +29,7 @@ from tests.contract.metadata.etcd_server import EtcdServer
 
 LEASE_S = 3.0
 """The shortest lease that the design allows: detection is most of what these tests wait for."""
+FRONT = "127.0.0.2"
 HTTP_TIMEOUT_S = 5.0
 HEALTHY_TIMEOUT_S = 30.0
 POLL_S = 0.05
@@ -69,16 +70,26 @@ def request(method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[i
 class Cluster:
     """etcd and brokers `broker-0`, `broker-1`, ...; `start` first, `stop` last."""
 
-    def __init__(self, directory: Path, brokers: int = 3, *, members: int = 1, gated: bool = False) -> None:
-        """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of its own, `gates[name]`."""
+    def __init__(self, directory: Path, brokers: int = 3, *, members: int = 1, gated: bool = False, fronted: bool = False) -> None:
+        """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of its own, `gates[name]`.
+
+        With `fronted` clients reach each broker through `fronts[name]`, at another address of the loopback.
+        """
         self.directory = directory
         self.members = [EtcdServer(directory / f"etcd-{number}") for number in range(members)]
         if members > 1:
             EtcdServer.form_cluster(self.members)
         names = [f"broker-{number}" for number in range(brokers)]
-        self.gates = {name: TcpProxy("127.0.0.1", free_port(), self.members[0].address) for name in names if gated}
+        self.gates = {name: TcpProxy(HOST, free_port(), self.members[0].address) for name in names if gated}
+        host = FRONT if fronted else HOST
         self.brokers = {
-            name: ServerProcess(directory, name=name, store=self._store_of(name), environment=SETTINGS) for name in names
+            name: ServerProcess(directory, name=name, store=self._store_of(name), environment=SETTINGS, advertise=host)
+            for name in names
+        }
+        self.fronts = {
+            name: tuple(TcpProxy(FRONT, port, (HOST, port)) for port in (broker.broker_port, broker.http_port))
+            for name, broker in self.brokers.items()
+            if fronted
         }
 
     def _store_of(self, name: str) -> str:
@@ -97,8 +108,8 @@ class Cluster:
             member.start(wait=False)
         for member in self.members:
             member.wait_ready()
-        for gate in self.gates.values():
-            gate.start()
+        for proxy in self._proxies():
+            proxy.start()
         for broker in self.brokers.values():
             broker.start(wait=False)
         for broker in self.brokers.values():
@@ -107,8 +118,8 @@ class Cluster:
 
     def repair(self) -> None:
         """Heal all gates, start what does not run, lift all cordons, and wait for health."""
-        for gate in self.gates.values():
-            gate.heal()
+        for proxy in self._proxies():
+            proxy.heal()
         for broker in self.brokers.values():
             if not broker.running:
                 broker.start()
@@ -121,10 +132,13 @@ class Cluster:
         for broker in self.brokers.values():
             if broker.running:
                 broker.kill()
-        for gate in self.gates.values():
-            gate.stop()
+        for proxy in self._proxies():
+            proxy.stop()
         for member in self.members:
             member.kill()
+
+    def _proxies(self) -> list[TcpProxy]:
+        return [*self.gates.values(), *(proxy for front in self.fronts.values() for proxy in front)]
 
     @property
     def entry(self) -> str:

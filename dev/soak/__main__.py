@@ -1,0 +1,202 @@
+"""`python -m dev.soak --minutes 10 --seed 1`: three brokers and etcd, traffic of two clients, faults at random, and a history check.
+
+Owns: the run from the start of the cluster to the verdict. Imports: the cluster of the tests with real clients, dev.soak siblings.
+Invariants: exit code 0 only if no promise was broken, every process did what it was told, and all bundles were owned within two leases of the last
+fault; the brokers' logs are kept, with the seed, when it is another; everything that was started is stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from dev.soak.history import TopicHistory, violations
+from dev.soak.nemesis import Nemesis
+from dev.soak.report import fault_table, progress_line, summary
+from dev.soak.traffic import NAMESPACES, OfficialTraffic, OwnTraffic, plan_topics
+from tests.clients.cluster import LEASE_S, Cluster
+
+PROGRESS_S = 10.0
+WARM_UP_S = 3.0
+RATE = 10.0
+LEASES = 2
+SLACK_S = 4.0
+"""On top of the leases: registering, recovering, and a machine that does other things as well."""
+ANSWERED_S = 60.0
+CAUGHT_UP_S = 120.0
+POLL_S = 0.1
+FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+NUM_BUNDLES = 4
+
+
+def create_namespaces(cluster: Cluster) -> None:
+    """The namespaces of the soak: everything is kept, so that it can be read back."""
+    http = cluster.brokers[cluster.entry].http_url
+    for name, deduplicated in NAMESPACES.items():
+        policies = {
+            "bundles": {"numBundles": NUM_BUNDLES},
+            "retention_policies": FOR_EVER,
+            "deduplicationEnabled": deduplicated,
+        }
+        _put(f"{http}/admin/v2/namespaces/public/{name}", policies)
+
+
+def create_partitioned(cluster: Cluster, topics: list[TopicHistory]) -> None:
+    http = cluster.brokers[cluster.entry].http_url
+    for topic in topics:
+        if len(topic.partitions) > 1:
+            _put(f"{http}/admin/v2/persistent/{topic.name.removeprefix('persistent://')}/partitions", len(topic.partitions))
+
+
+def _put(url: str, body: object) -> None:
+    headers = {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers, method="PUT"), timeout=20).close()
+
+
+def wait(what: str, reached: Callable[[], bool], timeout_s: float) -> str:
+    """Wait until `reached`; "" or, after the time, a sentence."""
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        if time.monotonic() > deadline:
+            return f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(POLL_S)
+    return ""
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, directory: Path, minutes: float, seed: int, rate: float) -> None:
+        self._until_s, self._seed = minutes * 60, seed
+        self.cluster = Cluster(directory / "cluster", gated=True, fronted=True)
+        self._directory = directory
+        self._plans = plan_topics()
+        self.topics = [plan.history for plan in self._plans]
+        self._rate = rate
+        self.nemesis = Nemesis(self.cluster, [topic.name for topic in self.topics], seed)
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self.problems: list[str] = []
+
+    def run(self) -> int:
+        """The exit code."""
+        self.cluster.start()
+        create_namespaces(self.cluster)
+        create_partitioned(self.cluster, self.topics)
+        service_url = "pulsar://" + ",".join(
+            broker.service_url.removeprefix("pulsar://") for broker in self.cluster.brokers.values()
+        )
+        official = OfficialTraffic(service_url, self._plans, self._rate, self._directory / "client.log")
+        own = OwnTraffic(service_url, self._plans, self._rate, self._seed)
+        try:
+            for traffic in (official, own):
+                traffic.subscribe()
+            for traffic in (official, own):
+                traffic.publish()
+            print(f"{len(self.topics)} topics, {self._rate:g} messages a second each; logs in {self._directory}", flush=True)
+            self._began = time.monotonic()
+            threading.Thread(target=self._show_progress, daemon=True).start()
+            self._hurt()
+            self._judge(official, own)
+        finally:
+            self._over.set()
+            own.close()
+            official.close()
+        return self._verdict()
+
+    def _show_progress(self) -> None:
+        while not self._over.wait(PROGRESS_S):
+            line = progress_line(time.monotonic() - self._began, self.topics, len(self.nemesis.faults), self.nemesis.under_way)
+            print(line, flush=True)
+
+    def _hurt(self) -> None:
+        time.sleep(WARM_UP_S)
+        while time.monotonic() - self._began < self._until_s:
+            try:
+                self.nemesis.round()
+            except AssertionError as error:
+                self.problems.append(f"the cluster did not heal: {error}")
+                break
+
+    def _judge(self, official: OfficialTraffic, own: OwnTraffic) -> None:
+        """Heal, let everything arrive, read everything back."""
+        bound_s = LEASES * LEASE_S + SLACK_S
+        try:
+            self.cluster.repair()
+            print(f"the last fault is over: all bundles owned after {self.nemesis.wait_serving(bound_s):.2f} s", flush=True)
+        except AssertionError as error:
+            self.problems.append(str(error))
+        for traffic in (official, own):
+            traffic.stop_publishing()
+        self.problems.append(wait("every send answered", lambda: not any(t.unanswered() for t in self.topics), ANSWERED_S))
+        print("reading everything back", flush=True)
+        for topic in self.topics:
+            official.read_back(topic)
+        self.problems.append(wait("every subscription has got everything", self._caught_up, CAUGHT_UP_S))
+        own.stop_consuming()
+        own.look_again()
+        self.problems += self.nemesis.problems
+
+    def _caught_up(self) -> bool:
+        for topic in self.topics:
+            stored = {message for entries in topic.stored.values() for _, message in entries}
+            if any(not stored <= subscription.distinct for subscription in topic.subscriptions):
+                return False
+        return True
+
+    def _verdict(self) -> int:
+        found = violations(self.topics)
+        problems = [problem for problem in self.problems if problem]
+        print(f"\nseed {self._seed}, {len(self.nemesis.faults)} faults, {self.nemesis.restarts} restarts of brokers")
+        print("\n".join([*fault_table(self.nemesis.faults, self.topics), *summary(self.topics, found, problems)]))
+        acknowledged = sum(len(topic.receipts) for topic in self.topics)
+        good = not found and not problems and acknowledged > 0 and self.nemesis.faults
+        print("No promise was broken." if good else "FAILED", flush=True)
+        return 0 if good else 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Hurt a cluster at random under load, then check its history.")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=None, help="draws the faults; the time of day if not given")
+    parser.add_argument("--rate", type=float, default=RATE, help="messages a second per topic")
+    parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
+    arguments = parser.parse_args()
+    seed = arguments.seed if arguments.seed is not None else int(time.time())
+    directory = Path(tempfile.mkdtemp(prefix="magnetar-soak-"))
+    print(f"soak of {arguments.minutes:g} minutes, seed {seed}", flush=True)
+    own_log = (directory / "own-client.log").open("w")  # its reconnects are expected: kept apart
+    structlog.configure(logger_factory=structlog.WriteLoggerFactory(own_log))
+    soak = Soak(directory, arguments.minutes, seed, arguments.rate)
+    code = 1
+    try:
+        code = soak.run()
+    finally:
+        soak.cluster.stop()
+        own_log.flush()
+        if code != 0:
+            kept = arguments.keep / f"soak-{seed}"
+            kept.mkdir(parents=True, exist_ok=True)
+            for log in (
+                *directory.glob("*.log"),
+                *(directory / "cluster").glob("*.log"),
+                *(directory / "cluster").glob("*/etcd.log"),
+            ):
+                shutil.copy(log, kept)
+            print(f"logs kept in {kept}; repeat with: make soak MINUTES={arguments.minutes:g} SEED={seed}")
+        shutil.rmtree(directory, ignore_errors=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

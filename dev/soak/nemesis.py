@@ -1,0 +1,255 @@
+"""What hurts the cluster: faults drawn from a seed, one or two at a time, and the time it takes to heal from each.
+
+Owns: the kinds of faults, `Nemesis` and its record of what it did. Imports: the cluster of the tests with real clients.
+Invariants: the same seed draws the same faults in the same order (moments and outcomes are the machine's); every fault ends, and the cluster is
+healthy again, before the next one begins; two faults at once never hit the same process.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from tests.clients.cluster import LEASE_S, Cluster, request, wait_for
+
+TWICE = 0.25
+"""Share of rounds with two faults at once."""
+CALM_S_MIN, CALM_S_MAX = 0.5, 4.0
+HEAL_S_MAX = 60.0
+"""Not a promise but the end of patience; the promise is judged at the end of the run."""
+REST_TIMEOUT_S = 30.0
+LOOKUP_TIMEOUT_S = 25.0
+DROPS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault that was done to the cluster. Times are those of the monotonic clock."""
+
+    kind: str
+    target: str
+    began: float
+    healthy: float
+    """When the cluster was healthy again."""
+    healed_s: float
+    """How long that was after the fault, and the one beside it, were over."""
+    outcomes: tuple[str, ...] = ()
+    """What came of it where that differs from one time to the next."""
+
+
+class Nemesis:
+    """Hurts `cluster` while somebody calls `round`. `topics`: full names, for moves."""
+
+    def __init__(self, cluster: Cluster, topics: list[str], seed: int) -> None:
+        self._cluster, self._topics = cluster, topics
+        self._chance = random.Random(f"{seed}/faults")
+        self._lock = threading.Lock()
+        self.faults: list[Fault] = []
+        self.under_way: Counter[str] = Counter()
+        self.restarts = 0
+        self.problems: list[str] = []
+        self._kinds: dict[str, tuple[int, Callable[[str, random.Random], tuple[str, ...]]]] = {
+            "kill -9": (5, self._kill),
+            "SIGTERM": (3, self._terminate),
+            "pause > lease": (3, self._pause_long),
+            "pause < lease": (2, self._pause_short),
+            "unload": (6, self._unload),
+            "split": (1, self._split),
+            "connections dropped": (4, self._drop),
+            "etcd cut off one": (2, self._cut_one),
+            "etcd restart": (3, self._restart_etcd),
+            "etcd stopped": (2, self._stop_etcd),
+            "etcd slow": (2, self._slow_etcd),
+            "etcd unreachable": (2, self._cut_all),
+        }
+
+    def round(self) -> None:
+        """One or two faults, then wait for health. Raises AssertionError if it does not come."""
+        chance = self._chance
+        brokers, kinds, weights = list(self._cluster.brokers), list(self._kinds), [weight for weight, _ in self._kinds.values()]
+        chosen = chance.choices(kinds, weights, k=2 if chance.random() < TWICE else 1)
+        if len({kind.startswith("etcd") for kind in chosen}) < len(chosen) and chosen[0].startswith("etcd"):
+            chosen = chosen[:1]  # one thing at a time with etcd
+        targets = chance.sample(brokers, len(chosen))
+        seeds = [chance.random() for _ in chosen]
+        calm_s = chance.uniform(CALM_S_MIN, CALM_S_MAX)
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            done = list(pool.map(self._do, chosen, targets, seeds))
+        self._heal_everything()
+        healed_s = self._cluster.wait_healthy(HEAL_S_MAX)
+        healthy = time.monotonic()
+        self.faults += [Fault(kind, target, began, healthy, healed_s, outcomes) for kind, target, began, outcomes in done]
+        time.sleep(calm_s)
+
+    def _do(self, kind: str, target: str, seed: float) -> tuple[str, str, float, tuple[str, ...]]:
+        with self._lock:
+            self.under_way[kind] += 1
+        began = time.monotonic()
+        try:
+            outcomes = self._kinds[kind][1](target, random.Random(seed))
+        finally:
+            with self._lock:
+                self.under_way -= Counter([kind])
+        return kind, target, began, outcomes
+
+    def _heal_everything(self) -> None:
+        for gate in self._cluster.gates.values():
+            gate.heal()
+
+    # --- brokers ---------------------------------------------------------------------------------------------------------------
+
+    def _start(self, target: str) -> None:
+        """As Kubernetes would: again and again, because a broker may exit while etcd is away."""
+        broker = self._cluster.brokers[target]
+        for _ in range(5):
+            try:
+                broker.start()
+                break
+            except RuntimeError as error:
+                if broker.running:
+                    self.problems.append(f"{target} did not become ready: {str(error)[:300]}")
+                    return
+        with self._lock:
+            self.restarts += 1
+
+    def _kill(self, target: str, chance: random.Random) -> tuple[str, ...]:
+        self._cluster.brokers[target].kill()
+        time.sleep(chance.uniform(0.0, 2 * LEASE_S))
+        self._start(target)
+        return ()
+
+    def _terminate(self, target: str, chance: random.Random) -> tuple[str, ...]:
+        broker = self._cluster.brokers[target]
+        code = broker.stop()
+        time.sleep(chance.uniform(0.0, LEASE_S))
+        self._start(target)
+        if code != 0:
+            self.problems.append(f"{target} exited with {code} after SIGTERM")
+        return (f"exit {code}",)
+
+    def _pause(self, target: str, seconds: float) -> tuple[str, ...]:
+        broker = self._cluster.brokers[target]
+        broker.signal(signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            broker.signal(signal.SIGCONT)
+        return ()
+
+    def _pause_long(self, target: str, chance: random.Random) -> tuple[str, ...]:
+        return self._pause(target, chance.uniform(LEASE_S + 0.5, 3 * LEASE_S))
+
+    def _pause_short(self, target: str, chance: random.Random) -> tuple[str, ...]:
+        return self._pause(target, chance.uniform(0.2, LEASE_S - 0.5))
+
+    def _drop(self, target: str, chance: random.Random) -> tuple[str, ...]:
+        """Connections of clients break, again and again."""
+        times = chance.randint(1, DROPS_MAX)
+        dropped = 0
+        for _ in range(times):
+            dropped += sum(front.drop() for front in self._cluster.fronts[target])
+            time.sleep(chance.uniform(0.05, 1.0))
+        return ("connections",) * dropped
+
+    # --- bundles ---------------------------------------------------------------------------------------------------------------
+
+    def _owner(self, topic: str) -> str:
+        """Name of the broker that serves the topic, by asking any that answers; "" if none does."""
+        path = quote(topic.removeprefix("persistent://"))
+        for broker in self._cluster.brokers.values():
+            try:
+                status, body = request("GET", f"{broker.http_url}/lookup/v2/topic/persistent/{path}", LOOKUP_TIMEOUT_S)
+            except OSError:
+                continue
+            if status == 200:
+                return next((name for name, other in self._cluster.brokers.items() if other.service_url == body["nativeUrl"]), "")
+        return ""
+
+    def _unload(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        """A wave of planned moves, some of them to a named broker."""
+        outcomes = []
+        for topic in chance.sample(self._topics, chance.randint(1, 4)):
+            destination = chance.choice(["", "", *self._cluster.brokers])
+            owner = self._owner(topic)
+            if not owner or owner == destination:
+                outcomes.append("skipped")
+                continue
+            path = quote(topic.removeprefix("persistent://"))
+            query = f"?destinationBroker={destination}" if destination else ""
+            url = f"{self._cluster.brokers[owner].http_url}/admin/v2/persistent/{path}/unload{query}"
+            try:
+                status, _ = request("PUT", url, REST_TIMEOUT_S)
+                outcomes.append(str(status))
+            except OSError:
+                outcomes.append("no answer")
+        return tuple(outcomes)
+
+    def _split(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        topic = chance.choice(self._topics)
+        owner = self._owner(topic)
+        if not owner:
+            return ("skipped",)
+        http = self._cluster.brokers[owner].http_url
+        path = quote(topic.removeprefix("persistent://"))
+        namespace = path.rpartition("/")[0]
+        try:
+            status, body = request("GET", f"{http}/lookup/v2/topic/persistent/{path}/bundle", REST_TIMEOUT_S)
+            if status != 200:
+                return (f"no bundle: {status}",)
+            status, _ = request("PUT", f"{http}/admin/v2/namespaces/{namespace}/{body}/split", REST_TIMEOUT_S)
+        except (OSError, ValueError):
+            return ("no answer",)
+        return (str(status),)
+
+    # --- etcd ------------------------------------------------------------------------------------------------------------------
+
+    def _cut_one(self, target: str, chance: random.Random) -> tuple[str, ...]:
+        gate = self._cluster.gates[target]
+        silent = chance.random() < 0.5
+        gate.stall() if silent else gate.cut()
+        time.sleep(chance.uniform(0.5, 3 * LEASE_S))
+        gate.heal()
+        return ("silent" if silent else "refused",)
+
+    def _cut_all(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        silent, seconds = chance.random() < 0.5, chance.uniform(0.5, 3 * LEASE_S)
+        for gate in self._cluster.gates.values():
+            gate.stall() if silent else gate.cut()
+        time.sleep(seconds)
+        self._heal_everything()
+        return ("silent" if silent else "refused",)
+
+    def _restart_etcd(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        seconds = chance.uniform(0.0, 2 * LEASE_S)
+        self._cluster.etcd.kill()
+        time.sleep(seconds)
+        self._cluster.etcd.start()
+        return ()
+
+    def _stop_etcd(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        seconds = chance.uniform(0.5, 2 * LEASE_S)
+        self._cluster.etcd.freeze()
+        try:
+            time.sleep(seconds)
+        finally:
+            self._cluster.etcd.thaw()
+        return ()
+
+    def _slow_etcd(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        delay_s = chance.uniform(0.1, 0.8)
+        for gate in self._cluster.gates.values():
+            gate.slow(delay_s)
+        time.sleep(chance.uniform(2.0, 8.0))
+        self._heal_everything()
+        return ()
+
+    def wait_serving(self, bound_s: float) -> float:
+        """After the last fault: the seconds until all bundles are owned by live brokers. Raises AssertionError after `bound_s`."""
+        return wait_for("every bundle owned", self._cluster.healthy, bound_s)
