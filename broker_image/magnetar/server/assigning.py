@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 import structlog
 
@@ -20,7 +21,7 @@ from magnetar.balance.placement import least_loaded
 from magnetar.errors import ServiceNotReady, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord
-from magnetar.metadata.store import Compare, Put
+from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName
 from magnetar.server.context import BrokerContext
 from magnetar.server.views import ClusterViews
@@ -36,6 +37,11 @@ class Assigner:
     def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
         self._context, self._views = context, views
         self._assigning: dict[str, asyncio.Task[None]] = {}
+        self._intended: Counter[str] = Counter()
+        self._holders: dict[str, str] = {}
+        self._held: Counter[str] = Counter()
+        views.bundles.listen(self._count)
+        self._count(list(views.bundles.items))
         self.leaving = False
         self._others_missing_until = 0.0
 
@@ -79,27 +85,46 @@ class Assigner:
         if taken and self._context.clock.monotonic() < self._others_missing_until:
             return
         destination = self.place(rules.former_owners(record))
+        self._intended[destination] += 1  # until the view shows it: many are placed at once
+        try:
+            await self._write_assigning(name, item, record, destination, guard)
+        finally:
+            self._intended[destination] -= 1
+            self._intended += Counter()  # forget who has none
+
+    async def _write_assigning(
+        self, name: str, item: KeyValue | None, record: BundleRecord | None, destination: str, guard: Compare | None
+    ) -> None:
         if record is None or record.state is BundleState.FREE:
             assigned = rules.assign(record, destination, reason="lookup")
         else:
             assigned = rules.override(record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone")
         value = assigned.encode()
         compare = Compare(keys.bundle(BundleName.parse(name)), "mod", "=", item.mod_revision if item is not None else 0)
-        result = await store.transact([compare, *([guard] if guard is not None else [])], [Put(compare.key, value)])
+        result = await self._context.store.transact([compare, *([guard] if guard is not None else [])], [Put(compare.key, value)])
         if result.succeeded:
             log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason, revision=result.revision)
             self._views.bundles.observe(name, value, result.revision)
 
     def place(self, exclude: Collection[str] = ()) -> str:
         """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""
-        counts: dict[str, int] = {}
-        for viewed in self._views.bundles.items.values():
-            holder = viewed.record.destination or viewed.record.incarnation  # what is on its way counts for where it goes
-            counts[holder] = counts.get(holder, 0) + 1
         candidates = {name: load for name, load in self.candidates().items() if name not in exclude}
         if not candidates:
             raise ServiceNotReady("Failed to acquire ownership: no broker takes bundles now (all are draining or cordoned)")
+        counts = {name: self._held[name] + self._intended[name] for name in candidates}
         return least_loaded(candidates, counts, self._context.clock.random_bits(31))
+
+    def _count(self, names: Iterable[str]) -> None:
+        """Keep count of who has how many; what is on its way counts for where it goes."""
+        for name in names:
+            viewed, before = self._views.bundles.get(name), self._holders.pop(name, None)
+            if before is not None:
+                self._held[before] -= 1
+                if not self._held[before]:
+                    del self._held[before]
+            if viewed is not None and (holder := viewed.record.destination or viewed.record.incarnation):
+                self._holders[name] = holder
+                self._held[holder] += 1
 
     def candidates(self) -> dict[str, LoadRecord | None]:
         """Incarnations that may be given bundles, with their newest load report."""

@@ -65,7 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = True
         self._probe: asyncio.Future[None] | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
-        self._reading_paused = False
+        self._reading_paused = self._requests_held = False
         self._transport: asyncio.Transport | None = None
         self.producers: dict[int, ProducerSession] = {}
         self.consumers: dict[int, ConsumerSession] = {}
@@ -144,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.writable, held = True, self.slow.holds
         self.slow.end()
-        if held and not self._reading_paused:
+        if held and not self._reading_paused and not self._requests_held:
             self._resume_reading()
         for consumer in self.consumers.values():
             consumer.subscription.core.resume(consumer)
@@ -170,12 +170,14 @@ class Connection(asyncio.BufferedProtocol):
                 group = None
             if kind != ACK or body - start < ACK_SPAN_BYTES_MIN or not self._acknowledged(start, body):
                 self._handle_command(start, body)
+                if self._requests_held:
+                    return  # the rest stays in the buffer until some of them are answered
         if group is not None and not self._closing:
             self._publish(group)
 
     def _hold_back(self) -> bool:
         """Stop reading while the disk is behind; True if it is."""
-        if self._reading_paused or self.slow.holds:
+        if self._reading_paused or self._requests_held or self.slow.holds:
             return True
         if not self._connected or not self._table.ready.is_set():
             return False
@@ -200,7 +202,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _resume_reading(self) -> None:
         self._reading_paused = False
-        if self._transport is not None and not self._closing and not self.slow.holds and not self._transport.is_closing():
+        if self._transport is None or self._closing or self._transport.is_closing():
+            return
+        if not self.slow.holds and not self._requests_held:
             self._transport.resume_reading()
             self.buffer_updated(0)
 
@@ -304,18 +308,24 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests that wait ----------------------------------------------------------------------------------------------------
 
     def spawn(self, request: Coroutine[Any, Any, None]) -> None:
-        """Run a request beside the others of this connection; it ends with the connection."""
-        if len(self._requests) >= self.settings.requests_per_connection_max:
-            request.close()
-            log.warning("connection.too_many_requests", peer=self.peer, limit=self.settings.requests_per_connection_max)
-            self.close()
-            return
+        """Run a request beside the others of this connection; it ends with the connection.
+
+        While too many wait for an answer (a bundle that changes hands has them all wait) nothing more is read: nobody is refused or dropped.
+        """
         task = asyncio.create_task(request)
         self._requests[task] = None
         task.add_done_callback(self._request_done)
+        if len(self._requests) >= self.settings.requests_per_connection_max and not self._requests_held:
+            self._requests_held = True
+            log.info("connection.many_requests", peer=self.peer, limit=self.settings.requests_per_connection_max)
+            self.hold_reading()
 
     def _request_done(self, task: asyncio.Task[None]) -> None:
         self._requests.pop(task, None)
+        if self._requests_held and len(self._requests) <= self.settings.requests_per_connection_max // 2:
+            self._requests_held = False
+            if not self._reading_paused:
+                self._resume_reading()
         if task.cancelled():
             return
         error = task.exception()
@@ -408,7 +418,7 @@ class Connection(asyncio.BufferedProtocol):
     async def is_alive(self) -> bool:
         """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is closed and its sessions are gone then."""
         if not self._closing:
-            if self._reading_paused or self.slow.holds:
+            if self._reading_paused or self._requests_held or self.slow.holds:
                 return True  # it is us who do not listen
             if self._probe is None:
                 self._probe = asyncio.get_running_loop().create_future()
@@ -430,8 +440,8 @@ class Connection(asyncio.BufferedProtocol):
             probe.set_result(None)
 
     def _keep_alive(self) -> None:
-        """Every `keep_alive_s`: a peer that neither finished its handshake nor said anything since the last PING is gone."""
-        if not self._connected or not self._heard:
+        """Every `keep_alive_s`: a peer that neither finished its handshake nor said anything since the last PING is gone, if we listen."""
+        if not self._connected or not (self._heard or self._requests_held):
             log.info("connection.keep_alive_failed", peer=self.peer, connected=self._connected)
             self.abort()
             return

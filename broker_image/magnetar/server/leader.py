@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import structlog
 
@@ -35,6 +36,8 @@ class Leader:
         self._election = Election(context.store, context.clock, keys.LEADER, context.incarnation, lease)
         self._task: asyncio.Task[None] | None = None
         self._leading = False
+        self._wake: asyncio.Future[None] | None = None
+        views.incarnations.listen(self._registrations_changed)
 
     @property
     def leading(self) -> bool:
@@ -77,13 +80,20 @@ class Leader:
 
     async def _lead(self) -> None:
         """Patrol until the seat is lost."""
-        lost = asyncio.ensure_future(self._election.lost())
+        lost: asyncio.Future[Any] = asyncio.ensure_future(self._election.lost())
         try:
             while not lost.done():
+                self._wake = asyncio.get_running_loop().create_future()
                 await self.patrol(self._election.guard())
-                await asyncio.wait([lost], timeout=PATROL_S)
+                await asyncio.wait([lost, self._wake], timeout=PATROL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             lost.cancel()
+
+    def _registrations_changed(self, names: list[str]) -> None:
+        """An incarnation that is gone leaves orphans: they are not left to the next patrol."""
+        gone = any(self._views.incarnations.get(name) is None for name in names)
+        if gone and self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     async def patrol(self, guard: Compare) -> None:
         """Assign every orphan once; when there is none, even out the number of bundles by one move."""
@@ -112,12 +122,22 @@ class Leader:
             await self._ownership.assigner.request_move(name, fewest, "spread over brokers", guard)
 
     async def _adopt_orphans(self, guard: Compare) -> None:
-        for name, viewed in sorted(self._views.bundles.items.items()):
-            free = viewed.record.state is BundleState.FREE
-            dead = self._views.incarnations.get(viewed.record.incarnation) is None
-            if free or dead:
-                try:
-                    await self._ownership.assigner.assign(name, guard)
-                except ServiceNotReady as error:
-                    log.warning("leader.no_broker", bundle=name, error=str(error))
-                    return
+        """Assign what nobody has: many at once, each to where the load is lowest with those before it counted in."""
+        orphans = [
+            name
+            for name, viewed in sorted(self._views.bundles.items.items())
+            if viewed.record.state is BundleState.FREE or self._views.incarnations.get(viewed.record.incarnation) is None
+        ]
+        permits = asyncio.Semaphore(self._context.settings.orphans_parallel_max)
+
+        async def adopt(name: str) -> None:
+            async with permits:
+                await self._ownership.assigner.assign(name, guard)
+
+        outcomes = await asyncio.gather(*map(adopt, orphans), return_exceptions=True)
+        failed = [(name, error) for name, error in zip(orphans, outcomes, strict=True) if error is not None]
+        for name, error in failed:
+            if not isinstance(error, ServiceNotReady):
+                raise error
+            log.warning("leader.no_broker", bundle=name, error=str(error), orphans=len(failed))
+            break

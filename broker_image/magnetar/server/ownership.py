@@ -12,6 +12,7 @@ that changes hands waits (up to `park_timeout_s`) instead of being refused.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -31,10 +32,12 @@ from magnetar.metadata.records import (
 from magnetar.names import BundleName, TopicName, bundle_of
 from magnetar.server.assigning import Assigner
 from magnetar.server.bundle import OwnedBundle
+from magnetar.server.bundle_events import BundleEvents
 from magnetar.server.bundle_records import commit_record
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import TailCache
+from magnetar.server.liveness import Liveness
 from magnetar.server.log_keys import LogKeys
 from magnetar.server.log_scans import LogScans
 from magnetar.server.preloading import Preloads
@@ -48,6 +51,7 @@ from magnetar.server.views import ClusterViews, Viewed
 log = structlog.get_logger(__name__)
 
 HAND_OVER_WAIT_S = 5.0
+LOOK_AGAIN_S = 1.0
 MOVE_SCAN_BYTES_MAX = 2 << 20
 """A successor replays this much of the log in some milliseconds: not worth a checkpoint before the move."""
 PRELOAD_S_MIN, PRELOAD_S_MAX, PRELOAD_BYTES_PER_S = 0.02, 0.5, 20 << 20
@@ -66,7 +70,9 @@ class Ownership:
         self.policies = EffectivePolicies(context.settings, views, self._owned)
         self.registry = TopicRegistry(context, views)
         self._work: dict[str, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
+        self._events = BundleEvents()
+        self._resolving: dict[str, asyncio.Task[None]] = {}
+        self._liveness = Liveness(context)
         self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
         self.assigner = Assigner(context, views)
         self._log_keys = LogKeys(context, self.bundle_of)
@@ -77,7 +83,8 @@ class Ownership:
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
-            view.listen(lambda _names: self._announce())
+            view.listen(lambda _names: self._events.all_changed())
+        views.incarnations.listen(lambda _names: self._liveness.forget(frozenset(views.incarnations.items)))
         # What was assigned to us between our registration and now will not change again by itself.
         self._bundles_changed(list(views.bundles.items))
 
@@ -109,23 +116,41 @@ class Ownership:
         """The live owner, after assigning the bundle if it has none. Raises ServiceNotReady after `park_timeout_s`."""
         name = str(bundle)
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
-        while True:
-            changed = self._changed
-            viewed = self._views.bundles.get(name)
-            if viewed is not None and viewed.record.state is BundleState.OWNED:
-                owner = self._views.incarnations.get(viewed.record.incarnation)
-                if owner is not None:
-                    return owner.record
-            if self._is_orphan(viewed):
-                await self.assigner.assign_merged(name)
-            await self._wait(changed, deadline, name)
+        while (owner := await self._owner_to_name(name)) is None:
+            remaining = self._remaining(deadline, name)
+            settling = self._resolving.get(name)
+            if settling is None:  # one for all who ask for this bundle
+                settling = self._resolving[name] = asyncio.create_task(self._settle(name), name=f"resolve {name}")
+                settling.add_done_callback(lambda _task: self._resolving.pop(name, None))
+            await asyncio.wait([settling], timeout=remaining)
+        return owner
+
+    async def _owner_to_name(self, name: str) -> IncarnationRecord | None:
+        """The owner of a bundle, if it has one that clients may be sent to."""
+        viewed = self._views.bundles.get(name)
+        if viewed is None or viewed.record.state is not BundleState.OWNED:
+            return None
+        owner = self._views.incarnations.get(viewed.record.incarnation)
+        if owner is None:
+            return None
+        ours = viewed.record.incarnation == self._context.incarnation
+        return owner.record if ours or await self._liveness.may_be_named(viewed.record.incarnation, owner.record) else None
+
+    async def _settle(self, name: str) -> None:
+        """Assign a bundle if it is an orphan; returns when something about it has changed, or after a while."""
+        event = self._events.of(name)
+        if self._is_orphan(self._views.bundles.get(name)):
+            await self.assigner.assign_merged(name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_AGAIN_S):
+                await event.wait()
 
     async def serving(self, bundle: BundleName) -> OwnedBundle:
         """The bundle as served here; waits while it is being acquired or released here. Raises NotOwner, ServiceNotReady."""
         name = str(bundle)
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
         while True:
-            changed = self._changed
+            changed = self._events.of(name)
             owned = self._owned.get(name)
             if owned is not None and owned.serving:
                 return owned
@@ -142,24 +167,22 @@ class Ownership:
         return self._views.incarnations.get(viewed.record.incarnation) is None
 
     async def _wait(self, changed: asyncio.Event, deadline: float, name: str) -> None:
+        with contextlib.suppress(TimeoutError):  # the caller looks again and gives up at its own deadline
+            async with asyncio.timeout(min(self._remaining(deadline, name), LOOK_AGAIN_S)):
+                await changed.wait()
+
+    def _remaining(self, deadline: float, name: str) -> float:
+        """Seconds left to wait. Raises ServiceNotReady if there are none."""
         remaining = deadline - self._context.clock.monotonic()
         if remaining <= 0:
             raise ServiceNotReady(f"Failed to acquire ownership: bundle {name} is being unloaded for too long; try again")
-        try:
-            async with asyncio.timeout(min(remaining, 1.0)):
-                await changed.wait()
-        except TimeoutError:
-            return  # the caller looks again and gives up at its own deadline
-
-    def _announce(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        return remaining
 
     # --- following our records -------------------------------------------------------------------------------------------------
 
     def _bundles_changed(self, names: list[str]) -> None:
-        self._announce()
         for name in names:
+            self._events.changed(name)
             self._preloads.look(name, self._views.bundles.get(name))
             self._follow(name)
 
@@ -195,7 +218,7 @@ class Ownership:
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._work.pop(name, None)
         self._beginnings.pop(name, None)
-        self._announce()
+        self._events.changed(name)
         if task.cancelled():
             return
         error = task.exception()
@@ -219,7 +242,7 @@ class Ownership:
             log.error("bundle.recovery_failed", bundle=name, epoch=epoch, error=str(error))
             revision, items = assigned.mod_revision, self._views.bundles.items
             await self._retries.wait(
-                name, error, lambda: self._changed, lambda: getattr(items.get(name), "mod_revision", -1) != revision
+                name, error, lambda: self._events.of(name), lambda: getattr(items.get(name), "mod_revision", -1) != revision
             )
             return
         self._retries.over(name)
@@ -268,7 +291,7 @@ class Ownership:
                 releasing = rules.release(viewed.record, wanted, reason=reason)
                 await commit_record(self._context, self._views, name, viewed.mod_revision, releasing)
             while self._owned.get(name) is owned:
-                changed = self._changed
+                changed = self._events.of(name)
                 if self._owned.get(name) is owned:
                     await changed.wait()
 
@@ -327,7 +350,7 @@ class Ownership:
         """Keep clients attached until the successor serves, so that they reconnect once and find it ready (PIP-307)."""
         deadline = self._context.clock.monotonic() + HAND_OVER_WAIT_S
         while destination and self._context.clock.monotonic() < deadline:
-            changed = self._changed
+            changed = self._events.of(name)
             viewed = self._views.bundles.get(name)
             if viewed is not None and viewed.record.state is not BundleState.ASSIGNING:
                 return
@@ -384,7 +407,8 @@ class Ownership:
         self._roller.stop()
         await self._log_keys.stop()
         await self.assigner.stop()
-        tasks = list(self._work.values())
+        await self._liveness.stop()
+        tasks = [*self._work.values(), *self._resolving.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -394,4 +418,4 @@ class Ownership:
         for owned in self._owned.values():
             owned.stop()
         self._owned.clear()
-        self._announce()
+        self._events.all_changed()

@@ -82,6 +82,7 @@ class BrokerSettings:
     topics_per_namespace_max: int = _bounded(100_000, 1, 10_000_000, "topics that clients may create in one namespace")
     partitions_max: int = _bounded(4096, 1, 100_000, "partitions of one topic")
     moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")
+    orphans_parallel_max: int = _bounded(64, 1, 10_000, "orphaned bundles that the leader assigns at the same time")
     inactive_topic_s: float = _bounded(
         60.0,
         0,

@@ -9,8 +9,8 @@ from magnetar.balance.placement import least_loaded
 from magnetar.metadata.records import LoadRecord
 
 
-def report(rate_in: float, rate_out: float = 0.0) -> LoadRecord:
-    return LoadRecord("b", 0, 0, 0, 0, 0, rate_in, rate_out, 0.0, 0.0, 0.0, 0.0)
+def report(rate_in: float, rate_out: float = 0.0, bundles: int = 0) -> LoadRecord:
+    return LoadRecord("b", 0, bundles, 0, 0, 0, rate_in, rate_out, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_the_lowest_message_rate_wins() -> None:
@@ -41,3 +41,13 @@ def test_ties_depend_on_the_tie_break_alone(rates: dict[str, int], tie_break: in
     assert least_loaded(candidates, {}, tie_break) == least_loaded(backwards, {}, tie_break)
     best = {name for name, rate in rates.items() if rate == min(rates.values())}
     assert {least_loaded(candidates, {}, number) for number in range(len(best))} == best
+
+
+def test_orphans_placed_between_two_reports_are_spread() -> None:
+    """Sixty bundles of a dead broker: whoever was a little idler than the other gets a little more, not everything."""
+    counts = {"a": 60, "b": 60}
+    candidates = {"a": report(900, bundles=60), "b": report(1100, bundles=60)}
+    for number in range(60):
+        counts[least_loaded(candidates, counts, number)] += 1
+    assert counts["a"] - counts["b"] in range(10, 15)
+    assert sum(counts.values()) == 180

@@ -12,6 +12,7 @@ import pytest
 from magnetar.server.connection import Connection
 from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.service import BrokerService
+from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.metadata.virtual_time import VirtualLoop, run_virtually
 from tests.unit.server.brokers import SETTINGS, Type, command_frame, entry
@@ -23,11 +24,15 @@ KEEP_ALIVE_S = SETTINGS.keep_alive_s
 
 
 class Disk:
-    """Of the service only what a connection asks before it reads: whether the disk keeps up. No command here reaches more."""
+    """Of the service only what a connection asks before it reads: whether the disk keeps up; commands that reach it are noted."""
 
     def __init__(self) -> None:
         self.behind = False
         self.waiting: list[Callable[[], None]] = []
+        self.asked: list[api.BaseCommand] = []
+
+    def handle(self, _connection: Connection, command: api.BaseCommand) -> None:
+        self.asked.append(command)
 
     def disk_is_behind(self) -> bool:
         return self.behind
@@ -329,16 +334,22 @@ def test_connections_beyond_the_limit_are_dropped_at_once() -> None:
 
 
 def test_requests_wait_until_the_broker_is_ready_but_not_without_limit() -> None:
-    """Before the gate opens a request waits; a peer that sends more than it may keep waiting is closed."""
+    """Before the gate opens a request waits; beyond as many as may wait nothing is read, and nobody is dropped or passed over."""
 
     async def scenario() -> None:
         table = ConnectionTable(replace(SETTINGS, requests_per_connection_max=3))
         line = Line(table, ready=False)
-        lookup = command_frame("lookup", topic="t", request_id=1)
-        await line.feed(CONNECT + lookup * 3)
+        lookups = b"".join(command_frame("lookup", topic="t", request_id=number) for number in range(8))
+        await line.feed(CONNECT + lookups + PING)
         assert (line.transport.kinds(), line.transport.state) == ([Type.CONNECTED], "open")
-        await line.feed(lookup)
-        assert line.transport.state == "closed"
+        assert not line.transport.reading
+        assert len(line.connection._requests) == 3
+        table.open_gate()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert line.transport.reading
+        assert [asked.lookup.request_id for asked in line.disk.asked] == list(range(8))
+        assert line.transport.kinds()[-1] == Type.PONG
         line.connection.connection_lost(None)
         await asyncio.sleep(0)
 

@@ -15,11 +15,12 @@ from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, LogRange
-from magnetar.names import BundleName, TopicName
+from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, LogPosition, LogRange, NamespaceRecord
+from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.catalog import BundleCatalog
 from magnetar.server.recovery import BundleReplay, Preloaded
+from magnetar.storage.log import LogWriter
 from magnetar.storage.manifest import load_manifest
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, entry, open_peer, running_broker, volume_in
@@ -334,3 +335,32 @@ def test_what_was_read_ahead_is_used_only_where_it_fits() -> None:
         replace(assigned, chain=(), epochs=()),
     ):
         assert not preloaded.fits(other), other
+
+
+def test_bundles_of_a_broker_that_is_gone_are_spread_over_the_others_at_once(tmp_path: Path) -> None:
+    """The end of its registration wakes the leader, who assigns all of them in one go, half to each; its log is fenced and read for all together."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            ghost = "ghost.0123456789abcdef"
+            writer = LogWriter(cluster.first.context.volume, CLOCK, ghost, on_fenced=lambda _error: None)
+            await writer.open()
+            registered = IncarnationRecord("ghost", "pulsar://127.0.0.1:1", "", 0, "test")
+            await cluster.store.put(keys.incarnation(ghost), registered.encode())
+            orphans = [f"public/many/0x{number:08x}_0x{number + 1:08x}" for number in range(100)]
+            namespace = NamespaceRecord(tuple(range(101)), {})
+            await cluster.store.put(keys.namespace(NamespaceName("public", "many")), namespace.encode())
+            for number, name in enumerate(orphans, 1000):
+                span = LogRange(ghost, LogPosition(0, 4096), None)
+                record = BundleRecord(BundleState.OWNED, 2, ghost, chain=(span,), epochs=(2,), reason=f"test {number}")
+                await cluster.store.put(keys.bundle(BundleName.parse(name)), record.encode())
+            brokers = (cluster.first, cluster.second)
+            await until(lambda: all(len(broker.views.bundles.items) >= 100 for broker in brokers))
+            await cluster.store.delete(keys.incarnation(ghost))
+            await until(lambda: sum(name in broker.ownership.owned for broker in brokers for name in orphans) == 100)
+            shares = [sum(name in broker.ownership.owned for name in orphans) for broker in brokers]
+            assert max(shares) - min(shares) <= 4, shares
+            assert not await cluster.first.context.volume.exists(f"claims/{ghost}")
+            await writer.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,132 @@
+"""Everybody asks at once, right after an owner was killed.
+
+Ten thousand clients' worth of look-ups: `CONNECTIONS` real connections (so that the file descriptors of one test process suffice), each with
+`LOOKUPS_EACH` LOOKUPs under way at the same time, as a client library or a proxy with many topics sends them, spread over the two brokers that are
+left. They are sent while the dead owner is still registered. Proved: every one is answered with a broker that lives, none is refused, no connection
+is closed, and the brokers' memory stays bounded. Printed: how long answers took after the kill.
+
+Bundles: MAGNETAR_STORM_BUNDLES (default 64).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from magnetar.wire import commands, requests
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.frames import HEADER_BYTES
+from tests.clients.cluster import LEASE_S, Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.etcd]
+
+BUNDLES = int(os.environ.get("MAGNETAR_STORM_BUNDLES", "64"))
+CONNECTIONS, LOOKUPS_EACH = 250, 40
+TOPICS = 500
+NAMESPACE = "public/storm"
+ANSWERED_S = 40.0
+SETTLE_S = 0.5
+"""Brokers that have just sent somebody to the victim may do so again for a moment."""
+MEMORY_BYTES_MAX = 200 << 20
+"""What 5 000 parked requests may cost one broker, generously: they are a task and a future each."""
+Type = api.BaseCommand.Type
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("storm"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def _create_namespace(cluster: Cluster) -> None:
+    url = f"{cluster.brokers[cluster.entry].http_url}/admin/v2/namespaces/{NAMESPACE}"
+    body = json.dumps({"bundles": {"numBundles": BUNDLES}}).encode()
+    asked = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="PUT")
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert answer.status == 204
+
+
+class Asker:
+    """One connection that asks for many topics at once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self.answers: dict[int, api.CommandLookupTopicResponse] = {}
+
+    @staticmethod
+    async def connect(port: int) -> Asker:
+        asker = Asker(*await asyncio.open_connection("127.0.0.1", port))
+        asker._writer.write(requests.connect("storm", 21))
+        assert (await asker._command()).type == Type.CONNECTED
+        return asker
+
+    async def _command(self) -> api.BaseCommand:
+        header = await self._reader.readexactly(HEADER_BYTES)
+        total, size = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
+        return api.BaseCommand.FromString((await self._reader.readexactly(total - 4))[:size])
+
+    async def ask(self, topics: list[str]) -> None:
+        """Send all LOOKUPs, then read until each has its answer; a connection that the broker closes raises IncompleteReadError."""
+        for number, topic in enumerate(topics):
+            self._writer.write(requests.lookup(number, topic, authoritative=False))
+        while len(self.answers) < len(topics):
+            command = await self._command()
+            if command.type == Type.PING:
+                self._writer.write(commands.PONG)
+                continue
+            assert command.type == Type.LOOKUP_RESPONSE, command
+            answer = command.lookup_response
+            self.answers[answer.request_id] = answer
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> None:
+    """Sent while the dead owner's lease still runs: parked, and answered with a live owner; none is refused, no connection is dropped."""
+    _create_namespace(cluster)
+    names = [f"persistent://{NAMESPACE}/t-{number}" for number in range(TOPICS)]
+    victim, *left = cluster.brokers
+
+    async def scenario() -> None:
+        ports = [cluster.brokers[name].broker_port for name in left]
+        first = await Asker.connect(ports[0])
+        await first.ask(names)  # every bundle has an owner
+        await first.close()
+        askers = await asyncio.gather(*(Asker.connect(ports[number % len(ports)]) for number in range(CONNECTIONS)))
+        before = {name: cluster.brokers[name].resident_bytes() for name in left}
+        assert cluster.owned_by(victim), "the victim owns bundles"
+        await asyncio.sleep(SETTLE_S)
+        cluster.brokers[victim].kill()
+        killed, turn = time.monotonic(), count()
+        async with asyncio.timeout(ANSWERED_S):
+            await asyncio.gather(*(asker.ask([names[next(turn) % TOPICS] for _ in range(LOOKUPS_EACH)]) for asker in askers))
+        seconds = time.monotonic() - killed
+        grown = {name: cluster.brokers[name].resident_bytes() - before[name] for name in left}
+        answers = [answer for asker in askers for answer in asker.answers.values()]
+        assert len(answers) == CONNECTIONS * LOOKUPS_EACH
+        refused = [answer for answer in answers if answer.response != api.CommandLookupTopicResponse.Connect]
+        assert not refused, refused[:3]
+        live = {cluster.brokers[name].service_url for name in left}
+        dead = [answer for answer in answers if answer.brokerServiceUrl not in live]
+        print(
+            f"  {len(answers)} look-ups answered {seconds:.2f} s after the kill (lease {LEASE_S} s), {len(dead)} of them with the dead"
+        )
+        print(f"  memory grown by {', '.join(f'{size >> 20} MiB' for size in grown.values())}", flush=True)
+        assert not dead, "nobody is sent to the broker that was killed"
+        assert all(size < MEMORY_BYTES_MAX for size in grown.values()), grown
+        await asyncio.gather(*(asker.close() for asker in askers))
+
+    asyncio.run(scenario())
