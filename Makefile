@@ -51,6 +51,7 @@ campaign: setup ## The long, resumable simulation run (SUITE=durable or tracer, 
 
 soak: setup ## Three brokers and etcd hurt at random under load, then a history check (MINUTES=10, SEED=n repeats the faults of a run)
 	@$(PY) -m dev.kube binary etcd > /dev/null
+	@$(PY) -m tests.clients.foreign_build java go > /dev/null
 	@$(PY) -m dev.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 cluster: setup ## A real one-node Kubernetes with Magnetar and the quickstart on it; CONTEXT=name IMAGE=ref uses an existing cluster

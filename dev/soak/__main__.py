@@ -1,5 +1,6 @@
-"""`python -m dev.soak --minutes 10 --seed 1`: three brokers and etcd, traffic of two clients, faults at random, and a history check.
+"""`python -m dev.soak --minutes 10 --seed 1`: three brokers and etcd, traffic of four clients, faults at random, and a history check.
 
+The clients are the official ones of Python, Java and Go, and our own.
 Owns: the run from the start of the cluster to the verdict. Imports: the cluster of the tests with real clients, dev.soak siblings.
 Invariants: exit code 0 only if no promise was broken, every process did what it was told, and all bundles were owned within two leases of the last
 fault; the brokers' logs are kept, with the seed, when it is another; everything that was started is stopped.
@@ -15,11 +16,12 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
 
+from dev.soak.foreign import ForeignTraffic
 from dev.soak.history import TopicHistory, violations
 from dev.soak.nemesis import Nemesis
 from dev.soak.report import fault_table, progress_line, summary
@@ -76,13 +78,13 @@ def wait(what: str, reached: Callable[[], bool], timeout_s: float) -> str:
 class Soak:
     """One run."""
 
-    def __init__(self, directory: Path, minutes: float, seed: int, rate: float) -> None:
+    def __init__(self, directory: Path, minutes: float, seed: int, rate: float, languages: Sequence[str]) -> None:
         self._until_s, self._seed = minutes * 60, seed
         self.cluster = Cluster(directory / "cluster", gated=True, fronted=True)
         self._directory = directory
-        self._plans = plan_topics()
+        self._plans = plan_topics(languages)
         self.topics = [plan.history for plan in self._plans]
-        self._rate = rate
+        self._rate, self._languages = rate, languages
         self.nemesis = Nemesis(self.cluster, [topic.name for topic in self.topics], seed)
         self._began = time.monotonic()
         self._over = threading.Event()
@@ -98,20 +100,22 @@ class Soak:
         )
         official = OfficialTraffic(service_url, self._plans, self._rate, self._directory / "client.log")
         own = OwnTraffic(service_url, self._plans, self._rate, self._seed)
+        foreign = [ForeignTraffic(name, service_url, self._plans, self._rate, self._directory) for name in self._languages]
+        traffics: list[OfficialTraffic | OwnTraffic | ForeignTraffic] = [official, own, *foreign]
         try:
             for traffic in (official, own):
                 traffic.subscribe()
-            for traffic in (official, own):
-                traffic.publish()
+            for publishing in traffics:
+                publishing.publish()
             print(f"{len(self.topics)} topics, {self._rate:g} messages a second each; logs in {self._directory}", flush=True)
             self._began = time.monotonic()
             threading.Thread(target=self._show_progress, daemon=True).start()
             self._hurt()
-            self._judge(official, own)
+            self._judge(official, own, foreign)
         finally:
             self._over.set()
-            own.close()
-            official.close()
+            for ended in reversed(traffics):
+                ended.close()
         return self._verdict()
 
     def _show_progress(self) -> None:
@@ -128,7 +132,7 @@ class Soak:
                 self.problems.append(f"the cluster did not heal: {error}")
                 break
 
-    def _judge(self, official: OfficialTraffic, own: OwnTraffic) -> None:
+    def _judge(self, official: OfficialTraffic, own: OwnTraffic, foreign: list[ForeignTraffic]) -> None:
         """Heal, let everything arrive, read everything back."""
         bound_s = LEASES * LEASE_S + SLACK_S
         try:
@@ -138,6 +142,8 @@ class Soak:
             self.problems.append(str(error))
         for traffic in (official, own):
             traffic.stop_publishing()
+        for strange in foreign:
+            strange.finish()
         self.problems.append(wait("every send answered", lambda: not any(t.unanswered() for t in self.topics), ANSWERED_S))
         print("reading everything back", flush=True)
         for topic in self.topics:
@@ -171,13 +177,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="draws the faults; the time of day if not given")
     parser.add_argument("--rate", type=float, default=RATE, help="messages a second per topic")
     parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
+    parser.add_argument("--languages", default="java,go", help="more official clients that publish; empty for none")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else int(time.time())
+    languages = [language for language in arguments.languages.split(",") if language]
     directory = Path(tempfile.mkdtemp(prefix="magnetar-soak-"))
     print(f"soak of {arguments.minutes:g} minutes, seed {seed}", flush=True)
     own_log = (directory / "own-client.log").open("w")  # its reconnects are expected: kept apart
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(own_log))
-    soak = Soak(directory, arguments.minutes, seed, arguments.rate)
+    soak = Soak(directory, arguments.minutes, seed, arguments.rate, languages)
     code = 1
     try:
         code = soak.run()

@@ -64,6 +64,8 @@ class TopicHistory:
     name: str
     deduplicated: bool
     partitions: tuple[int, ...] = (-1,)
+    client: str = ""
+    """Which client publishes."""
     sent: Counter[str] = field(default_factory=Counter)
     """How many messages each producer has sent."""
     receipts: dict[Message, Where | None] = field(default_factory=dict)

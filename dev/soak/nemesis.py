@@ -27,6 +27,7 @@ HEAL_S_MAX = 60.0
 REST_TIMEOUT_S = 30.0
 LOOKUP_TIMEOUT_S = 25.0
 DROPS_MAX = 5
+BUNDLES_MAX = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,21 +193,20 @@ class Nemesis:
         return tuple(outcomes)
 
     def _split(self, _target: str, chance: random.Random) -> tuple[str, ...]:
-        topic = chance.choice(self._topics)
-        owner = self._owner(topic)
-        if not owner:
-            return ("skipped",)
-        http = self._cluster.brokers[owner].http_url
-        path = quote(topic.removeprefix("persistent://"))
-        namespace = path.rpartition("/")[0]
+        """One bundle of the soak's namespaces becomes two, as long as there are not too many."""
+        http = next(iter(self._cluster.brokers.values())).http_url
+        spaces = sorted({topic.removeprefix("persistent://").rpartition("/")[0] for topic in self._topics})
         try:
-            status, body = request("GET", f"{http}/lookup/v2/topic/persistent/{path}/bundle", REST_TIMEOUT_S)
-            if status != 200:
-                return (f"no bundle: {status}",)
-            status, _ = request("PUT", f"{http}/admin/v2/namespaces/{namespace}/{body}/split", REST_TIMEOUT_S)
-        except (OSError, ValueError):
+            _, status = request("GET", f"{http}/magnetar/v1/status", REST_TIMEOUT_S)
+            bundles = [row for row in status["bundles"] if row["bundle"].rpartition("/")[0] in spaces and row["state"] == "Owned"]
+            if not bundles or len(bundles) >= BUNDLES_MAX:
+                return ("skipped",)
+            row = chance.choice(bundles)
+            owner = self._cluster.brokers[row["owner"].rpartition(".")[0]]
+            code, _ = request("PUT", f"{owner.http_url}/admin/v2/namespaces/{row['bundle']}/split", REST_TIMEOUT_S)
+        except OSError:
             return ("no answer",)
-        return (str(status),)
+        return (str(code),)
 
     # --- etcd ------------------------------------------------------------------------------------------------------------------
 

@@ -30,18 +30,21 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def fault_table(faults: Sequence[Fault], topics: Sequence[TopicHistory]) -> list[str]:
-    """Per kind: how often, how long until health after its end, and the longest publish gaps of the topics around it."""
-    lines = [f"{'fault':<20} {'count':>5}  {'healthy after p50/max':>22}  {'publish gap p50 / p99 / max':>30}  outcomes"]
+    """Per kind: how often, how long until health after its end, and the publish gaps of all topics around it, by client."""
+    groups = {
+        client: [topic for topic in topics if topic.client == client] for client in dict.fromkeys(topic.client for topic in topics)
+    }
+    columns = "".join(f"  {f'gap of {client}: p50/p99/max':>27}" for client in groups)
+    lines = [f"{'fault':<20} {'count':>5}  {'healthy p50/max':>17}{columns}  outcomes"]
     for kind in sorted({fault.kind for fault in faults}):
         mine = [fault for fault in faults if fault.kind == kind]
         heals = [fault.healed_s for fault in mine]
-        gaps = [topic.longest_gap(fault.began, fault.healthy) for fault in mine for topic in topics]
+        line = f"{kind:<20} {len(mine):>5}  {percentile(heals, 0.5):>8.2f} /{max(heals):>5.2f} s"
+        for group in groups.values():
+            gaps = [topic.longest_gap(fault.began, fault.healthy) for fault in mine for topic in group]
+            line += f"  {percentile(gaps, 0.5):>10.2f} /{percentile(gaps, 0.99):>5.2f} /{max(gaps):>5.2f} s"
         outcomes = Counter(outcome for fault in mine for outcome in fault.outcomes)
-        shown = ", ".join(f"{count} x {outcome}" for outcome, count in outcomes.most_common())
-        lines.append(
-            f"{kind:<20} {len(mine):>5}  {percentile(heals, 0.5):>12.2f} /{max(heals):>6.2f} s"
-            f"  {percentile(gaps, 0.5):>9.2f} /{percentile(gaps, 0.99):>6.2f} /{max(gaps):>6.2f} s  {shown}"
-        )
+        lines.append(line + "  " + ", ".join(f"{count} x {outcome}" for outcome, count in outcomes.most_common()))
     return lines
 
 

@@ -13,7 +13,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,24 +53,27 @@ class Plan:
     """What is done with one topic."""
 
     history: TopicHistory
-    official_producer: bool
     batching: bool
 
 
-def plan_topics() -> list[Plan]:
-    """Topics of both namespaces: plain and partitioned, each with one producer, and with two subscriptions, one of each client."""
+def plan_topics(languages: Sequence[str] = ()) -> list[Plan]:
+    """Topics of both namespaces: plain and partitioned, each with one producer, and with two subscriptions, one of each Python client.
+
+    For each of `languages` there is one more topic per namespace, which the client of that language publishes to.
+    """
     plans = []
     for namespace, deduplicated in NAMESPACES.items():
-        for number in range(PLAIN_TOPICS + PARTITIONED_TOPICS):
-            partitions = tuple(range(PARTITIONS)) if number >= PLAIN_TOPICS else (-1,)
-            history = TopicHistory(f"persistent://public/{namespace}/topic-{number}", deduplicated, partitions)
+        clients = ["official" if number % 2 == 0 else "own" for number in range(PLAIN_TOPICS + PARTITIONED_TOPICS)]
+        for number, client in enumerate([*clients[:PLAIN_TOPICS], *languages, *clients[PLAIN_TOPICS:]]):
+            partitions = tuple(range(PARTITIONS)) if number >= PLAIN_TOPICS + len(languages) else (-1,)
+            history = TopicHistory(f"persistent://public/{namespace}/topic-{number}", deduplicated, partitions, client)
             kinds = [KINDS[(number + turn) % len(KINDS)] for turn in range(2)]
             history.subscriptions = [
                 SubscriptionHistory(f"{client}-{kind}", kind, kind in ORDERED)
                 for client, kind in zip(("official", "own"), kinds, strict=True)
             ]
             # A batch has one key for all of its messages: not for Key_Shared.
-            plans.append(Plan(history, official_producer=number % 2 == 0, batching="Key_Shared" not in kinds and number % 3 != 0))
+            plans.append(Plan(history, batching="Key_Shared" not in kinds and number % 3 != 0))
     return plans
 
 
@@ -126,10 +129,10 @@ class OfficialTraffic:
 
     def publish(self) -> None:
         for plan in self._plans:
-            if plan.official_producer:
+            if plan.history.client == "official":
                 producer = self._client.create_producer(
                     plan.history.name,
-                    producer_name=_producer_name(plan, "official"),
+                    producer_name=producer_name(plan),
                     send_timeout_millis=0,
                     block_if_queue_full=True,
                     max_pending_messages=PENDING_MAX,
@@ -175,8 +178,9 @@ class OfficialTraffic:
         self._client.shutdown()
 
 
-def _producer_name(plan: Plan, client: str) -> str:
-    return f"{client}-of-{plan.history.name.rpartition('/')[2]}"
+def producer_name(plan: Plan) -> str:
+    """What a topic's only producer calls itself."""
+    return f"{plan.history.client}-of-{plan.history.name.rpartition('/')[2]}"
 
 
 class OwnTraffic:
@@ -216,10 +220,10 @@ class OwnTraffic:
     async def _publish(self) -> None:
         assert self._client is not None
         for plan in self._plans:
-            if not plan.official_producer:
+            if plan.history.client == "own":
                 producer = await self._client.create_producer(
                     plan.history.name,
-                    _producer_name(plan, "own"),
+                    producer_name(plan),
                     send_timeout_s=None,
                     pending_max=2 * PENDING_MAX,  # more than `_send` leaves pending: nothing waits, so nothing overtakes
                     batching=Batching(linger_s=BATCH_DELAY_MS / 1000) if plan.batching else None,
