@@ -13,6 +13,7 @@ import enum
 import json
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
@@ -43,9 +44,9 @@ class Record:
 
     def encode(self) -> bytes:
         """Canonical JSON with the schema number under `schema`."""
-        body = dataclasses.asdict(self)
+        body = _members(self)
         body["schema"] = self.SCHEMA
-        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), default=_members).encode()
 
     @classmethod
     def decode(cls: type[R], data: bytes) -> R:
@@ -58,45 +59,76 @@ class Record:
         if schema != cls.SCHEMA:
             raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
         try:
-            return typing.cast(R, _build(cls, body))
+            return typing.cast(R, _builder(cls)(body))
         except (TypeError, ValueError, KeyError) as error:
             raise StoreError(f"{cls.__name__}: {error}: {data[:200]!r}") from error
 
 
-@lru_cache(maxsize=64)
-def _fields(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+def _members(value: Any) -> dict[str, Any]:
+    """A nested record as JSON has it."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _build(kind: Any, value: Any) -> Any:
-    """Rebuild a value of declared type `kind` from JSON."""
-    origin = get_origin(kind)
+@lru_cache(maxsize=512)
+def _builder(kind: Any) -> Callable[[Any], Any]:
+    """What rebuilds a value of declared type `kind` from JSON; it raises ValueError or TypeError for anything else."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        return _build(next(arg for arg in get_args(kind) if arg is not type(None)), value)
+        inner = _builder(next(argument for argument in arguments if argument is not type(None)))
+        return lambda value: None if value is None else inner(value)
     if origin is tuple:
-        arguments = get_args(kind)
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(_build(arguments[0], item) for item in value)
-        if len(arguments) != len(value):
-            raise ValueError(f"expected {len(arguments)} items, found {len(value)}")
-        return tuple(_build(argument, item) for argument, item in zip(arguments, value, strict=True))
+        return _tuple_builder(arguments)
     if origin is dict:
-        return {key: _build(get_args(kind)[1], item) for key, item in value.items()}
+        item_of = _builder(arguments[1])
+        return lambda value: {key: item_of(item) for key, item in _object(value).items()}
     if dataclasses.is_dataclass(kind):
-        fields = _fields(typing.cast(type, kind))
-        unknown = set(value) - set(fields)
+        return _record_builder(typing.cast(type, kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind
+    if kind is Any:
+        return lambda value: value
+    return _scalar_builder(kind)
+
+
+def _tuple_builder(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        item_of = _builder(kinds[0])
+        return lambda value: tuple(map(item_of, value))
+    builders = [_builder(kind) for kind in kinds]
+
+    def build(value: Any) -> tuple[Any, ...]:
+        if len(builders) != len(value):
+            raise ValueError(f"expected {len(builders)} items, found {len(value)}")
+        return tuple(builder(item) for builder, item in zip(builders, value, strict=True))
+
+    return build
+
+
+def _record_builder(cls: type) -> Callable[[Any], Any]:
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: _builder(hints[field.name]) for field in dataclasses.fields(cls)}
+
+    def build(value: Any) -> Any:
+        unknown = _object(value).keys() - fields.keys()
         if unknown:
             raise ValueError(f"unknown fields {sorted(unknown)}")
-        return typing.cast(type, kind)(**{name: _build(fields[name], item) for name, item in value.items()})
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind(value)
-    if kind is Any:
+        return cls(**{name: fields[name](item) for name, item in value.items()})
+
+    return build
+
+
+def _scalar_builder(kind: type) -> Callable[[Any], Any]:
+    def build(value: Any) -> Any:
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"expected {kind.__name__}, found {value!r}")
         return value
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"expected {kind.__name__}, found {value!r}")
+
+    return build
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, found {value!r}")
     return value
 
 

@@ -19,6 +19,9 @@ from magnetar.wire.pulsar_api_pb2 import BaseCommand
 MESSAGE_BYTES_MAX = 5 * 1024 * 1024
 FRAME_OVERHEAD_BYTES_MAX = 10 * 1024
 READ_BUFFER_BYTES = 1024 * 1024
+START_BYTES = 16 * 1024
+"""Of the buffer of a connection that has not sent much at once yet; thousands of them are idle."""
+GROWTH = 8
 SIZE_BYTES = 4
 HEADER_BYTES = 8
 
@@ -30,7 +33,7 @@ _U32 = struct.Struct(">I")
 
 
 class InboundBuffer:
-    """One reused receive buffer behind asyncio's BufferedProtocol, shared by broker and client.
+    """One reused receive buffer behind asyncio's BufferedProtocol, shared by broker and client. It grows to `capacity` with what comes.
 
     `get_buffer` and `advance` are what `get_buffer` and `buffer_updated` of the protocol call. Frames point into `data` and are
     valid until the next `get_buffer`; whoever keeps bytes longer copies them first.
@@ -44,7 +47,7 @@ class InboundBuffer:
         self._frame_bytes_max = message_bytes_max + FRAME_OVERHEAD_BYTES_MAX
         self._consumed = 0
         self._have = 0
-        self.data = bytearray(capacity)
+        self.data = bytearray(min(capacity, START_BYTES))
         self.view = memoryview(self.data)
 
     @property
@@ -56,13 +59,17 @@ class InboundBuffer:
         """Room for the next read, never empty. Invalidates the frames of earlier reads."""
         rest = self._have - self._consumed
         if self._consumed:
-            if len(self.data) > self._capacity and rest < self._capacity:
+            size = len(self.data)
+            if size > self._capacity and rest < self._capacity:
                 self._reallocate(self._capacity, rest)
+            elif self._have == size < self._capacity:
+                self._reallocate(min(GROWTH * size, self._capacity), rest)  # the last read filled it: there is more to come
             else:
                 self.view[:rest] = self.view[self._consumed : self._have]
             self._consumed, self._have = 0, rest
         if self._have == len(self.data):
-            capacity = min(2 * len(self.data), self._frame_bytes_max + SIZE_BYTES)
+            grown = max(2 * len(self.data), min(GROWTH * len(self.data), self._capacity))
+            capacity = min(grown, self._frame_bytes_max + SIZE_BYTES)
             assert capacity > len(self.data), "whole frames were left unread while reading went on"
             self._reallocate(capacity, rest)
         return self.view[self._have :]

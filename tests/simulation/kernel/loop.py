@@ -147,8 +147,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None) -> Step:
         if context is None:
             context = contextvars.copy_context()
-        step = Step(context.get(NODE) or self.kernel, callback, args, context)
-        self._enqueue(step)
+        node = context.get(NODE) or self.kernel
+        step = Step(node, callback, args, context)
+        # As `_enqueue`, which is too often called from here for a call of its own.
+        if node.alive and not self._closed:
+            ready = node.ready
+            if not ready and not node.paused:
+                self._runnable.append(node)
+            ready.append(step)
         return step
 
     def call_soon_threadsafe(
@@ -267,16 +273,19 @@ class SimLoop(asyncio.AbstractEventLoop):
         timers = self._timers
         while timers and timers[0][2].dropped:
             heapq.heappop(timers)
-            self._timers_cancelled = max(0, self._timers_cancelled - 1)
+            if self._timers_cancelled:
+                self._timers_cancelled -= 1
         if not timers or timers[0][0] > deadline:
             self._now = max(self._now, deadline) if deadline != float("inf") else self._now
             return False
-        self._now = now = max(self._now, timers[0][0])
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
+        now, pop, enqueue = self._now, heapq.heappop, self._enqueue
         while timers and timers[0][0] <= now:
-            step = heapq.heappop(timers)[2]
+            step = pop(timers)[2]
             step.home = None
             if not step.dropped:
-                self._enqueue(step)
+                enqueue(step)
         return True
 
     def run_until_complete(  # type: ignore[override]

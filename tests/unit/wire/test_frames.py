@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from magnetar.errors import FrameTooLarge, ProtocolError
 from magnetar.wire import commands, frames
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.frames import FRAME_OVERHEAD_BYTES_MAX, InboundBuffer
+from magnetar.wire.frames import FRAME_OVERHEAD_BYTES_MAX, READ_BUFFER_BYTES, START_BYTES, InboundBuffer
 
 
 def send(sequence: int, body: bytes) -> bytes:
@@ -77,6 +77,25 @@ def test_a_frame_larger_than_the_buffer_grows_it_and_it_shrinks_again() -> None:
     assert 1024 < len(buffer.data) <= 100_000 + FRAME_OVERHEAD_BYTES_MAX + 4
     assert [body for _, body in feed(buffer, [send(2, b"after")])] == [b"after"]
     assert len(buffer.data) == 1024
+
+
+@pytest.mark.parametrize("body_bytes", [100, 3000, 40_000])
+def test_a_buffer_begins_small_and_grows_while_reads_fill_it(body_bytes: int) -> None:
+    """An idle connection costs 16 KiB; one that sends as fast as it is read soon gets whole megabytes, and no byte is lost on the way."""
+    buffer = InboundBuffer()
+    assert len(buffer.data) == START_BYTES
+    bodies = [bytes([number % 256]) * body_bytes for number in range(1 + 4 * READ_BUFFER_BYTES // body_bytes)]
+    left = memoryview(b"".join(send(number, body) for number, body in enumerate(bodies)))
+    found, sizes = [], [START_BYTES]
+    while left:
+        room = buffer.get_buffer()
+        count = min(len(room), len(left))
+        room[:count] = left[:count]
+        left = left[count:]
+        found += [bytes(buffer.view[body:end]) for _, body, end in buffer.advance(count)]
+        sizes.append(len(buffer.data))
+    assert found == bodies
+    assert sorted(set(sizes)) == [START_BYTES, 8 * START_BYTES, READ_BUFFER_BYTES]
 
 
 def test_memory_follows_received_bytes_not_announced_ones() -> None:
