@@ -59,7 +59,7 @@ class Record:
         if schema != cls.SCHEMA:
             raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
         try:
-            return typing.cast(R, _builder(cls)(body))
+            return typing.cast(R, _builder(typing.cast(Any, cls))(body))
         except (TypeError, ValueError, KeyError) as error:
             raise StoreError(f"{cls.__name__}: {error}: {data[:200]!r}") from error
 
