@@ -62,3 +62,8 @@ class SystemClock:
 def iso8601(wall_ms: int) -> str:
     """A wall time as people and Pulsar's statistics read it: ISO 8601 with milliseconds, UTC."""
     return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def wall_ms_of(text: str) -> int:
+    """The inverse of `iso8601`, for whatever ISO 8601 can say; local time without a zone. Raises ValueError."""
+    return int(datetime.fromisoformat(text).timestamp() * 1000)

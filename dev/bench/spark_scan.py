@@ -85,7 +85,7 @@ async def write_level_zero(volume: PosixVolume, data: Iterator[Row]) -> list[Pie
             )
             writer.append(encoded.buffers, encoded.size, 1, None)
             run.clear()
-            if writer.congested:
+            if writer.pending_bytes > writer.pending_bytes_max // 2:
                 await writer.barrier()
 
     for row in data:

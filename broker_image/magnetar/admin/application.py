@@ -15,6 +15,7 @@ from magnetar import __version__
 from magnetar.admin.answers import add_refusals, topic_name
 from magnetar.admin.clusters import cluster_router
 from magnetar.admin.namespaces import namespace_router
+from magnetar.admin.operations import operation_router
 from magnetar.admin.policy_routes import policy_router
 from magnetar.admin.ports import AdminPort
 from magnetar.admin.subscriptions import subscription_router
@@ -29,6 +30,7 @@ def create_application(port: AdminPort) -> FastAPI:
     add_refusals(application)
     _add_health(application, port)
     for router in (
+        operation_router(port),
         cluster_router(port),
         namespace_router(port),
         subscription_router(port),
@@ -63,10 +65,6 @@ def _add_health(application: FastAPI, port: AdminPort) -> None:
     @application.get("/magnetar/v1/status")
     async def status() -> dict[str, Any]:
         return await port.status()
-
-    @application.get("/magnetar/v1/damage")
-    async def damage() -> dict[str, Any]:
-        return {"damage": port.damage()}
 
     @application.get("/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:path}")
     async def lookup(domain: str, tenant: str, namespace: str, topic: str) -> dict[str, str]:

@@ -225,5 +225,21 @@ class SubscriptionPort(Protocol):
     async def reset_to_time(self, topic: TopicName, subscription: str, timestamp_ms: int) -> None: ...
 
 
-class AdminPort(HealthPort, TenantPort, NamespacePort, TopicPort, SubscriptionPort, Protocol):
+class OperationPort(Protocol):
+    """Operating the cluster's brokers."""
+
+    async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
+        """No new bundles for a broker; with `drain` it hands over those it has. Raises TopicNotFound, NotAllowed."""
+        ...
+
+    async def uncordon(self, broker: str) -> None:
+        """Raises TopicNotFound."""
+        ...
+
+    async def cluster_damage(self) -> dict[str, Any]:
+        """`damage` of every broker that answers, and the names of those that do not, as `unreachable`."""
+        ...
+
+
+class AdminPort(HealthPort, TenantPort, NamespacePort, TopicPort, SubscriptionPort, OperationPort, Protocol):
     """The broker's side of every route."""

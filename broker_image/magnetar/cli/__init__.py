@@ -1,28 +1,44 @@
 """The `magnetar` command (also `kubectl magnetar`).
 
 Owns: the entry point and the mapping of errors to exit codes. Imports: the commands' modules, lazily: a broker must not pay for what only people see.
-Exit codes: 0 done, 1 the system refused or failed (one line says what to do), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 the system refused or is unhealthy, 2 wrong usage, 3 nobody answers, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
-_SERVERS = ("standalone", "broker", "operator")
+PROGRAM = "magnetar"
+SERVERS = ("standalone", "broker", "operator")
 
 
 def main() -> None:
     """Run the command line."""
-    if len(sys.argv) > 1 and sys.argv[1] in _SERVERS:
-        # A rich terminal library costs an idle broker 8 MB; structlog uses it when it is importable, so it must not be.
-        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-    from magnetar.cli.commands import application
+    from magnetar.cli.failures import INTERRUPTED, exit_code_of, lines_of
     from magnetar.errors import MagnetarError
 
     try:
-        application(prog_name="magnetar")
+        _run(sys.argv[1:])
     except MagnetarError as error:
-        print(f"magnetar: {error}", file=sys.stderr)
-        sys.exit(1)
+        print(*lines_of(error), sep="\n", file=sys.stderr)
+        sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing more may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments and arguments[0] in SERVERS:
+        # A rich terminal library costs an idle broker 8 MB; structlog uses it when it is importable, so it must not be.
+        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+        from magnetar.cli.serving import serve
+
+        serve(arguments)
+        return
+    from magnetar.cli.commands import application, offer_completion
+
+    offer_completion()
+    application(prog_name=PROGRAM)

@@ -1,142 +1,201 @@
-"""Every subcommand and its options.
+"""Every command and its options.
 
-Owns: names, options and help texts; each command's work is in a module of its own, imported when it runs. Imports: typer.
-Invariant: an option that a manifest or environment can also set has the same name there.
+Owns: the root of the command line: names, options and help texts; each command's work is in a module of its own. Imports: typer, the groups.
+Invariants: commands use the words that Pulsar's users know; an option that a manifest or environment can also set has the same name there.
 """
 
 from __future__ import annotations
 
 import enum
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from magnetar.cli.bundles import bundles
+from magnetar.cli.names import pairs_of, topic_of
+from magnetar.cli.namespaces import namespaces
+from magnetar.cli.screen import OutputFormat, Screen
+from magnetar.cli.serving import SUMMARIES, serve
+from magnetar.cli.session import DEFAULT_SERVICE_URL, NoColor, Output, ServiceUrl, Session, connected
+from magnetar.cli.subscriptions import subscriptions
+from magnetar.cli.topics import Topic, topics
+
+COMPLETION_VARIABLE = "_MAGNETAR_COMPLETE"
 application = typer.Typer(
     help="Pulsar-compatible messaging whose control plane is Kubernetes.",
+    epilog="Exit codes: 0 done, 1 refused or unhealthy, 2 wrong usage, 3 nobody answers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-ServiceUrl = Annotated[str, typer.Option("--service-url", envvar="MAGNETAR_SERVICE_URL", help="Where clients connect.")]
-HttpUrl = Annotated[str, typer.Option("--http-url", envvar="MAGNETAR_HTTP_URL", help="Where REST is served.")]
-LogLevel = Annotated[str, typer.Option(envvar="MAGNETAR_LOG_LEVEL", help="debug, info, warning or error.")]
-DEFAULT_SERVICE_URL = "pulsar://127.0.0.1:6650"
-DEFAULT_HTTP_URL = "http://127.0.0.1:8080"
-
-
-class OutputFormat(enum.StrEnum):
-    """How a command shows its result."""
-
-    TABLE = "table"
-    JSON = "json"
-
 
 class SubscriptionType(enum.StrEnum):
-    """Subscription types that `consume` offers."""
+    """Subscription types, in Pulsar's words."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
+    FAILOVER = "failover"
+    KEY_SHARED = "key_shared"
+
+
+class InitialPosition(enum.StrEnum):
+    """Where a new subscription begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+class Shell(enum.StrEnum):
+    """Shells that can complete commands."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
 
 
 @application.command()
-def standalone(
-    data_dir: Annotated[Path, typer.Option(help="Where messages and metadata are kept.")] = Path("data"),
-    broker_port: Annotated[int, typer.Option(envvar="BROKER_PORT", help="Port for Pulsar clients.")] = 6650,
-    http_port: Annotated[int, typer.Option(envvar="HTTP_PORT", help="Port for REST, health and metrics.")] = 8080,
-    bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    advertised_address: Annotated[str, typer.Option(help="Address that clients are told.")] = "127.0.0.1",
-    self_check: Annotated[
-        bool, typer.Option("--self-check", help="Publish and read one message, then print what to do next.")
-    ] = False,
-    log_level: LogLevel = "warning",
+@connected
+def status(
+    session: Session,
+    bundles: Annotated[bool, typer.Option("--bundles", help="All bundles, however many.")] = False,
 ) -> None:
-    """Run one server with everything in it: nothing else to install."""
-    from magnetar.cli.serve import StandaloneOptions, run_standalone
+    """Brokers, bundles, damage; exit 1 if anything is wrong."""
+    from magnetar.cli.status import run_status
 
-    run_standalone(StandaloneOptions(data_dir, broker_port, http_port, bind, advertised_address, self_check, log_level))
+    raise typer.Exit(run_status(session, bundles))
 
 
 @application.command()
-def broker(
-    store: Annotated[str, typer.Option(envvar="MAGNETAR_STORE", help="etcd://host:port[,host:port...]")],
-    volume: Annotated[Path, typer.Option(envvar="MAGNETAR_VOLUME", help="Directory shared by all brokers of the cluster.")],
-    name: Annotated[str, typer.Option(envvar="MAGNETAR_NAME", help="Name that survives restarts; default: the host's.")] = "",
-    advertised_address: Annotated[
-        str, typer.Option(envvar="MAGNETAR_ADVERTISED_ADDRESS", help="Address that clients are told.")
-    ] = "127.0.0.1",
-    bind: Annotated[str, typer.Option(envvar="MAGNETAR_BIND", help="Address to listen on.")] = "0.0.0.0",
-    broker_port: Annotated[int, typer.Option(help="Port for Pulsar clients.")] = 6650,
-    http_port: Annotated[int, typer.Option(help="Port for REST, health and metrics.")] = 8080,
-    log_level: LogLevel = "info",
+@connected
+def unload(
+    session: Session,
+    target: Annotated[str, typer.Argument(metavar="NAMESPACE|BUNDLE|TOPIC", help="What to move.")],
+    destination: Annotated[str, typer.Option("--to", help="Broker that gets it; default: the least loaded.")] = "",
 ) -> None:
-    """Run one broker of a cluster."""
-    from magnetar.cli.serve import BrokerOptions, run_broker
+    """Move bundles to other brokers; no send fails."""
+    from magnetar.cli.moving import run_unload
 
-    run_broker(BrokerOptions(store, volume, name, advertised_address, bind, broker_port, http_port, log_level))
+    run_unload(session, target, destination)
 
 
 @application.command()
-def operator(
-    log_level: LogLevel = "info",
-    namespaces: Annotated[str, typer.Option(envvar="MAGNETAR_WATCH_NAMESPACES", help="Comma-separated; empty = all.")] = "",
+@connected
+def drain(
+    session: Session,
+    broker: Annotated[str, typer.Argument(help="Its name, as `magnetar status` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take bundles again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is empty, or at once.")] = True,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Even if nobody else takes bundles now.")] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Kept with the cordon; `explain` shows it.")
+    ] = "drained by magnetar drain",
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")] = 300.0,
 ) -> None:
-    """Run the Kubernetes operator (in a pod, or with a kubeconfig)."""
-    from magnetar.cli.serve import run_operator
+    """Empty a broker and keep it empty."""
+    from magnetar.cli.moving import run_drain
 
-    run_operator([part for part in namespaces.split(",") if part], log_level)
+    code = run_drain(session, broker, undo=undo, dry_run=dry_run, wait=wait, force=force, reason=reason, timeout_s=timeout_s)
+    raise typer.Exit(code)
 
 
 @application.command()
 def produce(
-    topic: Annotated[str, typer.Argument(help="Topic name; short names are in public/default.")],
+    topic: Topic,
     message: Annotated[
         list[str] | None, typer.Option("--message", "-m", help="One message; may be repeated. Default: lines of stdin.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Key of every message.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key of every message.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", help="name=value of every message; may be repeated.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Publish all of it so many times.")] = 1,
+    rate: Annotated[float, typer.Option("--rate", "-r", min=0, help="At most so many messages a second; 0 = no limit.")] = 0.0,
     service_url: ServiceUrl = DEFAULT_SERVICE_URL,
+    output: Output = OutputFormat.TABLE,
+    no_color: NoColor = False,
 ) -> None:
     """Publish messages; returns when all are durable."""
-    from magnetar.cli.messages import run_produce
+    from magnetar.cli.messages import Publishing, run_produce
 
-    run_produce(service_url, topic, message, key)
+    publishing = Publishing(str(topic_of(topic)), message, key, pairs_of(properties, "--property"), count, rate)
+    run_produce(service_url, Screen(output, no_color), publishing)
 
 
 @application.command()
 def consume(
-    topic: Annotated[str, typer.Argument(help="Topic name; short names are in public/default.")],
+    topic: Topic,
     subscription: Annotated[str, typer.Option("--subscription", "-s", help="Subscription name.")],
+    kind: Annotated[SubscriptionType, typer.Option("--type", "-t", help="Subscription type.")] = SubscriptionType.EXCLUSIVE,
+    initial: Annotated[
+        InitialPosition, typer.Option("--initial", "-p", help="Where a new subscription begins.")
+    ] = InitialPosition.LATEST,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many messages; 0 = never.")] = 0,
-    subscription_type: Annotated[SubscriptionType, typer.Option("--type", help="Subscription type.")] = SubscriptionType.EXCLUSIVE,
-    earliest: Annotated[bool, typer.Option("--earliest", help="A new subscription starts at the first message.")] = False,
-    output: Annotated[OutputFormat, typer.Option(help="table = one line each; json = one object each.")] = OutputFormat.TABLE,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0, help="Stop when none comes for so many seconds; 0 = never.")
+    ] = 0.0,
+    acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Whether messages count as consumed.")] = True,
     service_url: ServiceUrl = DEFAULT_SERVICE_URL,
+    output: Output = OutputFormat.TABLE,
+    no_color: NoColor = False,
 ) -> None:
-    """Receive, print and acknowledge messages."""
-    from magnetar.cli.messages import run_consume
+    """Receive, print and acknowledge messages.
 
-    run_consume(service_url, topic, subscription, count, subscription_type.value, earliest, output is OutputFormat.JSON)
+    One line each; with --output json one object a line.
+    """
+    from magnetar.cli.messages import Consuming, run_consume
+
+    earliest = initial is InitialPosition.EARLIEST
+    consuming = Consuming(str(topic_of(topic)), subscription, kind.value, earliest, count, timeout_s, acknowledge)
+    run_consume(service_url, Screen(output, no_color), consuming)
 
 
 @application.command()
-def status(
-    output: Annotated[OutputFormat, typer.Option(help="table for people, json for scripts.")] = OutputFormat.TABLE,
-    http_url: HttpUrl = DEFAULT_HTTP_URL,
-) -> None:
-    """Brokers, bundles and who owns them."""
-    from magnetar.cli.inspect import run_status
-
-    run_status(http_url, output is OutputFormat.JSON)
-
-
-@application.command()
+@connected
 def apply(
-    path: Annotated[Path, typer.Option("--filename", "-f", exists=True, help="A manifest, or a directory of them.")],
-    http_url: HttpUrl = DEFAULT_HTTP_URL,
+    session: Session,
+    path: Annotated[Path, typer.Option("--filename", "-f", help="A manifest, or a directory of them.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,
 ) -> None:
-    """Apply manifests to a standalone server: the same YAML and validation as on Kubernetes."""
+    """Apply the YAML that Kubernetes takes."""
     from magnetar.cli.manifests import run_apply
 
-    run_apply(path, http_url)
+    run_apply(session, path, dry_run)
+
+
+@application.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.")]) -> None:
+    """Print a completion script for a shell."""
+    from typer import _completion_shared
+
+    print(_completion_shared.get_completion_script(prog_name="magnetar", complete_var=COMPLETION_VARIABLE, shell=shell.value))
+
+
+def offer_completion() -> None:
+    """Answer the shell if it is asking what a word may become."""
+    if COMPLETION_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
+
+
+for _group, _name in ((topics, "topics"), (subscriptions, "subscriptions"), (namespaces, "namespaces"), (bundles, "bundles")):
+    application.add_typer(_group, name=_name)
+
+
+def _list_server(name: str, summary: str) -> None:
+    """Name a serving command in the help; `cli.main` has run it before it comes here."""
+
+    def run(context: typer.Context) -> None:
+        serve([name, *context.args])
+
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    application.command(name, help=summary, context_settings=passed_on, rich_help_panel="Servers")(run)
+
+
+for _name, _summary in SUMMARIES.items():
+    _list_server(_name, _summary)

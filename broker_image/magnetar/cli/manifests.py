@@ -1,7 +1,8 @@
-"""`magnetar apply`: manifests against a standalone server.
+"""`magnetar apply`: manifests against a server without Kubernetes.
 
 Owns: reading YAML, validating it with the operator's own models and turning it into REST requests. Imports: the operator's models, REST client.
-Invariants: the same file is accepted or refused here and on Kubernetes, with the same words; applying twice changes nothing.
+Invariants: the same file is accepted or refused here and on Kubernetes, with the same words; nothing is changed before every document has been
+checked; applying twice changes nothing; policies that a manifest does not name are left alone.
 """
 
 from __future__ import annotations
@@ -9,59 +10,96 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from magnetar.cli.rest import AlreadyThere, request
-from magnetar.errors import InvalidRequest
+from magnetar.cli.failures import CommandFailed, Refused, WrongUsage
+from magnetar.cli.rest import NOT_FOUND, Rest, namespace_path
+from magnetar.cli.session import Session
+
+if TYPE_CHECKING:
+    from magnetar_operator.models import BrokerCluster, DataJob, TopicNamespace
+
+    Resource = BrokerCluster | DataJob | TopicNamespace
 
 SUFFIXES = (".yaml", ".yml")
+STANDALONE = "standalone"
 
 
-def run_apply(path: Path, http_url: str) -> None:
+def run_apply(session: Session, path: Path, dry_run: bool) -> None:
     """Apply every document below `path`, in file-name order."""
     from magnetar_operator.models import parse_manifest
 
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
-    documents = [(file, document) for file in files for document in yaml.safe_load_all(file.read_text()) if document]
+    documents = [(file, document) for file in _files(path) for document in _documents(file)]
     if not documents:
-        raise InvalidRequest(f"filename: {path} holds no manifest; give a .yaml file or a directory of them")
-    for file, document in documents:
-        manifest = parse_manifest(document, str(file))  # every file is checked before the first one acts
-        del manifest
-    for _file, document in documents:
-        name = f"{document['kind'].lower()}/{document['metadata']['name']}"
-        print(f"{name} {_apply(document, http_url)}")
+        raise WrongUsage(f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them")
+    resources = [parse_manifest(document, str(file)) for file, document in documents]
+    rows = []
+    for resource in resources:
+        name = f"{type(resource).__name__.lower()}/{resource.metadata.name}"
+        outcome = "valid" if dry_run else _apply(session.rest, resource)
+        rows.append({"resource": name, "outcome": outcome})
+    session.screen.show(rows, lambda: session.screen.line("\n".join(f"{row['resource']} {row['outcome']}" for row in rows)))
 
 
-def _apply(document: dict[str, Any], http_url: str) -> str:
-    kind, spec = document["kind"], document.get("spec", {})
-    if kind == "BrokerCluster":
-        return "unchanged (this server is the cluster)"
-    if kind == "TopicNamespace":
-        body = {"bundles": {"numBundles": spec.get("bundles", 4)}, **spec.get("policies", {})}
-        try:
-            request("PUT", f"{http_url}/admin/v2/namespaces/{spec['tenant']}/{spec['namespace']}", body)
-        except AlreadyThere:
-            return "unchanged"
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise WrongUsage(f"--filename: {path} does not exist", "give a .yaml file or a directory of them")
+    return sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
+
+
+def _documents(file: Path) -> list[dict[str, Any]]:
+    try:
+        return [document for document in yaml.safe_load_all(file.read_text()) if document]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"{file} is not YAML ({' '.join(str(error).split())})", "correct the file") from error
+
+
+def _apply(rest: Rest, resource: Resource) -> str:
+    from magnetar_operator.models import DataJob, TopicNamespace
+
+    if isinstance(resource, TopicNamespace):
+        return _apply_namespace(rest, resource)
+    if isinstance(resource, DataJob):
+        return _run_job(rest, resource)
+    if _is_standalone(rest.get("/magnetar/v1/status")):
+        return "unchanged (this server is the cluster; its size is Kubernetes' to change: kubectl apply)"
+    return "skipped (brokers are pods that only Kubernetes makes: kubectl apply)"
+
+
+def _is_standalone(status: dict[str, Any]) -> bool:
+    return [row["broker"] for row in status["brokers"]] == [STANDALONE]
+
+
+def _apply_namespace(rest: Rest, resource: TopicNamespace) -> str:
+    path, policies = namespace_path(resource.spec.name), resource.spec.policies.owned()
+    try:
+        found = rest.get(path)
+    except Refused as error:
+        if error.status != NOT_FOUND:
+            raise
+        rest.put(path, {"bundles": {"numBundles": resource.spec.bundles}, **policies})
         return "created"
-    if kind == "DataJob":
-        return _run_job(document, http_url)
-    raise InvalidRequest(f"kind: {kind} cannot be applied to a standalone server")
+    changed = {key: value for key, value in policies.items() if found.get(key) != value}
+    if not changed:
+        return "unchanged"
+    rest.patch(f"/magnetar/v1/namespaces/{resource.spec.name}/policies", changed)
+    return f"configured ({', '.join(sorted(changed))})"
 
 
-def _run_job(document: dict[str, Any], http_url: str) -> str:
+def _run_job(rest: Rest, resource: DataJob) -> str:
     """Run a job here and now, with a local Spark."""
-    status = request("GET", f"{http_url}/magnetar/v1/status")
-    name = document["metadata"]["name"]
-    run = str(document["spec"].get("runRequest") or "once")
-    topic = document["spec"]["compaction"]["topic"]
+    status = rest.get("/magnetar/v1/status")
+    if not _is_standalone(status):
+        return "skipped (its driver is a pod that only Kubernetes makes: kubectl apply)"
+    run = str(resource.spec.run_request or "once")
+    assert resource.spec.compaction is not None, "the only kind of job there is"
     command = [
-        sys.executable, "-m", "magnetar_jobs.compact", "--topic", topic, "--broker-url", http_url, "--volume", status["volume"],
-        "--job", f"default/{name}", "--run", run, "--master", "local[2]",
+        sys.executable, "-m", "magnetar_jobs.compact", "--topic", resource.spec.compaction.topic, "--broker-url", rest.urls[0],
+        "--volume", status["volume"], "--job", f"default/{resource.metadata.name}", "--run", run, "--master", "local[2]",
     ]  # fmt: skip
     result = subprocess.run(command, check=False)
     if result.returncode != 0:
-        raise InvalidRequest(f"datajob/{name}: the run failed (exit {result.returncode}); its log is above")
+        raise CommandFailed(f"datajob/{resource.metadata.name}: the run failed (exit {result.returncode})", "its log is above")
     return f"completed (run {run})"

@@ -1,74 +1,195 @@
 """`magnetar produce` and `magnetar consume`.
 
-Owns: reading messages from arguments or standard input, and printing what is received. Imports: client.
-Invariants: `produce` reports a message only after its receipt; `consume` acknowledges a message only after it has been printed, and waits for the
-broker's confirmation before it exits.
+Owns: reading messages from arguments or standard input, their rate, and printing what is received. Imports: client.
+Invariants: `produce` reports a message only after its receipt, and has at most PENDING_MAX on their way; `consume` acknowledges a message only after
+it has been printed, and waits for the broker's confirmation before it exits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from magnetar.client import Client, Message
+from magnetar.cli.failures import CommandFailed, Unreachable
+from magnetar.cli.screen import OutputFormat, Screen
+from magnetar.client import Client, Consumer, Message
+from magnetar.client.failures import ConnectionLost
+from magnetar.client.pool import parse_service_url
+from magnetar.clock import SystemClock
 
 PENDING_MAX = 1000
-TYPES = {"exclusive": "Exclusive", "shared": "Shared"}
+READ_BYTES = 64 << 10
+CONNECT_TIMEOUT_S = 5.0
+REMEDY = "is the server running, and is --service-url (or MAGNETAR_SERVICE_URL) right?"
+TYPES = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "Key_Shared"}
 
 
-def run_produce(service_url: str, topic: str, messages: list[str] | None, key: str | None) -> None:
-    """Publish `messages`, or every line of standard input."""
-    asyncio.run(_produce(service_url, topic, messages if messages is not None else (line.rstrip("\n") for line in sys.stdin), key))
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """What to publish. `messages` None: the lines of standard input. `rate` in messages per second, 0 = as fast as receipts come."""
+
+    topic: str
+    messages: list[str] | None
+    key: str | None
+    properties: Mapping[str, str]
+    count: int
+    rate: float
 
 
-async def _produce(service_url: str, topic: str, lines: Iterable[str], key: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Consuming:
+    """What to receive. `count` 0 = without end; `timeout_s` 0 = wait for ever for the next message."""
+
+    topic: str
+    subscription: str
+    kind: str
+    earliest: bool
+    count: int
+    timeout_s: float
+    acknowledge: bool
+
+
+def run_produce(service_url: str, screen: Screen, publishing: Publishing) -> None:
+    """Publish, and wait until everything is durable."""
+    sent = asyncio.run(_reached(service_url, lambda url: _produce(url, publishing)))
+    screen.done(f"{sent} message{'s' if sent != 1 else ''} published and durable", topic=publishing.topic, messages=sent)
+
+
+async def _reached(service_url: str, work: Callable[[str], Coroutine[Any, Any, int]]) -> int:
+    """`work` with the addresses that answer first, unless nobody listens at all: a client would try for half a minute."""
+    answering, failures = [], []
+    for endpoint in parse_service_url(service_url):
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            writer.close()
+            answering.append(str(endpoint))
+        except OSError as error:  # a TimeoutError as well
+            failures.append(f"{endpoint}: {os.strerror(error.errno) if error.errno else 'no answer in time'}")
+    if not answering:
+        raise Unreachable(f"no answer from {', '.join(failures)}", REMEDY)
+    try:
+        return await work(f"pulsar://{','.join(answering)}")
+    except ConnectionLost as error:
+        raise Unreachable(f"{service_url}: {error}", REMEDY) from error
+
+
+async def _produce(service_url: str, publishing: Publishing) -> int:
     async with Client(service_url) as client:
-        producer = await client.create_producer(topic)
-        pending: list[asyncio.Future[object]] = []
-        count = 0
-        for line in lines:
-            pending.append(asyncio.ensure_future(producer.send(line.encode(), key=key)))
-            count += 1
+        producer = await client.create_producer(publishing.topic)
+        pending: list[asyncio.Future[Any]] = []
+        sent = 0
+        async for text in _paced(_texts(publishing), publishing.rate):
+            message = producer.send(text.encode(errors="surrogateescape"), key=publishing.key, properties=publishing.properties)
+            pending.append(asyncio.ensure_future(message))
+            sent += 1
             if len(pending) >= PENDING_MAX:
                 await asyncio.gather(*pending)
                 pending.clear()
         await asyncio.gather(*pending)
         await producer.close()
-    print(f"{count} message{'s' if count != 1 else ''} published and durable")
+        return sent
 
 
-def run_consume(service_url: str, topic: str, subscription: str, count: int, kind: str, earliest: bool, as_json: bool) -> None:
-    """Print `count` messages (0 = until interrupted)."""
-    asyncio.run(_consume(service_url, topic, subscription, count, kind, earliest, as_json))
+async def _texts(publishing: Publishing) -> AsyncIterator[str]:
+    """What to publish, one by one."""
+    if publishing.messages is None and publishing.count == 1:
+        async for line in _lines():
+            yield line
+        return
+    known = publishing.messages if publishing.messages is not None else [line async for line in _lines()]
+    for _ in range(publishing.count):
+        for text in known:
+            yield text
 
 
-async def _consume(service_url: str, topic: str, subscription: str, count: int, kind: str, earliest: bool, as_json: bool) -> None:
+async def _lines() -> AsyncIterator[str]:
+    """Lines of standard input as they come, read in a thread: receipts come in meanwhile."""
+    rest, descriptor = b"", sys.stdin.fileno()
+    while data := await asyncio.to_thread(os.read, descriptor, READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="surrogateescape").removesuffix("\r")
+    if rest:
+        yield rest.decode(errors="surrogateescape")
+
+
+async def _paced(texts: AsyncIterator[str], rate: float) -> AsyncIterator[str]:
+    """`texts`, at most `rate` a second on average."""
+    clock = SystemClock()
+    started, number = clock.monotonic(), 0
+    async for text in texts:
+        if rate and (ahead := started + number / rate - clock.monotonic()) > 0:
+            await asyncio.sleep(ahead)
+        number += 1
+        yield text
+
+
+def run_consume(service_url: str, screen: Screen, consuming: Consuming) -> None:
+    """Print messages until there were enough. Raises CommandFailed if they do not come in time."""
+    received = asyncio.run(_reached(service_url, lambda url: _consume(url, screen, consuming)))
+    if received < consuming.count:
+        raise CommandFailed(
+            f"{received} of {consuming.count} messages came before {consuming.timeout_s:g} s passed without one",
+            f"`magnetar subscriptions stats {consuming.topic} {consuming.subscription}` shows the backlog; --timeout 0 waits for ever",
+        )
+
+
+async def _consume(service_url: str, screen: Screen, consuming: Consuming) -> int:
     async with Client(service_url) as client:
         consumer = await client.subscribe(
-            topic, subscription, type=TYPES[kind], initial_position="Earliest" if earliest else "Latest"
+            consuming.topic,
+            consuming.subscription,
+            type=TYPES[consuming.kind],
+            initial_position="Earliest" if consuming.earliest else "Latest",
         )
-        received = 0
-        while count == 0 or received < count:
-            message = await consumer.receive()
-            print(_line(message, as_json), flush=True)
+        try:
+            return await _receive(consumer, screen, consuming)
+        finally:
+            await consumer.close()
+
+
+async def _receive(consumer: Consumer, screen: Screen, consuming: Consuming) -> int:
+    received = 0
+    while consuming.count == 0 or received < consuming.count:
+        try:
+            message = await consumer.receive(consuming.timeout_s or None)
+        except TimeoutError:
+            break
+        screen.line(line_of(message, screen.output))
+        if consuming.acknowledge:
             await consumer.acknowledge(message)
-            received += 1
-        await consumer.close()
+        received += 1
+    return received
 
 
-def _line(message: Message, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(
-            {
-                "id": str(message.id),
-                "key": message.key,
-                "value": (message.value or b"").decode(errors="replace"),
-                "properties": dict(message.properties),
-                "publish_time_ms": message.publish_time_ms,
-                "producer": message.producer_name,
-            }
-        )
+def value_of(message: Message) -> dict[str, Any]:
+    """A message for scripts; what is not UTF-8 in its value is replaced, and `value_hex` has the bytes then."""
+    text = message.value.decode(errors="replace")
+    found: dict[str, Any] = {
+        "id": str(message.id),
+        "topic": message.topic,
+        "key": message.key,
+        "value": None if message.null_value else text,
+        "properties": dict(message.properties),
+        "publish_time_ms": message.publish_time_ms,
+        "event_time_ms": message.event_time_ms,
+        "producer": message.producer_name,
+        "sequence_id": message.sequence_id,
+        "redelivery_count": message.redelivery_count,
+    }
+    return found if text.encode() == message.value else {**found, "value_hex": message.value.hex()}
+
+
+def line_of(message: Message, output: OutputFormat) -> str:
+    """One line, whatever the format: messages are a stream."""
+    if output is not OutputFormat.TABLE:
+        return json.dumps(value_of(message))
     key = f" key={message.key}" if message.key else ""
-    return f"{message.id}{key} {message.value.decode(errors='replace')}"
+    properties = "".join(f" {name}={value}" for name, value in sorted(message.properties.items()))
+    return f"{message.id}{key}{properties} {'(tombstone)' if message.null_value else message.value.decode(errors='replace')}"

@@ -1,44 +1,182 @@
 """REST requests of the command line.
 
-Owns: one small JSON client. Imports: urllib, errors. Invariant: a refusal is raised with the server's own reason and what to check.
+Owns: one small JSON client over the addresses of a cluster's brokers. Imports: http.client, names, failures.
+Invariants: a broker that does not answer is passed over for the next one, unless it may have acted on what it was sent; a redirect to a topic's
+owner is followed; a refusal is raised with the server's own reason.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
-import urllib.request
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
-from magnetar.errors import InvalidRequest, MagnetarError, ServiceNotReady
+from magnetar.cli.failures import Refused, Unreachable, WrongUsage
+from magnetar.names import NamespaceName, TopicName
 
-TIMEOUT_S = 30
-CONFLICT = 409
+DEFAULT_URL = "http://127.0.0.1:8080"
+TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 5.0
+REDIRECTS_MAX = 5
+NOT_FOUND, CONFLICT, PRECONDITION, UNAVAILABLE = 404, 409, 412, 503
+REDIRECTS = (301, 302, 307, 308)
+HINTS: Mapping[int, str] = {
+    401: "Give credentials that the server accepts",
+    403: "Ask whoever runs the cluster for the permission",
+    NOT_FOUND: "Check the name: `magnetar topics list NAMESPACE` and `magnetar namespaces list` show what there is",
+    405: "This server does not offer it: compare `magnetar status --output json` (version) on both sides",
+    UNAVAILABLE: "Try again in a moment; `magnetar status` shows who serves",
+}
 
 
-class AlreadyThere(MagnetarError):
-    """The server answered 409: what was to be created exists."""
+class _NoAnswer(Exception):
+    """Nobody listens there, or the connection broke; `sent` tells whether the request may have been acted on."""
 
-    http_status = CONFLICT
+    def __init__(self, reason: str, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
 
 
-def request(method: str, url: str, body: Any = None) -> Any:
-    """Send one request; the decoded JSON answer, or None if it has no body. Raises MagnetarError."""
-    if not url.startswith(("http://", "https://")):
-        raise InvalidRequest(f"http-url: {url!r} is not valid; write http://host:port")
-    data = None if body is None else json.dumps(body).encode()
-    prepared = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
+class Rest:
+    """A client of the brokers at `urls`: http://host:port, or several of them separated by commas."""
+
+    def __init__(self, urls: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.urls = tuple(_checked(url.strip()) for url in urls.split(",") if url.strip())
+        if not self.urls:
+            raise WrongUsage(f"--url: {urls!r} names no server", f"write http://host:port, such as {DEFAULT_URL}")
+        self._timeout_s = timeout_s
+
+    def request(self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> Any:
+        """The decoded JSON answer, None if it has no body. Raises Refused, Unreachable."""
+        given = {name: _text(value) for name, value in (query or {}).items() if value is not None and value != ""}
+        target = f"{path}?{urlencode(given)}" if given else path
+        failures, unready = [], None
+        for url in self.urls:
+            try:
+                return self._ask(method, url, target, body)
+            except _NoAnswer as error:
+                failures.append(f"{url}: {error}")
+                if error.sent and method != "GET":
+                    raise Unreachable(
+                        f"{failures[-1]}: whether {method} {path} took effect is not known",
+                        "look at the result before you repeat it",
+                    ) from error
+            except Refused as error:
+                if error.status != UNAVAILABLE:
+                    raise
+                unready = error  # it starts or stops: another one may serve
+        if unready is not None:
+            raise unready
+        raise Unreachable(
+            f"no answer from {'; '.join(failures)}".replace("; ", ", "),
+            "is the server running, and is --url (or MAGNETAR_URL) right?",
+        )
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        return self.request("GET", path, query=query)
+
+    def put(self, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> Any:
+        return self.request("PUT", path, body, query)
+
+    def post(self, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> Any:
+        return self.request("POST", path, body, query)
+
+    def patch(self, path: str, body: Any) -> Any:
+        return self.request("PATCH", path, body)
+
+    def delete(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        return self.request("DELETE", path, query=query)
+
+    def _ask(self, method: str, url: str, target: str, body: Any) -> Any:
+        """One server, and those it redirects to. Raises _NoAnswer, Refused, Unreachable."""
+        asked = url
+        for hop in range(REDIRECTS_MAX):
+            try:
+                status, location, text = _exchange(method, asked, target, body, self._timeout_s)
+            except _NoAnswer as error:
+                if hop == 0:
+                    raise
+                raise Unreachable(
+                    f"{url} sent us to the owner at {asked}, which does not answer from here ({error})",
+                    "run the command where brokers' advertised addresses can be reached, such as in a pod of the cluster",
+                ) from error
+            if status in REDIRECTS and location:
+                parts = urlsplit(location)
+                asked = f"{parts.scheme}://{parts.netloc}" if parts.netloc else asked
+                target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+                continue
+            return _decoded(method, target, status, text)
+        raise Refused(
+            UNAVAILABLE, f"{method} {target}: sent from broker to broker {REDIRECTS_MAX} times; ownership is changing, try again"
+        )
+
+
+def _checked(url: str) -> str:
+    """Raises WrongUsage."""
+    parts = urlsplit(url)
     try:
-        with urllib.request.urlopen(prepared, timeout=TIMEOUT_S) as response:
-            text = response.read()
-            return json.loads(text) if text else None
-    except urllib.error.HTTPError as error:
-        text = error.read().decode(errors="replace")
-        try:
-            reason = json.loads(text)["reason"]
-        except (ValueError, KeyError, TypeError):
-            reason = text[:500]
-        kind = AlreadyThere if error.code == CONFLICT else InvalidRequest
-        raise kind(f"{method} {url}: {error.code} {reason}") from error
-    except urllib.error.URLError as error:
-        raise ServiceNotReady(f"{url}: no answer ({error.reason}); is the server running, and is --http-url right?") from error
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise WrongUsage(f"--url: {url!r} is not valid", "write http://host:port, or several with commas between them")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _exchange(method: str, url: str, target: str, body: Any, timeout_s: float) -> tuple[int, str, bytes]:
+    """Status, Location and body. Raises _NoAnswer."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S)
+    sent = False
+    try:
+        connection.connect()
+        assert connection.sock is not None
+        connection.sock.settimeout(timeout_s)
+        sent = True
+        data = None if body is None else json.dumps(body).encode()
+        connection.request(method, target, data, {"Content-Type": "application/json", "Accept": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("Location", ""), answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise _NoAnswer(reason, sent) from error
+    finally:
+        connection.close()
+
+
+def _decoded(method: str, target: str, status: int, text: bytes) -> Any:
+    """Raises Refused."""
+    try:
+        value = json.loads(text) if text else None
+    except ValueError:
+        value = text.decode(errors="replace")[:500]
+    if status < 300:
+        return value
+    reason = value.get("reason") if isinstance(value, dict) else value
+    what = str(reason or f"{method} {target.partition('?')[0]} was refused with {status}")
+    raise Refused(status, what, "" if "; " in what else HINTS.get(status, ""))
+
+
+# --- paths ---------------------------------------------------------------------------------------------------------------------
+
+
+def topic_path(topic: TopicName, suffix: str = "") -> str:
+    """Path of a topic's routes."""
+    return f"/admin/v2/{topic.domain}/{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}{suffix}"
+
+
+def subscription_path(topic: TopicName, subscription: str, suffix: str = "") -> str:
+    """Path of a subscription's routes."""
+    return topic_path(topic, f"/subscription/{quote(subscription, safe='')}{suffix}")
+
+
+def namespace_path(namespace: NamespaceName, suffix: str = "") -> str:
+    """Path of a namespace's routes."""
+    return f"/admin/v2/namespaces/{namespace}{suffix}"

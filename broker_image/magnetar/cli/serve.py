@@ -112,7 +112,7 @@ async def _check_and_print(service_url: str, options: StandaloneOptions, process
     http = f"http://{options.advertised_address}:{options.http_port}"
     hint = STORED_MESSAGE_HINT.format(directory=options.data_dir.resolve())
     to_clients = "" if options.broker_port == DEFAULT_BROKER_PORT else f" --service-url {service_url}"
-    to_rest = "" if options.http_port == DEFAULT_HTTP_PORT else f" --http-url {http}"
+    to_rest = "" if options.http_port == DEFAULT_HTTP_PORT else f" --url {http}"
     print(
         f"""
 Ready in {_since_exec():.2f} s (a message was published, synced, read back and acknowledged).
@@ -122,7 +122,7 @@ Ready in {_since_exec():.2f} s (a message was published, synced, read back and a
 
 Paste into a second terminal:
   {_command()} produce greetings -m hello{to_clients}
-  {_command()} consume greetings -s me --earliest -n 1{to_clients}
+  {_command()} consume greetings -s me --initial earliest -n 1{to_clients}
   {_command()} status{to_rest}
 
 Ctrl-C stops; {hint}.""",

@@ -132,6 +132,7 @@ async def last_message_id(connection: Connection, request: api.CommandGetLastMes
     if session is None:
         raise InvalidRequest("Consumer not found")
     host = session.subscription
+    await host.topic.context.log.confirm()
     position, entry = await host.topic.last_message(session.read_compacted)
     batch_index: int | None = None
     if entry is not None:

@@ -12,10 +12,11 @@ from typing import Any
 from magnetar import __version__
 from magnetar.names import TopicName
 from magnetar.server.administration.namespaces import NamespaceAdministration
+from magnetar.server.administration.operations import OperationAdministration
 from magnetar.server.administration.tenants import TenantAdministration
 
 
-class BrokerAdminPort(NamespaceAdministration, TenantAdministration):
+class BrokerAdminPort(NamespaceAdministration, TenantAdministration, OperationAdministration):
     """Answers the routes for whichever incarnation the process runs now."""
 
     def ready(self) -> bool:
@@ -44,8 +45,8 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration):
         for identifier, viewed in sorted(views.incarnations.items.items()):
             load = views.load.get(identifier)
             owned = sum(1 for bundle in views.bundles.items.values() if bundle.record.incarnation == identifier)
-            cordoned = views.cordons.get(viewed.record.broker) is not None
-            state = "draining" if viewed.record.draining else "cordoned" if cordoned else "serving"
+            cordon = views.cordons.get(viewed.record.broker)
+            state = "draining" if viewed.record.draining else "serving" if cordon is None else "cordoned"
             brokers.append(
                 {
                     "broker": viewed.record.broker,
@@ -56,6 +57,14 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration):
                     "in": load.record.message_rate_in if load is not None else 0.0,
                     "out": load.record.message_rate_out if load is not None else 0.0,
                     "state": state,
+                    "http_url": viewed.record.http_url,
+                    "version": viewed.record.version,
+                    "started_ms": viewed.record.started_ms,
+                    "producers": load.record.producers if load is not None else 0,
+                    "consumers": load.record.consumers if load is not None else 0,
+                    "cpu": load.record.cpu_usage if load is not None else None,
+                    "memory": load.record.memory_usage if load is not None else None,
+                    "cordon": cordon.record.reason if cordon is not None else None,
                 }
             )
         bundles = [

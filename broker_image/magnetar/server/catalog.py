@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import structlog
 
-from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
+from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.names import BundleName, TopicName
 from magnetar.server.context import BrokerContext
+from magnetar.server.entry_checks import PieceOfRun, checked_entries
 from magnetar.server.segments import SegmentCache
 from magnetar.storage import names
 from magnetar.storage.fencing import fence
@@ -30,7 +31,6 @@ from magnetar.storage.seals import read_seal
 from magnetar.storage.segment_format import HAS_REMOVED, Block
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
-from magnetar.wire.checksum import verify_entry
 from magnetar.wire.entries import parse_metadata
 from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 
@@ -163,31 +163,7 @@ class BundleCatalog:
             size += run.lengths[high]
             high += 1
         data = memoryview(await self._context.volume.read(name, offset, size))
-        if len(data) != size:
-            raise CorruptData(
-                f"{name} ends at {offset + len(data)}, inside entry {tuple(position)} of {topic}; restore this file",
-                file=name,
-                offset=offset + len(data),
-                topic=topic,
-                first=(position.ledger, position.entry),
-                last=(position.ledger, run.first_entry + high - 1),
-            )
-        entries, at = [], 0
-        for number, length in enumerate(run.lengths[low:high], position.entry):
-            entry = data[at : at + length]
-            try:
-                verify_entry(entry)
-            except ChecksumMismatch as error:
-                raise CorruptData(
-                    f"{name}: entry {(position.ledger, number)} of {topic} at {offset + at} is damaged: {error}; restore this file",
-                    file=name,
-                    offset=offset + at,
-                    topic=topic,
-                    first=(position.ledger, number),
-                    last=(position.ledger, number),
-                ) from error
-            entries.append(entry)
-            at += length
+        entries = checked_entries(data, run.lengths[low:high], PieceOfRun(name, offset, topic, *position))
         return entries, list(run.message_counts[low:high])
 
     async def _find(self, topic: str, position: Position) -> tuple[str, Run] | None:

@@ -2,8 +2,8 @@
 
 Owns: SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, SEEK and GET_LAST_MESSAGE_ID: admission and the answer. Imports: wire, topics, errors, server siblings.
 Source: facts on protocol semantics 2.1-2.3, 2.7, 2.10, 2.18.
-Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its cursor is durable; a request that its client has closed meanwhile
-leaves nothing behind.
+Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its cursor is durable and the claim was found: a former owner gives
+nobody who comes the state of its time; a request that its client has closed meanwhile leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -160,19 +160,20 @@ class Consuming:
         return True
 
     async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> None:
-        """Have the cursor durable, as it is now, before anybody relies on it.
+        """Have the cursor durable, as it is now, before anybody relies on it; and be its owner still.
 
         Also when another request wrote it: a subscription that is just being created is not there yet, and a client that hears of its SEEK
         after the first messages behind it throws those away.
         """
-        if host.core.durable:
-            if self._context.log.stalled is not None and host.recorded and not host.core.dirty:
-                return  # no space: what is there already can be consumed all the same
-            self._context.log.check_room()
-            if host.core.dirty:
-                topic.bundle.write_cursor(host, lambda: None)
-            await self._context.log.barrier()
-            host.recorded = True
+        log = self._context.log
+        if not host.core.durable or (log.stalled is not None and host.recorded and not host.core.dirty):
+            await log.confirm()  # no space: what is there already can be consumed all the same
+            return
+        log.check_room()
+        if host.core.dirty:
+            topic.bundle.write_cursor(host, lambda: None)
+        await log.barrier()
+        host.recorded = True
 
     async def _roll_back(self, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
         """`start_message_rollback_duration_sec`: begin with what was published since; those who are there already are not disturbed."""

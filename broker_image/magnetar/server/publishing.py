@@ -149,8 +149,10 @@ class Publishing:
         known = self._topic.core.deduplication
         if known is None:
             return NOTHING
-        if not known.settled(name):
-            await self._topic.context.log.barrier()  # of what is still on its way nobody may say that it is there
+        log = self._topic.context.log
+        # Of what is still on its way nobody may say that it is there; and a producer that begins behind an id of the past would number anew
+        # what its successor holds for duplicates.
+        await (log.confirm() if known.settled(name) else log.barrier())
         return known.last_sequence(name)
 
     def detach(self, session: ProducerSession) -> None:

@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from magnetar.errors import ChecksumMismatch, CorruptData, StorageError
+from magnetar.errors import CorruptData, StorageError
 from magnetar.server.bundle import OwnedBundle
+from magnetar.server.entry_checks import PieceOfRun, checked_entries
 from magnetar.server.segments import OpenSegment
 from magnetar.storage import names
 from magnetar.storage.index import Run
@@ -25,7 +26,6 @@ from magnetar.storage.manifest import LevelZero, SegmentReference
 from magnetar.storage.segment import RunSegmentWriter
 from magnetar.storage.segment_format import Block, RunColumns
 from magnetar.topics.ledgers import LedgerTable
-from magnetar.wire.checksum import verify_entry
 
 SEGMENT_BYTES_MAX = 16 << 20
 READ_BYTES_MAX = 256 << 10
@@ -178,19 +178,10 @@ class RoundWriter:
                 high += 1
             await self._pace(size)
             data = memoryview(await self._context.volume.read(name, at, size))
-            if len(data) != size:
-                raise CorruptData(
-                    f"{name}: ends at {at + len(data)}, inside entries of {topic}; restore this file",
-                    file=name,
-                    offset=at + len(data),
-                    topic=topic,
-                    first=(run.ledger, run.first_entry + low),
-                    last=(run.ledger, run.last_entry),
-                )
+            checked_entries(data, run.lengths[low:high], PieceOfRun(name, at, topic, run.ledger, run.first_entry + low))
             found = RunColumns(
                 run.ledger, run.first_entry + low, run.append_ms, run.lengths[low:high], run.message_counts[low:high], data
             )
-            _verify(found, name, at, topic)
             yield found
             low, at = high, at + size
 
@@ -201,24 +192,6 @@ class RoundWriter:
 
 def _size(part: Part) -> int:
     return sum(part.run.lengths) if isinstance(part, LogPart) else part.reference.bytes
-
-
-def _verify(run: RunColumns, name: str, offset: int, topic: str) -> None:
-    at = 0
-    payload = memoryview(run.payload)
-    for number, length in enumerate(run.lengths, run.first_entry):
-        try:
-            verify_entry(payload[at : at + length])
-        except ChecksumMismatch as error:
-            raise CorruptData(
-                f"{name}: entry {(run.ledger, number)} of {topic} at {offset + at} is damaged: {error}; restore this file",
-                file=name,
-                offset=offset + at,
-                topic=topic,
-                first=(run.ledger, number),
-                last=(run.ledger, number),
-            ) from error
-        at += length
 
 
 def _existing(run: RunColumns, ledgers: LedgerTable) -> list[RunColumns]:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.errors import ChecksumMismatch, CorruptData, ServiceNotReady
+from magnetar.errors import ServiceNotReady
 from magnetar.names import TopicName
 from magnetar.policies import Policies
 from magnetar.server.catalog import CompactedRead
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import PROPERTY
+from magnetar.server.entry_checks import PieceOfRun, checked_entries
 from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.log_span import LogSpan, bytes_ahead
 from magnetar.server.publishing import PublishBlock, Publishing, Recorded, highest_of
@@ -30,7 +31,6 @@ from magnetar.topics.dispatch import DispatchLimits, ReadRequest
 from magnetar.topics.ledgers import Position
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
-from magnetar.wire.checksum import verify_entry
 
 if TYPE_CHECKING:
     from magnetar.server.bundle import OwnedBundle
@@ -335,37 +335,11 @@ class TopicHost:
             high += 1
         base = offsets[low]
         view = await span.bytes_of(run, base, offsets[high], ahead if high == run.count else int)
-        if len(view) != offsets[high] - base:
-            first = self.core.ledgers.position(run.first + low)
-            name, end = log_file(run.incarnation, run.file), run.offset + base + len(view)
-            raise CorruptData(
-                f"{name} ends at {end}, inside acknowledged entries of {self.name} from {tuple(first)} on; restore this file",
-                file=name,
-                offset=end,
-                topic=str(self.name),
-                first=(first.ledger, first.entry),
-                last=(first.ledger, first.entry + high - low - 1),
-            )
-        entries = [view[offsets[i] - base : offsets[i + 1] - base] for i in range(low, high)]
-        self.verify(entries, run.first + low, log_file(run.incarnation, run.file), run.offset + base)
-        return entries
-
-    def verify(self, entries: Sequence[memoryview], ordinal: int, file: str, offset: int) -> None:
-        """Compare entries read from `file` at `offset` with the checksums their clients computed. Raises CorruptData naming the damage."""
-        for number, entry in enumerate(entries):
-            try:
-                verify_entry(entry)
-            except ChecksumMismatch as error:
-                place = self.core.ledgers.position(ordinal + number)
-                at = offset + sum(map(len, entries[:number]))
-                raise CorruptData(
-                    f"{file}: entry {tuple(place)} of {self.name} at {at} is damaged: {error}; restore this file",
-                    file=file,
-                    offset=at,
-                    topic=str(self.name),
-                    first=(place.ledger, place.entry),
-                    last=(place.ledger, place.entry),
-                ) from error
+        first = self.core.ledgers.position(run.first + low)
+        lengths = [offsets[at + 1] - offsets[at] for at in range(low, high)]
+        return checked_entries(
+            view, lengths, PieceOfRun(log_file(run.incarnation, run.file), run.offset + base, str(self.name), *first)
+        )
 
     def compacted_before(self, ordinal: int) -> bool:
         """Whether a read-compacted consumer gets `ordinal` from the compacted segments."""

@@ -164,8 +164,8 @@ class LogWriter:
         """Add `record_count` encoded records of `size` bytes in all to the next group commit; `on_durable` gets the place of the first.
 
         ENTRIES records come one at a time, as `encode_entries` made them. The buffers must not change until then. Without any records
-        `on_durable` runs behind everything appended before. After a failure appends are dropped: their callbacks never run.
-        Raises LimitExceeded when `pending_bytes_max` would be exceeded or one append does not fit into a block: look at `congested` first.
+        `on_durable` runs behind everything appended before, once the claim was found. After a failure appends are dropped: their callbacks never run.
+        Raises LimitExceeded when `pending_bytes_max` would be exceeded or one append does not fit into a block.
         """
         if self._failure is not None:
             return
@@ -194,7 +194,10 @@ class LogWriter:
         self._wake()
 
     async def barrier(self) -> None:
-        """Wait until everything appended before is durable and the claim was found after that. Raises Fenced or StorageError."""
+        """Wait until everything appended before is durable and the claim was found after that, and after the call began.
+
+        Many at once share one look. Raises Fenced or StorageError.
+        """
         if self._failure is not None:
             raise self._failure
         reached = asyncio.get_running_loop().create_future()
@@ -212,6 +215,13 @@ class LogWriter:
             log.info("log.roll", incarnation=self.incarnation, file=self._file.number, reason=reason)
             self._roll_requested = True
             await self.barrier()
+
+    async def confirm(self) -> None:
+        """For whoever tells what is there and writes nothing: the claim was found after the call began; also while there is no space.
+
+        A former owner that has not heard of its end would tell the past. Raises Fenced or StorageError.
+        """
+        await (self.barrier() if self.stalled is None else self.check_claim())
 
     async def check_claim(self) -> None:
         """For an owner that has nothing to write. Raises Fenced, having failed the log, if the claim is absent or cannot be looked up."""
@@ -244,11 +254,6 @@ class LogWriter:
         """Raises StorageFull while what is appended would wait for space, for those who can be told to come again."""
         if self.stalled is not None:
             raise self.stalled
-
-    @property
-    def congested(self) -> bool:
-        """Whether peers should be slowed down: more than half of `pending_bytes_max` waits."""
-        return self.pending_bytes > self.pending_bytes_max // 2
 
     # --- flushing --------------------------------------------------------------------------------------------------------------
 
@@ -287,6 +292,7 @@ class LogWriter:
         """Bring a block to stable storage: its file, and where it begins. Raises StorageError: nothing may be acknowledged any more."""
         file = await self._file_for(block)
         if not block.records:
+            await self.check_claim()  # nothing to flush, yet who waits for this goes on to tell what is there
             return file, file.end
         try:
             start = await self._append(file, block)

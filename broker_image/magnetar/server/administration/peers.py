@@ -56,13 +56,21 @@ class _Exchange(asyncio.BufferedProtocol):
 async def ask_peer(network: Network, http_url: str, method: str, topic: TopicName, suffix: str) -> Any:
     """The JSON answer of another broker to `method` on a topic's admin path, None if it has none.
 
+    Raises as `ask_broker`.
+    """
+    path = f"/admin/v2/{topic.domain}/{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}{suffix}"
+    return await ask_broker(network, http_url, method, path)
+
+
+async def ask_broker(network: Network, http_url: str, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """The JSON answer of another broker to `method` on `path`, None if it has none.
+
     Raises what the peer refused with, ServiceNotReady if it cannot be reached.
     """
     where = urlsplit(http_url)
-    path = f"/admin/v2/{topic.domain}/{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}{suffix}"
     request = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             exchange = await network.connect(where.hostname or "", where.port or 80, _Exchange)
             assert exchange.transport is not None
             try:

@@ -1,0 +1,52 @@
+"""Routes of our own, for whoever operates a cluster.
+
+Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, changes of a namespace's policies in one request. Imports: FastAPI, ports.
+Invariants: what is answered is durable; a change of policies leaves those alone that it does not name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from magnetar.admin.answers import NO_CONTENT, namespace_name, object_of
+from magnetar.admin.ports import AdminPort
+from magnetar.errors import InvalidRequest
+
+REASON_CHARACTERS_MAX = 500
+
+
+def operation_router(port: AdminPort) -> APIRouter:
+    """The routes over `port`."""
+    router = APIRouter(prefix="/magnetar/v1")
+
+    @router.get("/damage")
+    async def damage(cluster: bool = False) -> dict[str, Any]:
+        """Damaged storage that this broker, or with `cluster` any broker, knows of now."""
+        return await port.cluster_damage() if cluster else {"damage": port.damage()}
+
+    @router.put("/brokers/{broker}/cordon", status_code=NO_CONTENT)
+    async def cordon(broker: str, request: Request) -> None:
+        """Have a broker take no new bundles and, with `drain`, hand over those it has."""
+        body = await object_of(request)
+        drain, force, reason = body.get("drain", True), body.get("force", False), body.get("reason", "cordoned by REST")
+        for name, value in (("drain", drain), ("force", force)):
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{name}: {value!r} is not true or false")
+        if not isinstance(reason, str) or len(reason) > REASON_CHARACTERS_MAX:
+            raise InvalidRequest(f"reason: {str(reason)[:80]!r} is not a text of at most {REASON_CHARACTERS_MAX} characters")
+        await port.cordon(broker, drain=drain, reason=reason, force=force)
+
+    @router.delete("/brokers/{broker}/cordon", status_code=NO_CONTENT)
+    async def uncordon(broker: str) -> None:
+        """Let a broker take bundles again."""
+        await port.uncordon(broker)
+
+    @router.patch("/namespaces/{tenant}/{namespace}/policies", status_code=NO_CONTENT)
+    async def edit(tenant: str, namespace: str, request: Request) -> None:
+        """Set the policies named; null takes one away."""
+        changes = await object_of(request)
+        await port.edit_policies(namespace_name(tenant, namespace), lambda policies: policies.update(changes))
+
+    return router

@@ -1,0 +1,106 @@
+"""The commands that serve: `magnetar standalone|broker|operator`.
+
+Owns: their options. Imports: argparse; the servers themselves only when they run.
+Why not typer: it would stay in the memory of every broker and make each of them start later.
+Invariant: an option that a manifest or environment can also set has the same name there; command-line options win over the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SUMMARIES = {
+    "standalone": "Run one server with everything in it.",
+    "broker": "Run one broker of a cluster.",
+    "operator": "Run the Kubernetes operator.",
+}
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Run the serving command that `arguments` begin with. Exits with 2 for wrong usage."""
+    options = _parser().parse_args(arguments)
+    run = {"standalone": _standalone, "broker": _broker, "operator": _operator}[options.command]
+    run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="magnetar")
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = {name: commands.add_parser(name, description=summary, help=summary) for name, summary in SUMMARIES.items()}
+    _add_standalone(made["standalone"])
+    _add_broker(made["broker"])
+    _option(made["operator"], "--log-level", "info", "debug, info, warning or error.", "MAGNETAR_LOG_LEVEL")
+    _option(made["operator"], "--namespaces", "", "Comma-separated; empty = all.", "MAGNETAR_WATCH_NAMESPACES")
+    return parser
+
+
+def _option(parser: argparse.ArgumentParser, name: str, default: Any, what: str, variable: str = "", **more: Any) -> None:
+    """An option, with the environment variable that sets it as well; default None makes it a must."""
+    value = os.environ.get(variable, default) if variable else default
+    shown = f"[env: {variable}] " if variable else ""
+    text = f"{what} {shown}" + ("" if default in (None, "") else f"[default: {default}]")
+    parser.add_argument(name, default=value, required=value is None, help=text.replace("%", "%%"), **more)
+
+
+def _add_standalone(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "--data-dir", Path("data"), "Where messages and metadata are kept.", type=Path)
+    _option(parser, "--broker-port", 6650, "Port for Pulsar clients.", "BROKER_PORT", type=int)
+    _option(parser, "--http-port", 8080, "Port for REST, health and metrics.", "HTTP_PORT", type=int)
+    _option(parser, "--bind", "127.0.0.1", "Address to listen on.")
+    _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.")
+    parser.add_argument("--self-check", action="store_true", help="Publish and read one message, then print what to do next.")
+    _option(parser, "--log-level", "warning", "debug, info, warning or error.", "MAGNETAR_LOG_LEVEL")
+
+
+def _add_broker(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "--store", None, "etcd://host:port[,host:port...]", "MAGNETAR_STORE")
+    _option(parser, "--volume", None, "Directory shared by all brokers of the cluster.", "MAGNETAR_VOLUME", type=Path)
+    _option(parser, "--name", "", "Name that survives restarts; default: the host's.", "MAGNETAR_NAME")
+    _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.", "MAGNETAR_ADVERTISED_ADDRESS")
+    _option(parser, "--bind", "0.0.0.0", "Address to listen on.", "MAGNETAR_BIND")
+    _option(parser, "--broker-port", 6650, "Port for Pulsar clients.", type=int)
+    _option(parser, "--http-port", 8080, "Port for REST, health and metrics.", type=int)
+    _option(parser, "--log-level", "info", "debug, info, warning or error.", "MAGNETAR_LOG_LEVEL")
+
+
+def _standalone(options: argparse.Namespace) -> None:
+    from magnetar.cli.serve import StandaloneOptions, run_standalone
+
+    run_standalone(
+        StandaloneOptions(
+            options.data_dir,
+            options.broker_port,
+            options.http_port,
+            options.bind,
+            options.advertised_address,
+            options.self_check,
+            options.log_level,
+        )
+    )
+
+
+def _broker(options: argparse.Namespace) -> None:
+    from magnetar.cli.serve import BrokerOptions, run_broker
+
+    run_broker(
+        BrokerOptions(
+            options.store,
+            options.volume,
+            options.name,
+            options.advertised_address,
+            options.bind,
+            options.broker_port,
+            options.http_port,
+            options.log_level,
+        )
+    )
+
+
+def _operator(options: argparse.Namespace) -> None:
+    from magnetar.cli.serve import run_operator
+
+    run_operator([part for part in options.namespaces.split(",") if part], options.log_level)

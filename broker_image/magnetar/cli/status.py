@@ -1,0 +1,113 @@
+"""`magnetar status`.
+
+Owns: what people see of a cluster's health, and what counts as unhealthy. Imports: rest, screen.
+Invariant: exit code 1 exactly if `problems` is not empty; a script reads the same list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from magnetar.cli.failures import REFUSED, Refused
+from magnetar.cli.rest import NOT_FOUND, Rest
+from magnetar.cli.screen import Screen, broker_of, since_text
+from magnetar.cli.session import Session
+
+SETTLED = ("Owned", "Deleted")
+BUNDLES_SHOWN_MAX = 40
+
+
+def run_status(session: Session, bundles: bool) -> int:
+    """Show brokers, bundles and damage; the exit code."""
+    status = session.rest.get("/magnetar/v1/status")
+    damage = _damage(session.rest)
+    problems = problems_of(status, damage)
+    value = {**status, **damage, "healthy": not problems, "problems": problems}
+    session.screen.show(value, lambda: _render(session.screen, value, bundles))
+    return REFUSED if problems else 0
+
+
+def _damage(rest: Rest) -> dict[str, Any]:
+    try:
+        found = rest.get("/magnetar/v1/damage", {"cluster": True})
+    except Refused as error:
+        if error.status != NOT_FOUND:
+            raise
+        found = {}
+    return {"damage": found.get("damage", []), "unreachable": found.get("unreachable", [])}
+
+
+def problems_of(status: Mapping[str, Any], damage: Mapping[str, Any]) -> list[str]:
+    """What is not as it should be, one sentence each."""
+    found = []
+    if not status["leader"]:
+        found.append("there is no leader; one is elected within a lease if any broker reaches the metadata store")
+    if not any(row["state"] == "serving" for row in status["brokers"]):
+        found.append("no broker takes bundles; start one, or lift a cordon with `magnetar drain BROKER --undo`")
+    live = {row["incarnation"] for row in status["brokers"]}
+    for row in status["bundles"]:
+        if row["state"] not in SETTLED:
+            found.append(f"bundle {row['bundle']} is {row['state']}, not Owned ({row['reason']})")
+        elif row["state"] == "Owned" and row["owner"] not in live:
+            found.append(f"bundle {row['bundle']} belongs to {row['owner']}, which is gone; the leader reassigns it")
+    found += [f"broker {name} is registered but does not answer" for name in damage["unreachable"]]
+    found += [f"storage damage at {row.get('broker') or 'a broker'}: {row['error']}" for row in damage["damage"]]
+    return found
+
+
+def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
+    screen.line(f"cluster storage {value['storage_id']}, leader {broker_of(value['leader']) or 'none'}")
+    screen.line()
+    screen.table(
+        ("broker", "state", "service URL", "up", "bundles", "topics", "in msg/s", "out msg/s", "cpu", "memory"),
+        [
+            (
+                row["broker"],
+                row["state"],
+                row["service_url"],
+                since_text(row.get("started_ms")),
+                row["bundles"],
+                row["topics"],
+                row["in"],
+                row["out"],
+                _percent(row.get("cpu")),
+                _percent(row.get("memory")),
+            )
+            for row in value["brokers"]
+        ],
+    )
+    screen.line()
+    rows = [row for row in value["bundles"] if row["state"] != "Deleted"]
+    troubled = [row for row in rows if row["state"] != "Owned"]
+    shown = rows if bundles or len(rows) <= BUNDLES_SHOWN_MAX else troubled
+    if shown:
+        screen.table(
+            ("bundle", "state", "epoch", "owner", "reason"),
+            [(row["bundle"], row["state"], row["epoch"], broker_of(row["owner"]) or "-", row["reason"]) for row in shown],
+        )
+    if len(shown) < len(rows):
+        screen.line(f"{len(rows) - len(troubled)} of {len(rows)} bundles are Owned; --bundles lists them all")
+    if value["damage"]:
+        screen.line()
+        screen.table(
+            ("damage at", "what", "topic or bundle", "file", "offset", "since", "error"),
+            [
+                (
+                    row.get("broker"),
+                    row["what"],
+                    row["topic"] or row["bundle"],
+                    row["file"],
+                    row["offset"],
+                    since_text(row["since_ms"]),
+                    row["error"],
+                )
+                for row in value["damage"]
+            ],
+        )
+    screen.line()
+    screen.line("healthy" if value["healthy"] else "\n".join(["unhealthy:", *(f"  {problem}" for problem in value["problems"])]))
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100:.1f}%"

@@ -1,0 +1,65 @@
+"""An owner that was fenced and has not heard of it, with nothing to write: nobody who comes to it is told the past."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.server.broker import Broker
+from magnetar.storage import names
+from magnetar.wire import requests
+from tests.unit.server.brokers import TOPIC, Peer, Type, command_frame
+from tests.unit.server.deliveries import publish
+from tests.unit.server.test_deduplicating import DEDUPLICATED, play
+
+CONSUMER, EARLIER_PRODUCER = 4, "p-2"
+QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a subscription that is there": ("subscribe", {"topic": TOPIC, "subscription": "s", "subType": 0, "consumer_id": 5}),
+    "a reader": ("subscribe", {"topic": TOPIC, "subscription": "r", "subType": 0, "consumer_id": 5, "durable": False}),
+    "the last message": ("get_last_message_id", {"consumer_id": CONSUMER}),
+    "the last sequence id": ("producer", {"topic": TOPIC, "producer_id": 2, "producer_name": EARLIER_PRODUCER}),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_former_owner_that_has_not_heard_of_its_end_tells_nobody_the_past(tmp_path: Path, question: str) -> None:
+    """Whoever was told of a seek or a receipt by its successor may come back to it: no answer, and the incarnation ends.
+
+    By itself it looks for its claim once in a minute.
+    """
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce(3, producer_name=EARLIER_PRODUCER)
+        assert (await peer.ask("close_producer", producer_id=3)).type == Type.SUCCESS
+        await peer.produce()
+        await publish(peer)
+        for subscription in ("s", "other"):
+            assert (await peer.subscribe(CONSUMER, subscription=subscription)).type == Type.SUCCESS
+            if subscription == "s":
+                assert (await peer.ask("close_consumer", consumer_id=CONSUMER)).type == Type.SUCCESS
+        await broker.context.volume.remove(names.claim(broker.incarnation))
+        field, values = QUESTIONS[question]
+        peer.write(command_frame(field, request_id=70, **values))
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await peer.answer()
+        assert "claim" in await asyncio.wait_for(broker.ended(), 10)
+
+    play(tmp_path, script, DEDUPLICATED, claim_check_s=60)
+
+
+def test_an_owner_answers_the_same_questions(tmp_path: Path) -> None:
+    """The control: with its claim in place every one of them gets an answer."""
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        await peer.subscribe(CONSUMER, subscription="other")
+        for field, values in QUESTIONS.values():
+            answer = await peer.ask(field, **values)
+            assert answer.type in (Type.SUCCESS, Type.PRODUCER_SUCCESS, Type.GET_LAST_MESSAGE_ID_RESPONSE), answer
+            if field == "subscribe":
+                peer.write(requests.close_consumer(5, 99))
+                await peer.answer(Type.SUCCESS)
+
+    play(tmp_path, script, DEDUPLICATED)
