@@ -125,6 +125,24 @@ def test_owners_serve_while_etcd_is_unreachable(cluster: Cluster, load: Load) ->
     load.verify()
 
 
+def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come_back(cluster: Cluster, load: Load) -> None:
+    """It may be the first to reach the store again, and sees nobody else then; its own bundles it gets back or another takes them."""
+    with load:
+        _wait_for_traffic(load)
+        victim = _victim(cluster, load)
+        elsewhere = {topic for topic in load.topics if cluster.owner(topic) != victim}
+        claims, since = {name: claim for name, claim in _claims(cluster).items() if name != victim}, time.monotonic()
+        _for_all_gates(cluster, "cut")
+        cluster.brokers[victim].kill()
+        cluster.brokers[victim].start(wait=False)
+        time.sleep(OUTAGE_S)  # every lease has ended
+        now = time.monotonic()
+        wait_for("receipts elsewhere", lambda: not elsewhere.intersection(load.silent(now)), QUIET_MAX_S)
+        _heal(cluster, load, "a broker killed and started meanwhile", lambda: _for_all_gates(cluster, "heal"), since)
+        assert {name: cluster.claims(name) for name in claims} == claims, "nobody else had a reason to end"
+    load.verify()
+
+
 def test_an_owner_that_alone_is_cut_off_is_replaced(cluster: Cluster, load: Load) -> None:
     """The others take its bundles over and fence it; it comes back as a new incarnation when it reaches the store again."""
     with load:

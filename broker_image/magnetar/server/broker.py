@@ -105,8 +105,11 @@ class Broker:
 
     # --- life ------------------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then `close` must be called."""
+    async def start(self, store_was_away: bool = False) -> None:
+        """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then `close` must be called.
+
+        `store_was_away`: it cannot have been for us alone, so others get time to register again before they count as gone.
+        """
         ports, settings, identity = self._ports, self._settings, self._identity
         restore = await self._join_cluster()
         self._log = LogWriter(
@@ -146,6 +149,8 @@ class Broker:
         self.views = ClusterViews.create(self.context)
         await self.views.start()
         self.ownership = Ownership(self.context, self.views)
+        if store_was_away:
+            self.ownership.assigner.trust_absence_soon()
         self.service = BrokerService(self.context, self.views, self.ownership)
         self._log.on_sealed = self.ownership.file_sealed
         self.views.cordons.listen(lambda _names: self._look_at_cordon())

@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 RESTART_BASE_S = 0.2
 RESTART_MAX_S = 5.0
+STORE_WAIT_MAX_S = 1.0
+"""While the store is away nothing of ours is broken, and each try waits for a connection anyway."""
 EMBEDDED = "embedded"
 ETCD_SCHEME = "etcd://"
 EMBEDDED_LEASE_S = 86_400.0
@@ -113,13 +115,13 @@ class BrokerProcess:
     async def _serve(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
         """One incarnation after another."""
         failures = 0
-        started_once = False
+        started_once = store_was_away = False
         while not self._stopping.is_set():
             broker = Broker(ports, identity, self._options.settings)
             self.broker = broker
             try:
-                await broker.start()
-                started_once = True
+                await broker.start(store_was_away)
+                started_once, store_was_away = True, False
                 failures = 0
                 if self._on_ready is not None:
                     self._on_ready(broker)
@@ -131,6 +133,7 @@ class BrokerProcess:
             except StoreUnavailable as error:
                 # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.
                 log.warning("broker.waits_for_store", error=str(error))
+                store_was_away = True
             except (MagnetarError, OSError) as error:
                 if not started_once:
                     await broker.close()
@@ -141,7 +144,8 @@ class BrokerProcess:
                 return
             await broker.close()
             failures += 1
-            await asyncio.sleep(min(RESTART_MAX_S, RESTART_BASE_S * 2**failures) * self._clock.uniform(0.5, 1.0))
+            longest_s = STORE_WAIT_MAX_S if store_was_away else RESTART_MAX_S
+            await asyncio.sleep(min(longest_s, RESTART_BASE_S * 2**failures) * self._clock.uniform(0.5, 1.0))
 
     def _messages(self) -> int:
         """Messages in and out of the current incarnation."""
