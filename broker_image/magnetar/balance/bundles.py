@@ -139,6 +139,22 @@ def override(record: BundleRecord, destination: str, *, owner_is_dead: bool, rea
     return replace(record, state=BundleState.ASSIGNING, incarnation=destination, source=source, destination="", reason=reason)
 
 
+def reassign(record: BundleRecord, destination: str, reason: str) -> BundleRecord:
+    """Give a bundle that waits for its destination to another one, alive or not: Assigning to Assigning. Raises TransitionRefused.
+
+    The destination has not begun its term, and cannot any more: its commit compares with the record that this one replaces. What it has to
+    recover stays as it is, an open range included.
+    """
+    if record.state is not BundleState.ASSIGNING:
+        raise TransitionRefused(
+            f"state: {record.state} has begun its term; only the destination of an Assigning record is replaced"
+        )
+    _require_name("destination", destination)
+    if destination in former_owners(record):
+        raise TransitionRefused(f"destination: {destination} had its turn, or is to be fenced; choose another broker")
+    return replace(record, incarnation=destination, reason=reason)
+
+
 def former_owners(record: BundleRecord | None) -> frozenset[str]:
     """Who must not be given an orphan: the incarnation that is gone, and the one whose open range the next owner has to fence."""
     if record is None or record.state is BundleState.FREE:

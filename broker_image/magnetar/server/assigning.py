@@ -106,6 +106,19 @@ class Assigner:
             log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason, revision=result.revision)
             self._views.bundles.observe(name, value, result.revision)
 
+    async def reassign(self, name: str, guard: Compare, reason: str) -> bool:
+        """Give a bundle that waits for its destination to another one; whether that was done. Raises ServiceNotReady if there is no other."""
+        viewed = self._views.bundles.get(name)
+        if viewed is None or viewed.record.state is not BundleState.ASSIGNING:
+            return False
+        destination = self.place(rules.former_owners(viewed.record))
+        value, key = rules.reassign(viewed.record, destination, reason).encode(), keys.bundle(BundleName.parse(name))
+        result = await self._context.store.transact([Compare(key, "mod", "=", viewed.mod_revision), guard], [Put(key, value)])
+        if result.succeeded:
+            log.warning("bundle.reassigned", bundle=name, destination=destination, reason=reason)
+            self._views.bundles.observe(name, value, result.revision)
+        return result.succeeded
+
     def place(self, exclude: Collection[str] = ()) -> str:
         """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""
         candidates = {name: load for name, load in self.candidates().items() if name not in exclude}

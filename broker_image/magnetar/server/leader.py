@@ -1,6 +1,6 @@
 """The leader's work.
 
-Owns: keeping every bundle owned, and emptying brokers that are to be drained. Imports: metadata election, server siblings.
+Owns: keeping every bundle owned, ending what is stuck, evening out bundles. Imports: balance, metadata election, storage fencing, server siblings.
 Invariants: an act of the leader is guarded by its term, so a leader that has been replaced changes nothing; the leader only writes what any
 broker would be allowed to write, so a wrong decision costs a move, never data.
 """
@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import structlog
 
-from magnetar.errors import ServiceNotReady, StoreError
+from magnetar.balance.stuck import Remedy, StuckStates
+from magnetar.errors import ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.election import Election
 from magnetar.metadata.records import BundleState
-from magnetar.metadata.store import Compare
+from magnetar.metadata.store import Compare, Delete
+from magnetar.names import BundleName, NamespaceName
 from magnetar.server.context import BrokerContext
 from magnetar.server.ownership import Ownership
 from magnetar.server.views import ClusterViews
+from magnetar.storage.fencing import fence
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +41,7 @@ class Leader:
         self._task: asyncio.Task[None] | None = None
         self._leading = False
         self._wake: asyncio.Future[None] | None = None
+        self._stuck = StuckStates(context.settings.stuck_state_s)
         views.incarnations.listen(self._registrations_changed)
 
     @property
@@ -96,8 +101,10 @@ class Leader:
             self._wake.set_result(None)
 
     async def patrol(self, guard: Compare) -> None:
-        """Assign every orphan once; when there is none, even out the number of bundles by one move."""
-        await self._adopt_orphans(guard)
+        """Deal with what is stuck, assign every orphan once; when there is none, even out the number of bundles by one move."""
+        gone = await self._retire(guard)
+        await self._unstick(guard)
+        await self._adopt_orphans(guard, gone)
         await self._spread(guard)
 
     async def _spread(self, guard: Compare) -> None:
@@ -121,12 +128,63 @@ class Leader:
             name = owned[most][self._context.clock.random_bits(16) % count]
             await self._ownership.assigner.request_move(name, fewest, "spread over brokers", guard)
 
-    async def _adopt_orphans(self, guard: Compare) -> None:
-        """Assign what nobody has: many at once, each to where the load is lowest with those before it counted in."""
+    async def _retire(self, guard: Compare) -> set[str]:
+        """Bundles of namespaces that were deleted are released to nobody, and their records go; their names."""
+        unknown = {name for name in self._views.bundles.items if self._views.namespaces.get(_namespace_of(name)) is None}
+        namespaces = {_namespace_of(name) for name in unknown}
+        store = self._context.store
+        deleted = {name for name in namespaces if await store.get(keys.namespace(NamespaceName.parse(name))) is None}
+        gone = {name for name in unknown if _namespace_of(name) in deleted}
+        for name in sorted(gone):
+            viewed, bundle = self._views.bundles.items[name], BundleName.parse(name)
+            if viewed.record.state is BundleState.OWNED:
+                await self._ownership.assigner.request_move(name, "", "its namespace was deleted", guard)
+            elif viewed.record.state is BundleState.FREE:
+                unchanged = Compare(keys.bundle(bundle), "mod", "=", viewed.mod_revision)
+                absent = Compare(keys.namespace(bundle.namespace), "create", "=", 0)
+                await store.transact([unchanged, absent, guard], [Delete(keys.bundle(bundle))])
+        return gone
+
+    async def _unstick(self, guard: Compare) -> None:
+        """Bundles that live brokers have been handing over for too long."""
+        records = {name: (viewed.record, viewed.mod_revision) for name, viewed in self._views.bundles.items.items()}
+        live = self._views.incarnations.items
+        for stuck in self._stuck.look(self._context.clock.monotonic(), records, live.keys()):
+            where = f"{stuck.record.state} by {stuck.record.incarnation} for {stuck.seconds:.0f} s"
+            if stuck.remedy is Remedy.FENCE:
+                await self._put_out(stuck.record.incarnation, f"bundle {stuck.bundle} was {where}", guard)
+                return  # its other bundles are orphans now
+            try:
+                if await self._ownership.assigner.reassign(stuck.bundle, guard, where):
+                    self._stuck.replaced(stuck.bundle)
+            except ServiceNotReady as error:
+                log.warning("leader.no_broker", bundle=stuck.bundle, error=str(error))
+
+    async def _put_out(self, incarnation: str, reason: str, guard: Compare) -> None:
+        """Fence an incarnation that lives and does not act, and end its registration: all its bundles are taken over.
+
+        In this order: who has been fenced does not register again. Not while this volume has no room: then nobody can release anything.
+        """
+        if self._context.log.stalled is not None:
+            return
+        log.error("leader.fences", incarnation=incarnation, reason=reason)
+        try:
+            await fence(self._context.volume, incarnation)
+        except StorageError as error:
+            log.warning("leader.fence_delayed", incarnation=incarnation, error=str(error))
+            return
+        await self._context.store.transact([guard], [Delete(keys.incarnation(incarnation)), Delete(keys.load(incarnation))])
+
+    async def _adopt_orphans(self, guard: Compare, gone: Collection[str]) -> None:
+        """Assign what nobody has: many at once, each to where the load is lowest with those before it counted in.
+
+        Of the bundles that are `gone` with their namespace only those with an owner that died, who is fenced in this way.
+        """
         orphans = [
             name
             for name, viewed in sorted(self._views.bundles.items.items())
-            if viewed.record.state is BundleState.FREE or self._views.incarnations.get(viewed.record.incarnation) is None
+            if (viewed.record.state is BundleState.FREE and name not in gone)
+            or (viewed.record.state is not BundleState.FREE and self._views.incarnations.get(viewed.record.incarnation) is None)
         ]
         permits = asyncio.Semaphore(self._context.settings.orphans_parallel_max)
 
@@ -141,3 +199,7 @@ class Leader:
                 raise error
             log.warning("leader.no_broker", bundle=name, error=str(error), orphans=len(failed))
             break
+
+
+def _namespace_of(bundle: str) -> str:
+    return bundle.rpartition("/")[0]

@@ -78,6 +78,8 @@ class Ownership:
         self._log_keys = LogKeys(context, self.bundle_of)
         self._beginnings: dict[str, int] = {}
         self._retries = RecoveryRetries(context)
+        self._recovering: dict[str, int] = {}
+        self._stopped = False
         self._scans = LogScans(context.volume)
         self._preloads = Preloads(context, self._scans)
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
@@ -189,6 +191,7 @@ class Ownership:
     def _follow(self, name: str) -> None:
         """Start what our record asks for, unless this bundle is being worked on already."""
         if name in self._work:
+            self._give_up_recovery(name)
             return
         viewed, owned = self._views.bundles.get(name), self._owned.get(name)
         if viewed is not None and viewed.record.incarnation == self._context.incarnation:
@@ -203,6 +206,14 @@ class Ownership:
         if taken and owned is not None:
             # Somebody took a bundle that we never released: they have fenced us, or will; stop before we find out the hard way.
             self._context.fail(f"bundle {name} was taken over while we served it")
+
+    def _give_up_recovery(self, name: str) -> None:
+        """A recovery for a record that has been replaced leads nowhere, however long it would take."""
+        revision, viewed = self._recovering.get(name), self._views.bundles.get(name)
+        if revision is not None and (viewed is None or viewed.mod_revision != revision):
+            log.info("bundle.recovery_given_up", bundle=name, revision=revision)
+            del self._recovering[name]
+            self._work[name].cancel()
 
     def busy(self, name: str) -> bool:
         """Whether a task works on this bundle."""
@@ -220,6 +231,8 @@ class Ownership:
         self._beginnings.pop(name, None)
         self._events.changed(name)
         if task.cancelled():
+            if not self._stopped:
+                self._follow(name)
             return
         error = task.exception()
         if error is not None:
@@ -234,17 +247,21 @@ class Ownership:
         """From our Assigning record to Owned: fence, recover, commit."""
         started = self._context.clock.monotonic()
         epoch = self._context.restore * RESTORE_STRIDE + assigned.mod_revision
-        preloaded = await self._preloads.take(name, assigned.record)
+        self._recovering[name] = assigned.mod_revision
         try:
+            preloaded = await self._preloads.take(name, assigned.record)
             recovered = await recover_bundle(self._context, BundleName.parse(name), assigned.record, epoch, self._scans, preloaded)
         except (StorageError, StoreError) as error:
             # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes.
+            self._recovering.pop(name, None)
             log.error("bundle.recovery_failed", bundle=name, epoch=epoch, error=str(error))
             revision, items = assigned.mod_revision, self._views.bundles.items
             await self._retries.wait(
                 name, error, lambda: self._events.of(name), lambda: getattr(items.get(name), "mod_revision", -1) != revision
             )
             return
+        finally:
+            self._recovering.pop(name, None)
         self._retries.over(name)
         start, end = self._context.log.position, recovered.sealed_end
         self._beginnings[name] = start.file
@@ -287,7 +304,7 @@ class Ownership:
                 viewed = self._views.bundles.items[name]
                 if viewed.record.state is not BundleState.OWNED or viewed.record.incarnation != self._context.incarnation:
                     break
-                wanted = destination or self._choose_destination(viewed.record)  # now, so that it can begin to read
+                wanted = destination or self._choose_destination(name, viewed.record)  # now, so that it can begin to read
                 releasing = rules.release(viewed.record, wanted, reason=reason)
                 await commit_record(self._context, self._views, name, viewed.mod_revision, releasing)
             while self._owned.get(name) is owned:
@@ -303,7 +320,7 @@ class Ownership:
         end = await owned.append_release()
         self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
         record, revision = releasing.record, releasing.mod_revision
-        destination = self._choose_destination(record)
+        destination = self._choose_destination(name, record)
         released = rules.released(record, destination, end=end)
         if await commit_record(self._context, self._views, name, revision, released) is None and not self._is_released(
             name, released.chain[-1]
@@ -337,10 +354,12 @@ class Ownership:
         record = self._views.bundles.items[name].record
         return record.incarnation != self._context.incarnation and ours in record.chain
 
-    def _choose_destination(self, record: BundleRecord) -> str:
+    def _choose_destination(self, name: str, record: BundleRecord) -> str:
         wanted = self._views.incarnations.get(record.destination)
         if record.destination and wanted is not None:
             return record.destination
+        if self._views.namespaces.get(name.rpartition("/")[0]) is None:
+            return ""  # deleted: nobody needs the bundle
         try:
             return self.assigner.place((self._context.incarnation,))
         except ServiceNotReady:
@@ -404,6 +423,7 @@ class Ownership:
 
     async def stop(self) -> None:
         """Cancel what is under way; the records stay for whoever recovers them."""
+        self._stopped = True
         self._roller.stop()
         await self._log_keys.stop()
         await self.assigner.stop()

@@ -83,6 +83,9 @@ class BrokerSettings:
     partitions_max: int = _bounded(4096, 1, 100_000, "partitions of one topic")
     moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")
     orphans_parallel_max: int = _bounded(64, 1, 10_000, "orphaned bundles that the leader assigns at the same time")
+    stuck_state_s: float = _bounded(
+        30.0, 1, 3600, "how long a bundle may be on its way between live brokers before the leader gives it to others"
+    )
     inactive_topic_s: float = _bounded(
         60.0,
         0,

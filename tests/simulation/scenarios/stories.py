@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from magnetar.balance import bundles as rules
 from magnetar.client import Client, MessageId
 from magnetar.errors import MagnetarError, StoreUnavailable
@@ -20,6 +22,7 @@ from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put, TxnResult
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server import ownership as bundle_ownership
+from magnetar.server.bundle import OwnedBundle
 from magnetar.server.settings import BrokerSettings
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Position, Send
@@ -157,6 +160,53 @@ class Story:
         assert not self.cluster.evidence.unexplained(), self.cluster.evidence.endings
         self.history.check(deduplicated=deduplicated)
         return dict(self.cluster.evidence.counts)
+
+
+# --- stuck ----------------------------------------------------------------------------------------------------------------------
+
+
+def a_recovery_that_hangs_goes_to_another(seed: int) -> dict[str, int]:
+    """The destination of a move never ends its recovery, though it lives: the leader gives the bundle to another, and can give it back later."""
+    with Story(seed, settings=small(stuck_state_s=5.0)) as story, pytest.MonkeyPatch.context() as patch:
+        target, epoch, hanging = story.others(story.owner)[0], story.record.epoch, [True]
+        hung, recover = story.incarnation(target), vars(bundle_ownership)["recover_bundle"]
+
+        async def hang(context: Any, *how: Any) -> Any:
+            if context.incarnation == hung and hanging:
+                await asyncio.get_running_loop().create_future()
+            return await recover(context, *how)
+
+        patch.setattr(bundle_ownership, "recover_bundle", hang)
+        story.move(target)
+        story.until(lambda: story.record.state is BundleState.OWNED and story.record.epoch > epoch)
+        assert story.owner != target
+        assert story.counted("bundle.reassigned") == 1
+        story.publish(2)
+        hanging.clear()
+        story.move(target)
+        story.until(lambda: story.owner == target and story.record.state is BundleState.OWNED)
+        return story.ends_well()
+
+
+def a_release_that_never_ends_fences_its_broker(seed: int) -> dict[str, int]:
+    """A source lives and serves, but does not come to RELEASE: its incarnation is fenced and all its bundles are taken over."""
+    with Story(seed, settings=small(stuck_state_s=5.0)) as story, pytest.MonkeyPatch.context() as patch:
+        source, former = story.owner, story.incarnation(story.owner)
+        release = OwnedBundle.append_release
+
+        async def hang(bundle: OwnedBundle) -> Any:
+            if bundle.context.incarnation == former:
+                await asyncio.get_running_loop().create_future()
+            return await release(bundle)
+
+        patch.setattr(OwnedBundle, "append_release", hang)
+        story.move(story.others(source)[0])
+        story.until(lambda: story.record.state is BundleState.OWNED and story.record.incarnation != former)
+        assert story.counted("leader.fences") == 1
+        assert all(
+            record.incarnation != former for record in story.cluster.bundle_records().values() if record.state is BundleState.OWNED
+        )
+        return story.ends_well()
 
 
 # --- taking over ----------------------------------------------------------------------------------------------------------------
@@ -532,6 +582,8 @@ def unsubscribed_while_the_bundle_leaves(seed: int) -> dict[str, int]:
 STORIES: dict[str, Callable[[int], dict[str, int]]] = {
     story.__name__: story
     for story in (
+        a_recovery_that_hangs_goes_to_another,
+        a_release_that_never_ends_fences_its_broker,
         a_zombie_acknowledges_nothing,
         taken_away_and_given_back_unseen,
         the_answer_to_owned_is_lost_and_a_move_is_requested,

@@ -54,6 +54,7 @@ def small(**changes: Any) -> BrokerSettings:
     settings = BrokerSettings(lease_ttl_s=3.0, keep_alive_s=5.0, drain_timeout_s=5.0, ack_write_delay_s=0.2, checkpoint_files_max=1)
     sizes: dict[str, float] = {"max_message_bytes": 8 << 10, "log_file_bytes": 40 << 10, "tail_cache_bytes_max": 8 << 10}
     sizes |= {"maintenance_s": 0.5, "checkpoint_age_s": 1.0, "rewrite_age_s": 1.0, "replaced_kept_s": 0.3}
+    sizes |= {"stuck_state_s": 5.0}
     sizes |= {"topic_check_s": 0.3, "retention_check_s": 0.5, "trim_grace_s": 0.5}
     for name, value in {**sizes, **changes}.items():
         object.__setattr__(settings, name, value)

@@ -85,6 +85,11 @@ REFUSED = {
     "override of a split": lambda: rules.override(
         replace(owned_by(A), state=BundleState.SPLITTING), B, owner_is_dead=True, reason=""
     ),
+    "another destination for a term that has begun": lambda: rules.reassign(owned_by(A), B, ""),
+    "the same destination again": lambda: rules.reassign(rules.assign(None, A, ""), A, ""),
+    "another destination that is to be fenced": lambda: rules.reassign(
+        rules.override(owned_by(A), B, owner_is_dead=True, reason=""), A, ""
+    ),
     "checkpoint by a stranger": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", B, LogPosition(9, 0))),
     "checkpoint going back": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", A, LogPosition(0, 9))),
     "checkpoint without an owner": lambda: rules.advance_checkpoint(
@@ -144,6 +149,8 @@ class History:
             return rules.released(self.record, who if grow % 3 else "", end=self.position(owner, grow))
         if name == "override":
             return rules.override(self.record, who, owner_is_dead=grow % 4 > 0, reason="test")
+        if name == "reassign":
+            return rules.reassign(self.record, who, "test")
         return rules.advance_checkpoint(self.record, CheckpointPointer("x", owner, self.position(owner, grow)))
 
     def check_step(self, name: str, before: BundleRecord | None, after: BundleRecord) -> None:
@@ -153,6 +160,11 @@ class History:
         elif name == "override":
             assert state in rules.OVERRIDABLE
             assert after.state is BundleState.ASSIGNING
+        elif name == "reassign":
+            assert state is after.state is BundleState.ASSIGNING
+            assert before is not None
+            assert (after.chain, after.epochs, after.source) == (before.chain, before.epochs, before.source)
+            assert after.incarnation != before.incarnation
         else:
             assert after.state in rules.TRANSITIONS[state]
         if after.state is BundleState.OWNED and name == "own":
@@ -178,14 +190,14 @@ class History:
             assert after.checkpoint == before.checkpoint
 
 
-CALLS = ["assign", "own", "own", "release", "released", "override", "advance_checkpoint"]
+CALLS = ["assign", "own", "own", "release", "released", "override", "reassign", "advance_checkpoint"]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_course_keeps_the_invariants(seed: int) -> None:
     """One owner per epoch, growing epochs, a chain that can be recovered, no transition outside the table."""
     history, chance, seen = History(), random.Random(seed), set()
-    for _ in range(300):
+    for _ in range(500):
         if history.call(chance.choice(CALLS), chance.choice((A, B, C)), chance.randint(1, 60)):
             assert history.record is not None
             seen.add(history.record.state)

@@ -364,3 +364,23 @@ def test_bundles_of_a_broker_that_is_gone_are_spread_over_the_others_at_once(tmp
             await writer.close()
 
     asyncio.run(scenario())
+
+
+def test_bundles_of_a_deleted_namespace_go(tmp_path: Path) -> None:
+    """They are released and their records deleted; bundles of others, and of a namespace that is only not in sight yet, stay."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            await cluster.owner()
+            gone = NamespaceName("public", "gone")
+            await cluster.store.put(keys.namespace(gone), NamespaceRecord((0, 0xFFFFFFFF), {}).encode())
+            topic = TopicName.parse(f"persistent://{gone}/t")
+            bundle = await cluster.first.ownership.bundle_of(topic)
+            await cluster.first.ownership.resolve(bundle)
+            await cluster.store.delete(keys.namespace(gone))
+            brokers = (cluster.first, cluster.second)
+            await until(lambda: all(broker.views.bundles.get(str(bundle)) is None for broker in brokers))
+            assert all(str(bundle) not in broker.ownership.owned for broker in brokers)
+            assert (await cluster.record()).state is BundleState.OWNED
+
+    asyncio.run(scenario())
