@@ -385,7 +385,7 @@ class Ownership:
 
     def file_sealed(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
         """The log has sealed a file: make it known, and shorten chains that have grown too long."""
-        self._roller.file_sealed(number)
+        self._roller.file_sealed(number, length)
         self._log_keys.publish(number, length, topics)
         self.shortener.shorten_long_chains()
 

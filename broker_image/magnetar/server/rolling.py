@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.metadata.records import BundleRecord, LogPosition
+from magnetar.metadata.records import BundleRecord, LogPosition, LogRange
 from magnetar.server.context import BrokerContext
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 
 SMALL_FILE_BYTES_MAX = 256 << 10
 AFTER_RELEASE_S = 0.5
 SEAL_LOOK_S = 1.0
+LENGTHS_HELD_MAX = 4096
 
 
 class LogRoller:
@@ -26,11 +27,15 @@ class LogRoller:
         self._rolling: asyncio.Task[LogPosition] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sealed = -1
+        self._lengths: dict[int, int] = {}
         self._progress = asyncio.Event()
 
-    def file_sealed(self, number: int) -> None:
-        """The log has sealed and indexed its file `number` (they come in order)."""
+    def file_sealed(self, number: int, length: int) -> None:
+        """The log has sealed and indexed its file `number` of `length` bytes (they come in order)."""
         self._sealed = max(self._sealed, number)
+        self._lengths[number] = length
+        while len(self._lengths) > LENGTHS_HELD_MAX:
+            del self._lengths[min(self._lengths)]
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
 
@@ -84,11 +89,15 @@ class LogRoller:
 
     def chain_bytes(self, record: BundleRecord) -> int:
         """About how much of logs a successor of this bundle would scan."""
-        total, file_bytes = 0, self._context.settings.log_file_bytes
-        for span in record.chain:
-            end = span.end if span.end is not None else self._context.log.position
-            total += max(0, (end.file - span.start.file) * file_bytes + end.offset - span.start.offset)
-        return total
+        return sum(map(self._range_bytes, record.chain))
+
+    def _range_bytes(self, span: LogRange) -> int:
+        """Of our own files we know how long they are: those that were rolled early are short. Others count as full."""
+        end = span.end if span.end is not None else self._context.log.position
+        ours, full = span.incarnation == self._context.incarnation, self._context.settings.log_file_bytes
+        finished = range(span.start.file, end.file)
+        lengths = sum(self._lengths.get(number, full) if ours else full for number in finished)
+        return max(0, lengths + end.offset - span.start.offset)
 
     def stop(self) -> None:
         """No roll begins any more."""

@@ -30,9 +30,9 @@ class World:
         self.sealed: list[int] = []
         self.log.on_sealed = self._on_sealed
 
-    def _on_sealed(self, number: int, _length: int, _topics: dict[str, list[int]]) -> None:
+    def _on_sealed(self, number: int, length: int, _topics: dict[str, list[int]]) -> None:
         self.sealed.append(number)
-        self.roller.file_sealed(number)
+        self.roller.file_sealed(number, length)
 
     async def fill(self, size: int) -> None:
         """Publish one message of about `size` bytes."""
@@ -141,5 +141,9 @@ def test_the_length_of_a_chain_counts_all_its_ranges(tmp_path: Path) -> None:
             record = BundleRecord(BundleState.OWNED, 7, chain=(closed, opened), epochs=(5, 7))
             assert found.roller.chain_bytes(record) == 2 * size + 1000 + end.offset - FILE_HEADER_BYTES
             assert found.roller.chain_bytes(BundleRecord(BundleState.FREE, 0)) == 0
+            await found.roller.roll("test", always=True)
+            before, end = end.offset, found.log.position
+            own = BundleRecord(BundleState.OWNED, 7, chain=(opened,), epochs=(7,))
+            assert found.roller.chain_bytes(own) == before + end.offset - FILE_HEADER_BYTES, "a file that was rolled early is short"
 
     asyncio.run(scenario())
