@@ -78,14 +78,16 @@ def wait(what: str, reached: Callable[[], bool], timeout_s: float) -> str:
 class Soak:
     """One run."""
 
-    def __init__(self, directory: Path, minutes: float, seed: int, rate: float, languages: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, minutes: float, seed: int, rate: float, languages: Sequence[str], only: Sequence[str]
+    ) -> None:
         self._until_s, self._seed = minutes * 60, seed
         self.cluster = Cluster(directory / "cluster", gated=True, fronted=True)
         self._directory = directory
         self._plans = plan_topics(languages)
         self.topics = [plan.history for plan in self._plans]
         self._rate, self._languages = rate, languages
-        self.nemesis = Nemesis(self.cluster, [topic.name for topic in self.topics], seed)
+        self.nemesis = Nemesis(self.cluster, [topic.name for topic in self.topics], seed, only)
         self._began = time.monotonic()
         self._over = threading.Event()
         self.problems: list[str] = []
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATE, help="messages a second per topic")
     parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
     parser.add_argument("--languages", default="java,go", help="more official clients that publish; empty for none")
+    parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="draw from these kinds of faults only")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else int(time.time())
     languages = [language for language in arguments.languages.split(",") if language]
@@ -185,7 +188,7 @@ def main() -> None:
     print(f"soak of {arguments.minutes:g} minutes, seed {seed}", flush=True)
     own_log = (directory / "own-client.log").open("w")  # its reconnects are expected: kept apart
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(own_log))
-    soak = Soak(directory, arguments.minutes, seed, arguments.rate, languages)
+    soak = Soak(directory, arguments.minutes, seed, arguments.rate, languages, arguments.only)
     code = 1
     try:
         code = soak.run()

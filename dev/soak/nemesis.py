@@ -12,16 +12,20 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from tests.clients.cluster import LEASE_S, Cluster, request, wait_for
+import grpc  # type: ignore[import-untyped]
 
-TWICE = 0.25
+from magnetar.metadata import keys
+from tests.clients.cluster import LEASE_S, Cluster, request, wait_for
+from tests.contract.metadata.etcd_admin import EtcdAdmin
+
+TWICE = 0.4
 """Share of rounds with two faults at once."""
-CALM_S_MIN, CALM_S_MAX = 0.5, 4.0
+CALM_S_MIN, CALM_S_MAX = 0.0, 3.0
 HEAL_S_MAX = 60.0
 """Not a promise but the end of patience; the promise is judged at the end of the run."""
 REST_TIMEOUT_S = 30.0
@@ -48,7 +52,8 @@ class Fault:
 class Nemesis:
     """Hurts `cluster` while somebody calls `round`. `topics`: full names, for moves."""
 
-    def __init__(self, cluster: Cluster, topics: list[str], seed: int) -> None:
+    def __init__(self, cluster: Cluster, topics: list[str], seed: int, only: Collection[str] = ()) -> None:
+        """`only`: the kinds of faults to draw from, all if none is named. Raises KeyError for one that does not exist."""
         self._cluster, self._topics = cluster, topics
         self._chance = random.Random(f"{seed}/faults")
         self._lock = threading.Lock()
@@ -61,23 +66,29 @@ class Nemesis:
             "SIGTERM": (3, self._terminate),
             "pause > lease": (3, self._pause_long),
             "pause < lease": (2, self._pause_short),
+            "kill -9 of all": (1, self._kill_all),
             "unload": (6, self._unload),
             "split": (1, self._split),
             "connections dropped": (4, self._drop),
+            "lease revoked": (2, self._revoke),
             "etcd cut off one": (2, self._cut_one),
             "etcd restart": (3, self._restart_etcd),
             "etcd stopped": (2, self._stop_etcd),
             "etcd slow": (2, self._slow_etcd),
             "etcd unreachable": (2, self._cut_all),
+            "etcd compacted": (2, self._compact),
+            "etcd out of space": (1, self._use_up_space),
         }
+        if only:
+            self._kinds = {kind: self._kinds[kind] for kind in only}
 
     def round(self) -> None:
         """One or two faults, then wait for health. Raises AssertionError if it does not come."""
         chance = self._chance
         brokers, kinds, weights = list(self._cluster.brokers), list(self._kinds), [weight for weight, _ in self._kinds.values()]
         chosen = chance.choices(kinds, weights, k=2 if chance.random() < TWICE else 1)
-        if len({kind.startswith("etcd") for kind in chosen}) < len(chosen) and chosen[0].startswith("etcd"):
-            chosen = chosen[:1]  # one thing at a time with etcd
+        if all(kind.startswith("etcd") for kind in chosen) or "kill -9 of all" in chosen:
+            chosen = chosen[:1]  # one thing at a time with etcd; and what hits all brokers needs no other
         targets = chance.sample(brokers, len(chosen))
         seeds = [chance.random() for _ in chosen]
         calm_s = chance.uniform(CALM_S_MIN, CALM_S_MAX)
@@ -124,6 +135,15 @@ class Nemesis:
         self._cluster.brokers[target].kill()
         time.sleep(chance.uniform(0.0, 2 * LEASE_S))
         self._start(target)
+        return ()
+
+    def _kill_all(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        """A power failure of all brokers: everybody recovers from the volume alone."""
+        for broker in self._cluster.brokers.values():
+            broker.kill()
+        time.sleep(chance.uniform(0.0, LEASE_S))
+        with ThreadPoolExecutor(len(self._cluster.brokers)) as pool:
+            list(pool.map(self._start, self._cluster.brokers))
         return ()
 
     def _terminate(self, target: str, chance: random.Random) -> tuple[str, ...]:
@@ -209,6 +229,34 @@ class Nemesis:
         return (str(code),)
 
     # --- etcd ------------------------------------------------------------------------------------------------------------------
+
+    def _revoke(self, target: str, _chance: random.Random) -> tuple[str, ...]:
+        """The lease of a broker ends under it."""
+        with EtcdAdmin(self._cluster.etcd.endpoint) as etcd:
+            try:
+                leases = [etcd.lease_of(keys.incarnation(claim)) for claim in self._cluster.claims(target)]
+                for lease in filter(None, leases):
+                    etcd.revoke(lease)
+            except grpc.RpcError:
+                return ("no answer",)
+        return ("revoked",) * sum(map(bool, leases))
+
+    def _compact(self, target: str, chance: random.Random) -> tuple[str, ...]:
+        """All history goes while one broker hears nothing."""
+        gate = self._cluster.gates[target]
+        gate.stall()
+        time.sleep(chance.uniform(0.5, 2 * LEASE_S))
+        with EtcdAdmin(self._cluster.etcd.endpoint) as etcd:
+            etcd.compact()
+        gate.heal()
+        return ()
+
+    def _use_up_space(self, _target: str, chance: random.Random) -> tuple[str, ...]:
+        with EtcdAdmin(self._cluster.etcd.endpoint) as etcd:
+            etcd.raise_space_alarm()
+            time.sleep(chance.uniform(1.0, 3 * LEASE_S))
+            etcd.end_space_alarm()
+        return ()
 
     def _cut_one(self, target: str, chance: random.Random) -> tuple[str, ...]:
         gate = self._cluster.gates[target]

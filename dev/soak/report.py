@@ -51,13 +51,18 @@ def fault_table(faults: Sequence[Fault], topics: Sequence[TopicHistory]) -> list
 def summary(topics: Sequence[TopicHistory], found: Sequence[Violation], problems: Sequence[str]) -> list[str]:
     """Totals and verdict."""
     stored = sum(len(entries) for topic in topics for entries in topic.stored.values())
-    distinct = sum(len({m for entries in topic.stored.values() for _, m in entries}) for topic in topics)
+    repeated = sum(
+        len(entries) - len({message for _, message in entries})
+        for topic in topics
+        if not topic.deduplicated
+        for entries in topic.stored.values()
+    )
     subscriptions = [subscription for topic in topics for subscription in topic.subscriptions]
     partitions = sum(len(topic.partitions) for topic in topics)
     kinds = Counter(subscription.kind for subscription in subscriptions)
     lines = [
         f"messages: {sum(t.sent.total() for t in topics)} sent, {sum(len(t.receipts) for t in topics)} acknowledged, {stored} stored",
-        f"topics: {len(topics)} with {partitions} partitions, half of them deduplicated; stored twice without deduplication: {stored - distinct}",
+        f"topics: {len(topics)} with {partitions} partitions, half of them deduplicated; stored twice without deduplication: {repeated}",
         f"deliveries: {sum(len(s.delivered) for s in subscriptions)} to {len(subscriptions)} subscriptions"
         f" ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}),"
         f" {sum(len(s.confirmed) for s in subscriptions)} acknowledgements confirmed",
