@@ -50,7 +50,6 @@ from magnetar.server.views import ClusterViews, Viewed
 
 log = structlog.get_logger(__name__)
 
-HAND_OVER_WAIT_S = 5.0
 LOOK_AGAIN_S = 1.0
 MOVE_SCAN_BYTES_MAX = 2 << 20
 """A successor replays this much of the log in some milliseconds: not worth a checkpoint before the move."""
@@ -72,6 +71,7 @@ class Ownership:
         self._work: dict[str, asyncio.Task[None]] = {}
         self._events = BundleEvents()
         self._resolving: dict[str, asyncio.Task[None]] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._liveness = Liveness(context)
         self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
         self.assigner = Assigner(context, views)
@@ -148,8 +148,8 @@ class Ownership:
                 await event.wait()
 
     async def serving(self, bundle: BundleName) -> OwnedBundle:
-        """The bundle as served here; waits while it is being acquired or released here. Raises NotOwner, ServiceNotReady."""
-        name = str(bundle)
+        """The bundle as served here; waits while it is on its way here, or being released. Raises NotOwner, ServiceNotReady."""
+        name, asked = str(bundle), False
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
         while True:
             changed = self._events.of(name)
@@ -157,11 +157,31 @@ class Ownership:
             if owned is not None and owned.serving:
                 return owned
             viewed = self._views.bundles.get(name)
-            if owned is None and (
-                viewed is None or self._is_orphan(viewed) or viewed.record.incarnation != self._context.incarnation
-            ):
-                raise NotOwner(f"bundle {name} is not served by this broker or is being unloaded; look the topic up again")
+            if owned is None and (viewed is None or self._is_orphan(viewed) or not self._concerns_us(viewed.record)):
+                if asked:
+                    raise NotOwner(f"bundle {name} is not served by this broker or is being unloaded; look the topic up again")
+                asked = True
+                await self._ask_store(name)
+                continue
             await self._wait(changed, deadline, name)
+
+    async def _ask_store(self, name: str) -> None:
+        """Who was sent here by a bundle's former owner may be faster than our watch: see the record as it is now, once for all who ask."""
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.create_task(self._read_record(name), name=f"read {name}")
+            asking.add_done_callback(lambda _task: self._asking.pop(name, None))
+        await asyncio.wait([asking], timeout=LOOK_AGAIN_S)
+
+    async def _read_record(self, name: str) -> None:
+        with contextlib.suppress(StoreError):
+            item = await self._context.store.get(keys.bundle(BundleName.parse(name)))
+            if item is not None:
+                self._views.bundles.observe(name, item.value, item.mod_revision)
+
+    def _concerns_us(self, record: BundleRecord) -> bool:
+        """Whether we have the bundle, or are to get it."""
+        return self._context.incarnation in (record.incarnation, record.destination)
 
     def _is_orphan(self, viewed: Viewed[BundleRecord] | None) -> bool:
         if viewed is None or viewed.record.state is BundleState.FREE:
@@ -328,7 +348,7 @@ class Ownership:
             self._context.fail(f"bundle {name} was taken over during its release")
             return
         log.info("bundle.released", bundle=name, epoch=record.epoch, destination=destination or "nobody", reason=record.reason)
-        await self._wait_for_new_owner(name, destination)
+        # At once: while the successor reads the rest and commits, our clients come to it and wait there (PIP-307).
         successor = self._views.incarnations.get(destination) if destination else None
         owned.close_clients(successor.record.service_url if successor is not None else None)
         del self._owned[name]
@@ -364,22 +384,6 @@ class Ownership:
             return self.assigner.place((self._context.incarnation,))
         except ServiceNotReady:
             return ""
-
-    async def _wait_for_new_owner(self, name: str, destination: str) -> None:
-        """Keep clients attached until the successor serves, so that they reconnect once and find it ready (PIP-307)."""
-        deadline = self._context.clock.monotonic() + HAND_OVER_WAIT_S
-        while destination and self._context.clock.monotonic() < deadline:
-            changed = self._events.of(name)
-            viewed = self._views.bundles.get(name)
-            if viewed is not None and viewed.record.state is not BundleState.ASSIGNING:
-                return
-            if self._views.incarnations.get(destination) is None:
-                return
-            try:
-                async with asyncio.timeout(1.0):
-                    await changed.wait()
-            except TimeoutError:
-                continue
 
     # --- our log ---------------------------------------------------------------------------------------------------------------
 
@@ -428,7 +432,7 @@ class Ownership:
         await self._log_keys.stop()
         await self.assigner.stop()
         await self._liveness.stop()
-        tasks = [*self._work.values(), *self._resolving.values()]
+        tasks = [*self._work.values(), *self._resolving.values(), *self._asking.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

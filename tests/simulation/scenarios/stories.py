@@ -403,7 +403,7 @@ def source_dies_before_it_seals(seed: int) -> dict[str, int]:
         cluster.crash(former)
         for _ in range(4):
             story.publish(15, BIG_BYTES)
-            cluster.run(bundle_ownership.HAND_OVER_WAIT_S)
+            cluster.run(5.0)
         assert len(story.record.chain) == 1, f"the chain cannot be shortened: {story.record.chain}"
         assert all(span.incarnation != former for span in story.record.chain)
         cluster._places[former].restarts = True

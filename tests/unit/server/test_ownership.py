@@ -298,9 +298,10 @@ def test_a_move_finds_everything_read_ahead(tmp_path: Path) -> None:
                 async with open_peer(owner) as peer:
                     await peer.produce()
                     await publish(peer, sent, 5)
+                    host = owner.ownership.owned[name].topics[TOPIC]
                     moving = asyncio.create_task(owner.ownership.move(name, "", "test"))
                     taken = 5
-                    while not owner.ownership.owned[name].topics[TOPIC].frozen and not moving.done():
+                    while not host.frozen:
                         peer.write(requests.send(1, sent + taken, entry(MESSAGE, sent + taken)))
                         taken += 1
                         await asyncio.sleep(0.003)
