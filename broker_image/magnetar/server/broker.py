@@ -120,6 +120,7 @@ class Broker:
             block_bytes_max=settings.block_bytes_max,
             # Connections stop being read at `log_pending_bytes_max`; what each of them has read by then must still find room.
             pending_bytes_max=settings.log_pending_bytes_max + LOG_OVERSHOOT_BYTES_MAX,
+            spares_max=settings.log_spares_max,
             on_fenced=self._fenced,
         )
         # The claim exists before anything makes this incarnation known: a takeover before that would fence nothing.

@@ -62,6 +62,7 @@ class Collector:
         files = await self._sealed(keys.logs_of(incarnation))
         candidates = {file: record for file, record in files.items() if file[1] < pinned_from}
         for incarnation, number in await self._given_up(candidates, self._own):
+            await self._context.log.set_aside(number, files[incarnation, number].length)
             await self._delete(incarnation, number)
 
     # --- the dead --------------------------------------------------------------------------------------------------------------
@@ -77,6 +78,9 @@ class Collector:
         dead = incarnations - claimed - registered - {self._context.incarnation}
         for incarnation in sorted(dead - self._complete):
             await self._complete_keys(incarnation)
+        for name in listed:
+            if name.endswith(names.SPARE_SUFFIX) and name.split("/")[1] in dead:
+                await self._context.volume.remove(name)
         files = {file: record for file, record in (await self._sealed(keys.LOGS)).items() if file[0] not in claimed | registered}
         for incarnation, number in await self._given_up(files, self._dead):
             await self._delete(incarnation, number)
@@ -236,7 +240,7 @@ class Collector:
     # --- deleting --------------------------------------------------------------------------------------------------------------
 
     async def _delete(self, incarnation: str, number: int) -> None:
-        """The log first, its key last: what is left of it after a crash is found again by the key."""
+        """The log first (unless it was set aside), its key last: what is left of it after a crash is found again by the key."""
         volume = self._context.volume
         log.info("collector.log_file", incarnation=incarnation, file=number)
         for name in (names.log_file(incarnation, number), names.index(incarnation, number), names.sealed(incarnation, number)):

@@ -118,6 +118,9 @@ class BrokerSettings:
         0.5, 0.01, 1.0, "share of dead bytes of a bundle in a log file at which it is rewritten at once"
     )
     rewrite_bytes_per_s: int = _bounded(32 * _MIB, 64 * _KIB, 1 << 40, "bytes per second that rewriting may read")
+    log_spares_max: int = _bounded(
+        2, 0, 64, "log files that nobody needs any more kept to be used again, for they flush faster than new ones"
+    )
     replaced_kept_s: float = _bounded(
         60.0,
         0,

@@ -23,20 +23,18 @@ from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.document import encode_document
 from magnetar.storage.index import IndexBuilder, index_part
+from magnetar.storage.log_files import LogFile, LogFiles
 from magnetar.storage.log_format import (
     BLOCK_BODY_BYTES_MAX,
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
-    FileHeader,
     RecordType,
-    block_seed,
     encode_block_header,
-    encode_file_header,
 )
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.seals import publish_seal
-from magnetar.storage.volume import Buffer, LogHandle, Volume
+from magnetar.storage.volume import Buffer, Volume
 
 __all__ = ["Durable", "LogWriter", "RecordPlace", "Sealed"]
 
@@ -70,24 +68,6 @@ class _Block:
         self.records = self.size = 0
 
 
-class _File:
-    """A log file that is or was written: `end` is where the next block goes, `heads` holds what precedes the entries of
-    each run, back to back, and `head_places` (payload offset, head bytes) of each: a few bytes per entry for the index."""
-
-    __slots__ = ("end", "handle", "head_places", "heads", "number", "seed")
-
-    def __init__(self, handle: LogHandle, incarnation: str, number: int) -> None:
-        self.handle, self.number = handle, number
-        self.end = FILE_HEADER_BYTES
-        self.seed = block_seed(incarnation, number)
-        self.heads = bytearray()
-        self.head_places: list[int] = []
-
-    def remember(self, payload_offset: int, head: bytes) -> None:
-        self.heads += head
-        self.head_places += (payload_offset, len(head))
-
-
 class LogWriter:
     """The log of one incarnation.
 
@@ -104,6 +84,7 @@ class LogWriter:
         file_bytes: int = FILE_BYTES,
         block_bytes_max: int = BLOCK_BYTES_MAX,
         pending_bytes_max: int = PENDING_BYTES_MAX,
+        spares_max: int = 0,
         on_fenced: Callable[[StorageError], object],
         on_sealed: Sealed | None = None,
     ) -> None:
@@ -111,14 +92,15 @@ class LogWriter:
         assert 0 < self._block_bytes_max <= BLOCK_BODY_BYTES_MAX, (block_bytes_max, file_bytes)
         self._volume, self._clock, self.incarnation = volume, clock, incarnation
         self._file_bytes, self.pending_bytes_max = file_bytes, pending_bytes_max
+        self._files = LogFiles(volume, clock, incarnation, file_bytes, spares_max)
         self._on_fenced, self.on_sealed = on_fenced, on_sealed
         self._claim = names.claim(incarnation)
         self._blocks: deque[_Block] = deque()
-        self._file: _File | None = None
+        self._file: LogFile | None = None
         self._sequence = 0
-        self._spare: asyncio.Task[_File] | None = None
+        self._spare: asyncio.Task[LogFile] | None = None
         self.stalled: StorageFull | None = None
-        self.files_abandoned = 0
+        self._abandoned: set[int] = set()
         self._sealing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._work: asyncio.Future[None] | None = None
@@ -156,6 +138,7 @@ class LogWriter:
         if self._sealing is not None:
             await asyncio.wait([self._sealing])
         if self._failure is None:
+            await self._files.close()
             await self._volume.remove(self._claim)
 
     # --- appending -------------------------------------------------------------------------------------------------------------
@@ -246,6 +229,19 @@ class LogWriter:
         return LogPosition(self._file.number, self._file.end)
 
     @property
+    def files_abandoned(self) -> int:
+        """Files left after a failed write or flush."""
+        return len(self._abandoned)
+
+    async def set_aside(self, number: int, length: int) -> bool:
+        """Keep a file of ours, sealed at `length`, that nobody needs any more for a later one, instead of its deletion.
+
+        False if it is not fit for that, or there are enough: it is to be deleted. Raises StorageError.
+        """
+        fit = self._failure is None and not self._closing and number not in self._abandoned
+        return fit and await self._files.set_aside(number, length)
+
+    @property
     def fenced(self) -> bool:
         """Whether this writer acknowledges nothing any more."""
         return self._failure is not None
@@ -288,7 +284,7 @@ class LogWriter:
         for at, callback in block.callbacks:
             callback(RecordPlace(number, base + at))
 
-    async def _write(self, block: _Block) -> tuple[_File, int]:
+    async def _write(self, block: _Block) -> tuple[LogFile, int]:
         """Bring a block to stable storage: its file, and where it begins. Raises StorageError: nothing may be acknowledged any more."""
         file = await self._file_for(block)
         if not block.records:
@@ -306,7 +302,7 @@ class LogWriter:
             self._prepare_spare(file.number + 1)
         return file, start
 
-    async def _append(self, file: _File, block: _Block) -> int:
+    async def _append(self, file: LogFile, block: _Block) -> int:
         start = file.end
         # Large buffers are written from where they lie; many small ones cost more one by one than a copy does.
         small = block.size < LARGE_BUFFER_BYTES * len(block.buffers)
@@ -318,10 +314,10 @@ class LogWriter:
         file.end = start + BLOCK_HEADER_BYTES + block.size
         return start
 
-    async def _abandon(self, file: _File, error: StorageError) -> _File:
+    async def _abandon(self, file: LogFile, error: StorageError) -> LogFile:
         """Leave a file that failed us, for good. Before anything is acknowledged elsewhere it is sealed where its acknowledged part ends:
         nobody may find there what we write again in the next one. Raises StorageError."""
-        self.files_abandoned += 1
+        self._abandoned.add(file.number)
         log.error("log.file_abandoned", incarnation=self.incarnation, file=file.number, end=file.end, error=str(error))
         fresh = await self._next_file(file.number + 1)
         adopted = await self._until_there_is_room(lambda: publish_seal(self._volume, self.incarnation, file.number, file.end))
@@ -331,7 +327,7 @@ class LogWriter:
         self._seal_later(file)
         return fresh
 
-    async def _file_for(self, block: _Block) -> _File:
+    async def _file_for(self, block: _Block) -> LogFile:
         """The file this block goes to: the next one if it does not fit or a roll was requested."""
         file = self._file
         assert file is not None
@@ -343,14 +339,14 @@ class LogWriter:
         self._seal_later(file)
         return self._file
 
-    async def _next_file(self, number: int) -> _File:
+    async def _next_file(self, number: int) -> LogFile:
         """The prepared file, or one created now; waits while no space is left. Raises StorageError."""
         if self._spare is not None:
             with contextlib.suppress(StorageError):
                 return await self._take_spare()
         return await self._until_there_is_room(lambda: self._create_again(number))
 
-    async def _create_again(self, number: int) -> _File:
+    async def _create_again(self, number: int) -> LogFile:
         """Create a file, a few times if need be: an attempt that failed leaves nothing behind."""
         for _ in range(CREATE_ATTEMPTS_MAX - 1):
             try:
@@ -380,17 +376,15 @@ class LogWriter:
                 log.info("log.goes_on", incarnation=self.incarnation)
             return found
 
-    async def _create(self, number: int) -> _File:
-        header = encode_file_header(FileHeader(self.incarnation, number, self._clock.wall_ms()))
-        handle = await self._volume.create_log(names.log_file(self.incarnation, number), self._file_bytes, header)
-        return _File(handle, self.incarnation, number)
+    async def _create(self, number: int) -> LogFile:
+        return await self._files.create(number)
 
     def _prepare_spare(self, number: int) -> None:
         """Create the next file ahead of need. If that fails it is tried again when it is needed."""
         self._spare = asyncio.get_running_loop().create_task(self._create(number), name=f"log spare {self.incarnation}")
         self._spare.add_done_callback(_look_at_result)
 
-    async def _take_spare(self) -> _File:
+    async def _take_spare(self) -> LogFile:
         assert self._spare is not None
         spare, self._spare = self._spare, None
         return await spare
@@ -414,11 +408,11 @@ class LogWriter:
 
     # --- sealing ---------------------------------------------------------------------------------------------------------------
 
-    def _seal_later(self, file: _File) -> None:
+    def _seal_later(self, file: LogFile) -> None:
         """Seal a finished file in the background, after those before it; appends go on meanwhile."""
         self._sealing = self._task(self._seal(file, self._sealing), "log seal")
 
-    async def _seal(self, file: _File, before: asyncio.Task[None] | None) -> None:
+    async def _seal(self, file: LogFile, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
         await file.handle.close()

@@ -125,8 +125,11 @@ class BlockHeader(NamedTuple):
 
 
 def block_seed(incarnation: str, number: int) -> int:
-    """What the CRC of every block of this file starts from."""
-    return int(crc32c(f"{incarnation}/{number}".encode()))
+    """What the CRC of every block of this file starts from: different for any two files of an incarnation.
+
+    A CRC of the same bytes from another start is always another one, so what an earlier file left in a recycled one is never taken for a block.
+    """
+    return int(crc32c(number.to_bytes(4, "little"), crc32c(incarnation.encode())))
 
 
 def encode_block_header(seed: int, offset: int, sequence: int, wall_ms: int, records: int, *body: Buffer) -> bytes:

@@ -19,6 +19,7 @@ RESTORE = "cluster/restore"
 LOG_SUFFIX = ".log"
 SEALED_SUFFIX = ".sealed"
 INDEX_SUFFIX = ".index"
+SPARE_SUFFIX = ".spare"
 
 
 def claim(incarnation: str) -> str:
@@ -43,6 +44,11 @@ def sealed(incarnation: str, number: int) -> str:
 def index(incarnation: str, number: int) -> str:
     """The level-0 index of the log file beside it."""
     return f"{LOGS}/{incarnation}/{number:08d}{INDEX_SUFFIX}"
+
+
+def spare(incarnation: str, number: int) -> str:
+    """What was the log file of this number, set aside for a later one of the same incarnation."""
+    return f"{LOGS}/{incarnation}/{number:08d}{SPARE_SUFFIX}"
 
 
 def log_number(name: str) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import errno
 import itertools
 import os
 import threading
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 from magnetar.errors import StorageError, StorageFull
 from magnetar.storage.coherence import probe_coherence
+from magnetar.storage.names import LOG_SUFFIX
 from magnetar.storage.posix_log import NO_SPACE, ZERO_START_BYTES, PosixLogHandle, ZeroFiller, write_fully
 from magnetar.storage.volume import Buffer
 
@@ -64,6 +66,14 @@ class PosixVolume:
         zero_bytes = capacity if directory in self._written_directories else ZERO_START_BYTES
         self._written_directories.add(directory)
         return PosixLogHandle(name, descriptor, capacity, len(header), self._base, self._filler, zero_bytes)
+
+    async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
+        return await self._in_pool(self._set_aside, name, spare, capacity)
+
+    async def create_log_from(self, spare: str, name: str, used: int, header: bytes) -> PosixLogHandle:
+        """As `Recycling.create_log_from`; the rest gets its zeros in the background."""
+        descriptor, capacity = await self._in_pool(self._create_log_from, spare, name, header)
+        return PosixLogHandle(name, descriptor, capacity, len(header), self._base, self._filler, capacity, used)
 
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """As `Volume.read`; what is in the page cache comes without a hop to a thread."""
@@ -125,6 +135,38 @@ class PosixVolume:
                 raise
         return descriptor
 
+    def _set_aside(self, name: str, spare: str, capacity: int) -> bool:
+        path, aside = self._path(name), self._path(spare)
+        with _translated(f"setting aside of {name}"):
+            try:
+                if os.stat(path).st_size != capacity:
+                    return False
+            except FileNotFoundError:
+                return False
+            os.rename(path, aside)
+            _sync_directory(os.path.dirname(path))
+        return True
+
+    def _create_log_from(self, spare: str, name: str, header: bytes) -> tuple[int, int]:
+        path, aside = self._path(name), self._path(spare)
+        with _translated(f"creation of log {name} from {spare}"):
+            descriptor = os.open(aside, os.O_RDWR | os.O_CLOEXEC)
+            linked = False
+            try:
+                write_fully(descriptor, 0, [header])
+                os.fdatasync(descriptor)
+                os.link(aside, path)  # a name is never taken over, as a rename would
+                linked = True
+                os.unlink(aside)
+                _sync_directory(os.path.dirname(path))
+            except OSError:
+                os.close(descriptor)
+                if linked:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                raise
+            return descriptor, os.fstat(descriptor).st_size
+
     def _read_cached(self, name: str, offset: int, length: int) -> bytes | None:
         """The bytes if all of them are in the page cache, else None."""
         path = self._path(name)
@@ -136,6 +178,9 @@ class PosixVolume:
                 # Short means the end of the file or the end of what is cached; only the latter needs a thread.
                 if found < length and os.fstat(descriptor).st_size > offset + found:
                     return None
+                _check_name(descriptor, path)
+            except FileNotFoundError:
+                raise
             except OSError:  # not cached, or a file system without non-blocking reads
                 return None
             finally:
@@ -155,6 +200,7 @@ class PosixVolume:
                 parts.append(part)
                 offset += len(part)
                 left -= len(part)
+            _check_name(file.fileno(), path)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _put_if_absent(self, name: str, data: bytes) -> bool:
@@ -239,6 +285,12 @@ class PosixVolume:
             if len(self._synced_directories) >= SYNCED_DIRECTORIES_MAX:
                 self._synced_directories.clear()
             self._synced_directories.add(path)
+
+
+def _check_name(descriptor: int, path: str) -> None:
+    """Of a log file, after it was read: it still has its name. Else it was set aside, and what was read may be of its next life."""
+    if path.endswith(LOG_SUFFIX) and os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+        raise FileNotFoundError(errno.ENOENT, "the log file was set aside while it was read", path)
 
 
 def _sync_directory(path: str) -> None:

@@ -47,13 +47,21 @@ class PosixLogHandle:
     """An open log file with a flush thread of its own, so that two logs of one process do not wait for each other."""
 
     def __init__(
-        self, name: str, descriptor: int, capacity: int, start: int, base: str, filler: ZeroFiller, zero_bytes: int
+        self,
+        name: str,
+        descriptor: int,
+        capacity: int,
+        start: int,
+        base: str,
+        filler: ZeroFiller,
+        zero_bytes: int,
+        used: int = 0,
     ) -> None:
         self._name, self._descriptor, self._capacity, self._base = name, descriptor, capacity, base
         self._worker = Worker(f"flush {name}")
         self._failed: str | None = None
         self._closed = self._busy = False
-        self._zeros = _Zeros(base + name, descriptor, capacity, start, zero_bytes)
+        self._zeros = _Zeros(base + name, descriptor, capacity, start, zero_bytes, used)
         self._filler = filler
         filler.fill(self._zeros)
 
@@ -121,16 +129,17 @@ class _Zeros:
     """How far a log file has been filled with zeros, and how far it is written: shared by flush thread and filler.
 
     Writing into blocks that were written before flushes several times faster than into blocks that are only reserved, since the file
-    system has nothing to record. `zero_bytes` are zeroed at once, then up to four times what is written: a file that stays small costs little.
+    system has nothing to record; in a recycled file `used` bytes were. `zero_bytes` are zeroed at once, then up to four times what is written: a
+    file that stays small costs little.
     """
 
-    def __init__(self, path: str, descriptor: int, capacity: int, start: int, zero_bytes: int) -> None:
+    def __init__(self, path: str, descriptor: int, capacity: int, start: int, zero_bytes: int, used: int) -> None:
         # A descriptor of its own: the kernel reports a failed write-back once to each, and the filler must not use up the appends' report.
         self._own_descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._descriptor, self._capacity, self._zero_bytes = descriptor, capacity, zero_bytes
         self._chunks = self._mean_append = 0
         self._written = start
-        self._zeroed = start
+        self._zeroed = max(start, used)
         self._filling: tuple[int, int] | None = None
         self._changed = threading.Condition()
         self._closed = False

@@ -9,7 +9,7 @@ Invariants: what a method promises durable survives process and machine failure 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -47,7 +47,10 @@ class Volume(Protocol):
         ...
 
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Up to `length` bytes (all if None) from `offset`; shorter at the end of the file. Raises FileNotFoundError if absent."""
+        """Up to `length` bytes (all if None) from `offset`; shorter at the end of the file.
+
+        Raises FileNotFoundError if absent, or set aside (see `Recycling`) before all of it was read.
+        """
         ...
 
     async def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -76,4 +79,20 @@ class Volume(Protocol):
 
     async def list(self, prefix: str) -> list[str]:
         """Names of all files below the directory `prefix`, recursively, sorted; [] if the directory is not there."""
+        ...
+
+
+@runtime_checkable
+class Recycling(Protocol):
+    """What a volume may offer besides: a new log file out of one that nobody needs any more, which saves it the zeros."""
+
+    async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
+        """Give the log file `name` the new name `spare`, durably; False and no change if it is absent or not `capacity` bytes long."""
+        ...
+
+    async def create_log_from(self, spare: str, name: str, used: int, header: bytes) -> LogHandle:
+        """As `Volume.create_log`, out of the file `spare`: behind `header` there is anything, up to `used`, and zeros from there on.
+
+        No other name leads to the file while it is changed. Raises FileNotFoundError if `spare` is absent; after a failure `name` is not there.
+        """
         ...

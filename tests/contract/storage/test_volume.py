@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.errors import Fenced, StorageError
-from magnetar.storage.volume import Volume
+from magnetar.storage.volume import Recycling, Volume
 from tests.contract.storage.volumes import CASES, Script, VolumeCase
 
 HEADER = b"header"
@@ -154,5 +154,76 @@ def test_shrinking_gives_back_what_lies_behind_the_length(case: VolumeCase, tmp_
         await volume.shrink(LOG, 104)
         assert await volume.read(LOG) == HEADER.ljust(100, b"\0") + b"kept"
         await volume.shrink("logs/a/none", 0)
+
+    play(case, script, tmp_path)
+
+
+# --- recycling ----------------------------------------------------------------------------------------------------------------
+
+SPARE, NEXT = "logs/a/00000000.spare", "logs/a/00000001.log"
+
+
+def recycling(volume: Volume) -> Recycling:
+    """The volume, if it offers this; else the test is none."""
+    if not isinstance(volume, Recycling):
+        pytest.skip("does not recycle log files")
+    return volume
+
+
+def test_a_log_file_that_is_set_aside_has_its_new_name_only(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await (await volume.create_log(LOG, CAPACITY, HEADER)).close()
+        assert await recycling(volume).set_aside(LOG, SPARE, CAPACITY)
+        assert await volume.list("logs") == [SPARE]
+        with pytest.raises(FileNotFoundError):
+            await volume.read(LOG)
+        assert not await recycling(volume).set_aside(LOG, SPARE, CAPACITY)
+
+    play(case, script, tmp_path)
+
+
+def test_a_file_of_another_size_is_not_set_aside(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await (await volume.create_log(LOG, CAPACITY, HEADER)).close()
+        await volume.shrink(LOG, CAPACITY // 4)
+        assert not await recycling(volume).set_aside(LOG, SPARE, CAPACITY)
+        assert await volume.list("logs") == [LOG]
+
+    play(case, script, tmp_path)
+
+
+def test_a_log_made_of_a_spare_one_is_a_log(case: VolumeCase, tmp_path: Path) -> None:
+    """Its header is the new one, what was written is read back, what follows is what was there."""
+
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent(CLAIM, b"")
+        handle = await volume.create_log(LOG, CAPACITY, HEADER)
+        await handle.append(len(HEADER), [b"first life" * 100], CLAIM)
+        await handle.close()
+        await recycling(volume).set_aside(LOG, SPARE, CAPACITY)
+        handle = await recycling(volume).create_log_from(SPARE, NEXT, len(HEADER) + 1000, b"HEADER")
+        assert (handle.name, handle.capacity) == (NEXT, CAPACITY)
+        assert await volume.list("logs") == [NEXT]
+        await handle.append(len(HEADER), [b"second"], CLAIM)
+        found = await volume.read(NEXT)
+        assert found[: len(HEADER) + 6] == b"HEADERsecond"
+        assert found[len(HEADER) + 10 : len(HEADER) + 1000] == b"first life" * 99
+        assert found[len(HEADER) + 1000 :] == bytes(CAPACITY - len(HEADER) - 1000)
+        await handle.close()
+
+    play(case, script, tmp_path)
+
+
+def test_a_name_that_is_taken_stays_what_it_is(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        for name in (LOG, NEXT):
+            await (await volume.create_log(name, CAPACITY, HEADER)).close()
+        await recycling(volume).set_aside(LOG, SPARE, CAPACITY)
+        with pytest.raises(StorageError):
+            await recycling(volume).create_log_from(SPARE, NEXT, CAPACITY, b"HEADER")
+        assert await volume.read(NEXT, 0, len(HEADER)) == HEADER
+        with pytest.raises(FileNotFoundError):
+            await recycling(volume).create_log_from("logs/a/00000007.spare", "logs/a/00000008.log", CAPACITY, b"HEADER")
+        assert not await volume.exists("logs/a/00000008.log")
 
     play(case, script, tmp_path)

@@ -164,6 +164,12 @@ class Disk:
         self._unsynced.append((name, None))
         return True
 
+    def rename(self, name: str, fresh: str) -> None:
+        """Give a file another name, which is free. A power loss before the sync may leave it under both, or neither."""
+        inode = self.names[name]
+        self.unlink(name)
+        self.link(fresh, inode)
+
     def unsynced(self, name: str) -> int:
         """How many directory operations a sync that starts now covers (a position in the order of all of them)."""
         directory = _directory(name)

@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from magnetar.errors import Fenced, StorageError
+from magnetar.storage.names import LOG_SUFFIX
 from magnetar.storage.volume import Buffer
 from tests.simulation.kernel.disk import Disk, Inode, Write
 from tests.simulation.kernel.faults import Faults
@@ -44,14 +45,21 @@ class SimVolume:
         assert len(header) <= capacity, (name, len(header), capacity)
         return await self.in_thread(self._create_log(_checked(name), capacity, header))
 
+    async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
+        return await self.in_thread(self._set_aside(_checked(name), _checked(spare), capacity))
+
+    async def create_log_from(self, spare: str, name: str, used: int, header: bytes) -> SimLogHandle:  # noqa: ARG002
+        return await self.in_thread(self._create_log_from(_checked(spare), _checked(name), header))
+
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         await self._step()
         inode = self._disk.names.get(_checked(name))
         if inode is None:
             raise FileNotFoundError(name)
-        found = inode.read(offset, length)
         await self._step()
-        return found
+        if name.endswith(LOG_SUFFIX) and self._disk.names.get(name) is not inode:
+            raise FileNotFoundError(name)  # deleted or set aside meanwhile
+        return inode.read(offset, length)
 
     async def put_if_absent(self, name: str, data: bytes) -> bool:
         return await self.in_thread(self._put_if_absent(_checked(name), data))
@@ -178,6 +186,42 @@ class SimVolume:
             raise
         await self._step()
         return SimLogHandle(self, inode, name, capacity)
+
+    async def _set_aside(self, name: str, spare: str, capacity: int) -> bool:
+        await self._step()
+        inode = self._disk.names.get(name)
+        if inode is None or inode.size != capacity:
+            return False
+        self._disk.rename(name, spare)
+        self._loop.record(self._node.name, "set aside", name)
+        await self._step()
+        await self.sync_directory(name)
+        await self._step()
+        return True
+
+    async def _create_log_from(self, spare: str, name: str, header: bytes) -> SimLogHandle:
+        await self._step()
+        inode = self._disk.names.get(spare)
+        if inode is None:
+            raise FileNotFoundError(spare)
+        await self.write(inode, spare, 0, header)
+        await self._step()
+        await self.flush(inode, spare)
+        await self._step()
+        if name in self._disk.names:
+            raise StorageError(f"log {name} exists already; choose another number")
+        if self._disk.names.get(spare) is not inode:
+            raise FileNotFoundError(spare)
+        self._disk.rename(spare, name)
+        self._loop.record(self._node.name, "recycle", name)
+        try:
+            await self._step()
+            await self.sync_directory(name)
+        except StorageError:
+            self._disk.unlink(name)
+            raise
+        await self._step()
+        return SimLogHandle(self, inode, name, inode.size)
 
     async def append(self, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         """The four steps of `LogHandle.append`."""
