@@ -41,6 +41,7 @@ HAPPENED_PER_SEED = {
     # what nobody needs goes, what lives in it is rewritten
     "bundle.rewritten": 4,
     "collector.log_file": 4,
+    "log.recycled": 0.2,
     "collector.removed": 8,
     "log.file_abandoned": 0.02,
     # incarnations are fenced, end, and come back
