@@ -14,6 +14,7 @@ from fastapi.responses import PlainTextResponse
 from magnetar import __version__
 from magnetar.admin.answers import add_refusals, topic_name
 from magnetar.admin.clusters import cluster_router
+from magnetar.admin.explain import explain_router
 from magnetar.admin.namespaces import namespace_router
 from magnetar.admin.operations import operation_router
 from magnetar.admin.policy_routes import policy_router
@@ -31,6 +32,7 @@ def create_application(port: AdminPort) -> FastAPI:
     _add_health(application, port)
     for router in (
         operation_router(port),
+        explain_router(port),
         cluster_router(port),
         namespace_router(port),
         subscription_router(port),

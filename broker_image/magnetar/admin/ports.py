@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-from magnetar.names import NamespaceName, TopicName
+from magnetar.names import BundleName, NamespaceName, TopicName
 
 ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
 """Which topics a list shows."""
@@ -241,5 +241,17 @@ class OperationPort(Protocol):
         ...
 
 
-class AdminPort(HealthPort, TenantPort, NamespacePort, TopicPort, SubscriptionPort, OperationPort, Protocol):
+class ExplainPort(Protocol):
+    """Why things are as they are."""
+
+    async def explain(self, topic: TopicName | None, bundle: BundleName | None) -> dict[str, Any]:
+        """Facts and sentences about a topic or (exactly one of both) a bundle. Raises NamespaceNotFound, InvalidRequest."""
+        ...
+
+    def explain_owned(self, topic: TopicName | None, bundle: BundleName) -> dict[str, Any]:
+        """What only the bundle's owner knows; `serving` tells whether this broker is it."""
+        ...
+
+
+class AdminPort(HealthPort, TenantPort, NamespacePort, TopicPort, SubscriptionPort, OperationPort, ExplainPort, Protocol):
     """The broker's side of every route."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 PROGRAM = "magnetar"
 SERVERS = ("standalone", "broker", "operator")
 
 
-def main() -> None:
-    """Run the command line."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line on `arguments` (default: the process'). Exits with the command's code unless it is 0."""
     from magnetar.cli.failures import INTERRUPTED, exit_code_of, lines_of
     from magnetar.errors import MagnetarError
 
     try:
-        _run(sys.argv[1:])
+        _run(list(sys.argv[1:] if arguments is None else arguments))
     except MagnetarError as error:
         print(*lines_of(error), sep="\n", file=sys.stderr)
         sys.exit(exit_code_of(error))
@@ -41,4 +42,4 @@ def _run(arguments: list[str]) -> None:
     from magnetar.cli.commands import application, offer_completion
 
     offer_completion()
-    application(prog_name=PROGRAM)
+    application(arguments, prog_name=PROGRAM)

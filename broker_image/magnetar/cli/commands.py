@@ -71,6 +71,17 @@ def status(
 
 @application.command()
 @connected
+def explain(
+    session: Session, target: Annotated[str, typer.Argument(metavar="TOPIC|BUNDLE", help="What to explain; it need not exist.")]
+) -> None:
+    """Who serves a topic, why, and from which files."""
+    from magnetar.cli.explain import run_explain
+
+    run_explain(session, target)
+
+
+@application.command()
+@connected
 def unload(
     session: Session,
     target: Annotated[str, typer.Argument(metavar="NAMESPACE|BUNDLE|TOPIC", help="What to move.")],

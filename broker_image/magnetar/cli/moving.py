@@ -131,7 +131,7 @@ def run_drain(
                 value,
                 lambda: screen.line(
                     f"{broker} still has {len(left)} bundles after {timeout_s:.0f} s: {', '.join(left[:5])}\n"
-                    f"  The cordon stands and the drain goes on; `magnetar explain --bundle {left[0]}` says what holds one up"
+                    f"  The cordon stands and the drain goes on; `magnetar explain {left[0]}` says what holds one up"
                 ),
             )
             return REFUSED

@@ -203,13 +203,11 @@ def peek(
 def terminate(session: Session, topic: Topic) -> None:
     """Let nothing more be published."""
     name = topic_of(topic)
-    if partitions_of(session.rest, name):
-        found = session.rest.post(topic_path(name, "/terminate/partitions"))
-        session.screen.done(f"{name} terminated, all {len(found)} partitions", topic=str(name), last=found)
-        return
-    found = session.rest.post(topic_path(name, "/terminate"))
-    last = f"{found['ledgerId']}:{found['entryId']}"
-    session.screen.done(f"{name} terminated, last message {last}", topic=str(name), last=found)
+    count = partitions_of(session.rest, name)
+    parts = [name.with_partition(index) for index in range(count)] or [name]
+    last = {str(part): session.rest.post(topic_path(part, "/terminate")) for part in parts}
+    positions = ", ".join(f"{found['ledgerId']}:{found['entryId']}" for found in last.values())
+    session.screen.done(f"{name} terminated, last message {positions}", topic=str(name), last=last)
 
 
 @topics.command()

@@ -11,12 +11,12 @@ from typing import Any
 
 from magnetar import __version__
 from magnetar.names import TopicName
+from magnetar.server.administration.explain import ExplainAdministration
 from magnetar.server.administration.namespaces import NamespaceAdministration
-from magnetar.server.administration.operations import OperationAdministration
 from magnetar.server.administration.tenants import TenantAdministration
 
 
-class BrokerAdminPort(NamespaceAdministration, TenantAdministration, OperationAdministration):
+class BrokerAdminPort(NamespaceAdministration, TenantAdministration, ExplainAdministration):
     """Answers the routes for whichever incarnation the process runs now."""
 
     def ready(self) -> bool:

@@ -75,6 +75,7 @@ class OwnedBundle:
         self.non_persistent = NonPersistentTopics(self, registry)
         self.catalog = recovered.catalog
         self.serving = True
+        self.since_ms = context.clock.wall_ms()
         self._checkpoints = 0
         self._used_ids: dict[str, int] = {}
         self._used_floor = 0

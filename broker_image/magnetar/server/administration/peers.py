@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 from magnetar.errors import InUse, InvalidRequest, MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
@@ -33,8 +33,7 @@ class _Exchange(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
 
     def get_buffer(self, _sizehint: int) -> bytearray:
         return self._buffer
