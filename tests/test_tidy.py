@@ -15,7 +15,7 @@ PACKAGES = ("broker_image/magnetar", "operator/magnetar_operator", "spark_jobs/m
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl)(_|$)")
-HEAVY_MODULES = ("rich", "pyarrow", "numpy", "pandas", "kubernetes", "kopf", "aetcd", "grpc", "pyspark")
+HEAVY_MODULES = ("rich", "typer", "pyarrow", "numpy", "pandas", "kubernetes", "kopf", "aetcd", "grpc", "pyspark")
 
 
 def _sources() -> list[Path]:

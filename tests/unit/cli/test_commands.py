@@ -114,3 +114,32 @@ def test_a_bad_setting_stops_the_start_with_its_name(tmp_path: Path, environment
     assert failed.returncode == 1
     assert failed.stderr.startswith(f"magnetar: {words}")
     assert len(failed.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], ("rich", "yaml", "asyncio", "fastapi", "magnetar.client", "magnetar.server")),
+        (["broker", "--help"], ("typer", "rich", "fastapi", "magnetar.client", "http.client")),
+        (["standalone", "--help"], ("typer", "rich", "fastapi", "magnetar.client", "http.client")),
+    ],
+)
+def test_help_is_quick_and_servers_are_light(arguments: list[str], absent: tuple[str, ...]) -> None:
+    """What is not imported costs neither time nor memory: help needs no network, a server no terminal libraries."""
+    program = (
+        "import sys\nfrom magnetar.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print([name for name in {absent!r} if sys.modules.get(name) is not None])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_lists_every_command() -> None:
+    """Servers too, which another parser reads; every group and command has a sentence that fits a line."""
+    shown = magnetar("--help", environment={"COLUMNS": "80"}).stdout
+    for name in ("standalone", "broker", "operator", "status", "explain", "unload", "drain", "produce", "consume", "apply"):
+        assert f"  {name} " in shown
+    for name in ("topics", "subscriptions", "namespaces", "bundles", "completion"):
+        assert f"  {name} " in shown
+    assert "..." not in shown.removeprefix("Usage: magnetar [OPTIONS] COMMAND [ARGS]...")
