@@ -13,6 +13,7 @@ from typing import Any
 Facts = Mapping[str, Any]
 NAMES_MAX = 5
 _GONE = re.compile(r"^(?P<incarnation>\S+) is gone$")
+_STUCK = re.compile(r"^Assigning by (?P<incarnation>\S+) for (?P<seconds>\d+) s$")
 _SPLIT = re.compile(r"^split (?:of|from) (?P<parent>\S+)$")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -131,12 +132,16 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
     if gone := _GONE.match(reason):
         dead = _broker_of(gone["incarnation"]) or gone["incarnation"]
         return f"{dead} had it and died: its lease ended, and {owner} was the least loaded of those left."
+    if stuck := _STUCK.match(reason):
+        slow = _broker_of(stuck["incarnation"]) or stuck["incarnation"]
+        return f"{slow} was to take it over and had not after {stuck['seconds']} s, so the leader gave it to {owner}."
     if split := _SPLIT.match(reason):
         return f"It is a part of {split['parent']}, which was split; children begin where their parent was served."
     known = {
         "lookup": f"Nobody had it when a client looked up a topic of it, and {owner} was the least loaded broker then.",
         "spread over brokers": f"The leader evens out the number of bundles: {before} had two or more above {owner}.",
         "unload requested": f"Somebody had it unloaded from {before}, and {owner} was chosen or the least loaded.",
+        "its namespace was deleted": "Its namespace was deleted: it is to be Free, with nothing in it.",
         "broker stops": f"{before[:1].upper()}{before[1:]} shut down and handed it over; {owner} was the least loaded.",
         "": "Its record gives no reason.",
     }
