@@ -1,8 +1,9 @@
 """Resolve the dependencies into the lock files.
 
-Owns: requirements*.lock: hashes, no index address (a lock file with addresses would tie every user to one mirror).
+Owns: requirements*.lock, and the one of the tests' S3 server, which shares nothing with them: hashes, no index address (a lock file with
+addresses would tie every user to one mirror).
 Imports: the standard library; runs `uv`.
-Invariant: the extras are constrained by one another, so that one image can hold them all.
+Invariant: the extras (of pyproject.toml) are constrained by one another, so that one image can hold them all.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ import tempfile
 
 COMPILE = [
     "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes",
-    "--no-emit-index-url", "--no-emit-find-links", "--no-header", "pyproject.toml",
+    "--no-emit-index-url", "--no-emit-find-links", "--no-header",
 ]  # fmt: skip
 LOCKS: dict[str, list[str]] = {
-    "requirements.lock": [],
-    "requirements-operator.lock": ["--extra", "operator", "-c", "requirements.lock"],
-    "requirements-spark.lock": ["--extra", "spark", "-c", "requirements-operator.lock"],
-    "requirements-dev.lock": ["--all-extras", "-c", "requirements-operator.lock", "-c", "requirements-spark.lock"],
+    "requirements.lock": ["pyproject.toml"],
+    "requirements-operator.lock": ["pyproject.toml", "--extra", "operator", "-c", "requirements.lock"],
+    "requirements-spark.lock": ["pyproject.toml", "--extra", "spark", "-c", "requirements-operator.lock"],
+    "requirements-dev.lock": [
+        "pyproject.toml",
+        "--all-extras",
+        "-c",
+        "requirements-operator.lock",
+        "-c",
+        "requirements-spark.lock",
+    ],
+    "dev/s3/requirements.lock": ["dev/s3/requirements.in"],
 }
 
 

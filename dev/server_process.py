@@ -24,7 +24,7 @@ POLL_S = 0.02
 
 
 class ServerProcess:
-    """One server: a standalone, or a broker of a cluster if `store` is given."""
+    """One server: a standalone, or a broker of a cluster if `store` is given. `volume` "" is a directory below `directory`."""
 
     def __init__(
         self,
@@ -32,11 +32,12 @@ class ServerProcess:
         *,
         name: str = "standalone",
         store: str | None = None,
+        volume: str = "",
         environment: dict[str, str] | None = None,
         advertise: str = HOST,
     ) -> None:
         """`advertise`: the host that clients of a broker are told, if something stands between them and its ports."""
-        self.directory, self.name = directory, name
+        self.directory, self.name, self._volume = directory, name, volume
         self._advertise = advertise
         self.broker_port, self.http_port = free_port(), free_port()
         self._store = store
@@ -70,6 +71,7 @@ class ServerProcess:
         ports = ["--broker-port", str(self.broker_port), "--http-port", str(self.http_port)]
         if self._store is None:
             command = ["standalone", "--data-dir", str(self.directory / "data"), *ports, "--log-level", "info"]
+            command += ["--storage", self._volume] if self._volume else []
         else:
             command = [
                 "broker",
@@ -78,7 +80,7 @@ class ServerProcess:
                 "--store",
                 self._store,
                 "--volume",
-                str(self.directory / "volume"),
+                self._volume or str(self.directory / "volume"),
                 "--bind",
                 HOST,
                 "--advertised-address",

@@ -26,6 +26,7 @@ from magnetar.clock import Clock, SystemClock
 from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, NamespaceNotFound, ServiceNotReady
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
+from magnetar.storage.opening import is_directory
 from magnetar.storage.posix import PosixVolume
 from magnetar_jobs.cluster import bundle_of_topic, owner_of, partitions_of, roll_log
 from magnetar_jobs.commit import Committer, Conflict
@@ -130,13 +131,22 @@ async def roll_owner(store: MetadataStore, topic: TopicName, broker_url: str = "
 # --- command line -------------------------------------------------------------------------------------------------------------
 
 
+def _directory(location: str) -> Path:
+    """A volume that is a directory: Spark's tasks read its files by path."""
+    if not is_directory(location):
+        raise argparse.ArgumentTypeError(
+            f"{location!r}: jobs read volumes that are directories; one on s3:// or link:// is not supported yet"
+        )
+    return Path(location)
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="magnetar_jobs.compact", description="Topic compaction: keep the latest message per key.")
     parser.add_argument("--topic", required=True, help="full topic name; a partitioned topic stands for all its partitions")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--store", help="etcd://host:port[,host:port] or embedded://DIRECTORY (no broker may be running on it)")
     where.add_argument("--broker-url", help="http://127.0.0.1:8080 of a standalone broker, which then commits for this job")
-    parser.add_argument("--volume", required=True, type=Path, help="root of the cluster's volume")
+    parser.add_argument("--volume", required=True, type=_directory, help="root of the cluster's volume")
     parser.add_argument("--job", required=True, help="name of the job; with --run the key of its record")
     parser.add_argument("--run", required=True, help="id of this run; a run that succeeded is not repeated")
     parser.add_argument("--no-roll", action="store_true", help="compact what is sealed already instead of asking the owner to roll")

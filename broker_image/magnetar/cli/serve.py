@@ -35,6 +35,7 @@ class StandaloneOptions:
     """Options of `magnetar standalone`."""
 
     data_dir: Path
+    storage: str
     broker_port: int
     http_port: int
     bind: str
@@ -48,7 +49,7 @@ class BrokerOptions:
     """Options of `magnetar broker`."""
 
     store: str
-    volume: Path
+    volume: str
     name: str
     advertised_address: str
     bind: str
@@ -65,6 +66,7 @@ def run_standalone(options: StandaloneOptions) -> None:
     process_options = ProcessOptions(
         name="standalone",
         data_directory=options.data_dir,
+        volume=options.storage,
         store=EMBEDDED,
         bind_host=options.bind,
         advertised_host=options.advertised_address,
@@ -110,7 +112,7 @@ async def _check_and_print(service_url: str, options: StandaloneOptions, process
         process.stop()
         raise MagnetarError(f"the server started but a message did not make the round trip: {error!r}") from error
     http = f"http://{options.advertised_address}:{options.http_port}"
-    hint = STORED_MESSAGE_HINT.format(directory=options.data_dir.resolve())
+    hint = STORED_MESSAGE_HINT.format(directory=options.storage or options.data_dir.resolve())
     to_clients = "" if options.broker_port == DEFAULT_BROKER_PORT else f" --service-url {service_url}"
     to_rest = "" if options.http_port == DEFAULT_HTTP_PORT else f" --url {http}"
     print(
@@ -136,7 +138,8 @@ def run_broker(options: BrokerOptions) -> None:
     process = BrokerProcess(
         ProcessOptions(
             name=options.name or default_name(),
-            data_directory=options.volume,
+            data_directory=Path(),
+            volume=options.volume,
             store=options.store,
             bind_host=options.bind,
             advertised_host=options.advertised_address,

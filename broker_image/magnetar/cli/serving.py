@@ -18,6 +18,7 @@ SUMMARIES = {
     "broker": "Run one broker of a cluster.",
     "operator": "Run the Kubernetes operator.",
 }
+VOLUMES = "a directory, link:///path (a directory on NFS) or s3://bucket/prefix?endpoint=https://host&region=name"
 
 
 def serve(arguments: Sequence[str]) -> None:
@@ -48,6 +49,7 @@ def _option(parser: argparse.ArgumentParser, name: str, default: Any, what: str,
 
 def _add_standalone(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--data-dir", Path("data"), "Where messages and metadata are kept.", type=Path)
+    _option(parser, "--storage", "", f"Keep messages elsewhere: {VOLUMES}.", "MAGNETAR_STORAGE")
     _option(parser, "--broker-port", 6650, "Port for Pulsar clients.", "BROKER_PORT", type=int)
     _option(parser, "--http-port", 8080, "Port for REST, health and metrics.", "HTTP_PORT", type=int)
     _option(parser, "--bind", "127.0.0.1", "Address to listen on.")
@@ -58,7 +60,7 @@ def _add_standalone(parser: argparse.ArgumentParser) -> None:
 
 def _add_broker(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--store", None, "etcd://host:port[,host:port...]", "MAGNETAR_STORE")
-    _option(parser, "--volume", None, "Directory shared by all brokers of the cluster.", "MAGNETAR_VOLUME", type=Path)
+    _option(parser, "--volume", None, f"Shared by all brokers of the cluster: {VOLUMES}.", "MAGNETAR_VOLUME")
     _option(parser, "--name", "", "Name that survives restarts; default: the host's.", "MAGNETAR_NAME")
     _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.", "MAGNETAR_ADVERTISED_ADDRESS")
     _option(parser, "--bind", "0.0.0.0", "Address to listen on.", "MAGNETAR_BIND")
@@ -73,6 +75,7 @@ def _standalone(options: argparse.Namespace) -> None:
     run_standalone(
         StandaloneOptions(
             options.data_dir,
+            options.storage,
             options.broker_port,
             options.http_port,
             options.bind,

@@ -81,7 +81,7 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration, ExplainAdmi
             "incarnation": broker.incarnation,
             "leader": leader,
             "storage_id": broker.storage_id,
-            "volume": str(self._process.volume_directory.resolve()),
+            "volume": self._process.volume_location,
             "brokers": brokers,
             "bundles": bundles,
         }

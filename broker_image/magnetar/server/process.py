@@ -32,7 +32,7 @@ from magnetar.server.garbage import GarbageSchedule
 from magnetar.server.http import HttpListener
 from magnetar.server.load import ProcessUsage
 from magnetar.server.settings import BrokerSettings
-from magnetar.storage.posix import PosixVolume
+from magnetar.storage.opening import is_directory, open_volume
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,8 @@ EMBEDDED_LEASE_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What the command line says. `store` is "embedded" (below the data directory) or etcd://host:port[,host:port...]."""
+    """What the command line says. `store` is "embedded" (below the data directory) or etcd://host:port[,host:port...]; `volume` where messages
+    are kept, as `storage.opening` spells it ("" = in the data directory)."""
 
     name: str
     data_directory: Path
@@ -58,6 +59,7 @@ class ProcessOptions:
     broker_port: int
     http_port: int
     settings: BrokerSettings
+    volume: str = ""
 
 
 class BrokerProcess:
@@ -72,10 +74,13 @@ class BrokerProcess:
         self.broker: Broker | None = None
 
     @property
-    def volume_directory(self) -> Path:
-        """Root of the shared volume."""
-        directory = self._options.data_directory
-        return directory / "storage" if self._options.store == EMBEDDED else directory
+    def volume_location(self) -> str:
+        """The shared volume: a directory's whole path, or a location that holds no credentials."""
+        location = self._options.volume
+        if not location:
+            directory = self._options.data_directory
+            location = str(directory / "storage" if self._options.store == EMBEDDED else directory)
+        return str(Path(location).resolve()) if is_directory(location) else location
 
     def stop(self) -> None:
         """Begin the planned end."""
@@ -87,9 +92,8 @@ class BrokerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         options = self._options
-        volume = PosixVolume(self.volume_directory)
         async with self._open_store() as (store, lease):
-            volume.probe_coherence()
+            volume = await open_volume(self.volume_location, self._clock)
             application = create_application(BrokerAdminPort(self))
             if options.store == EMBEDDED:
                 # The store is ours alone: jobs beside this process commit through it.

@@ -22,7 +22,8 @@ log = structlog.get_logger(__name__)
 
 # Linux statfs(2), f_type.
 _COHERENT = {0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs", 0x01021994: "tmpfs", 0x794C7630: "overlayfs"}
-_REFUSED = {0x6969: "NFS", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", 0x65735546: "FUSE", 0x01021997: "9p"}
+_NFS = 0x6969
+_REFUSED = {_NFS: "NFS", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", 0x65735546: "FUSE", 0x01021997: "9p"}
 _VOLATILE = 0x01021994
 _STATFS_BYTES = 256
 LEFT_BEHIND_S = 3600
@@ -45,7 +46,26 @@ def check_file_system(magic: int, path: Path) -> None:
         raise StorageError(
             f"{path} is on {_REFUSED.get(magic, 'an unknown file system')} (type 0x{magic:x}), where a removed claim may go unnoticed; "
             f"mount a volume with one of {', '.join(sorted(_COHERENT.values()))}"
+            + (
+                f", or name it link://{path}: every commit then is a file of its own, which NFS decides in one place"
+                if magic == _NFS
+                else ""
+            )
         )
+    _warn_of_volatile(magic, path)
+
+
+def check_linked_file_system(magic: int, path: Path) -> None:
+    """Raises StorageError unless link() on a file system of type `magic` is known to be decided in one place, whatever clients cache."""
+    if magic not in _COHERENT and magic != _NFS:
+        raise StorageError(
+            f"{path} is on {_REFUSED.get(magic, 'an unknown file system')} (type 0x{magic:x}), where two may succeed in linking one name; "
+            f"mount a volume with one of {', '.join(sorted([*_COHERENT.values(), 'NFS']))}, or use s3://"
+        )
+    _warn_of_volatile(magic, path)
+
+
+def _warn_of_volatile(magic: int, path: Path) -> None:
     if magic == _VOLATILE:
         log.warning("volume.volatile", path=str(path), reason="tmpfs keeps nothing over a reboot; use it for tests only")
 

@@ -79,6 +79,9 @@ class FaultyVolume:
     async def shrink(self, name: str, length: int) -> None:
         await self.inner.shrink(name, length)
 
+    async def end_log(self, directory: str) -> None:
+        await self.inner.end_log(directory)
+
     async def exists(self, name: str) -> bool:
         return not self.missing(name) and await self.inner.exists(name)
 
@@ -103,6 +106,10 @@ class _FaultyHandle:
     @property
     def capacity(self) -> int:
         return self._inner.capacity
+
+    @property
+    def full(self) -> bool:
+        return self._inner.full
 
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         """As `LogHandle.append`; a failed write leaves a prefix, a failed flush leaves everything, and neither may be used again."""

@@ -1,9 +1,9 @@
 """Taking over from another incarnation.
 
 Owns: removing a claim, and sealing what its incarnation has written. Imports: errors, volume, names, seals, recovery.
-Invariants: the claim is gone durably before any length is read, so whatever its owner acknowledged was on storage before and lies below the
-length found; a length is published only after everything below it is durable; any number of takers and a live former owner may do this at
-once, again and again, with the same outcome.
+Invariants: the claim is gone durably, and the log ended where that takes more, before any length is read, so whatever its owner acknowledged
+was on storage before and lies below the length found; a length is published only after everything below it is durable; any number of takers and
+a live former owner may do this at once, again and again, with the same outcome.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ async def fence(volume: Volume, incarnation: str) -> list[SealedFile]:
     Raises StorageError, after which nothing is known and it must be called again; CorruptData.
     """
     await volume.remove(names.claim(incarnation))
+    await volume.end_log(names.logs_of(incarnation))
     numbers = await list_log_files(volume, incarnation)
     return [SealedFile(number, await seal(volume, incarnation, number)) for number in numbers]
 

@@ -331,7 +331,7 @@ class LogWriter:
         """The file this block goes to: the next one if it does not fit or a roll was requested."""
         file = self._file
         assert file is not None
-        fits = file.end + BLOCK_HEADER_BYTES + block.size <= self._file_bytes
+        fits = file.end + BLOCK_HEADER_BYTES + block.size <= self._file_bytes and not file.handle.full
         if (fits or not block.records) and not self._roll_requested:
             return file
         self._roll_requested = False

@@ -58,6 +58,36 @@ def log_number(name: str) -> int | None:
     return int(digits) if digits != stem and digits.isdecimal() else None
 
 
+def sealed_number(name: str) -> int | None:
+    """The number of the log file whose sealed length `name` holds, or None if it holds none."""
+    stem = name.rpartition("/")[2]
+    digits = stem.removesuffix(SEALED_SUFFIX)
+    return int(digits) if digits != stem and digits.isdecimal() else None
+
+
+def is_log(name: str) -> bool:
+    """Whether `name` is a log file."""
+    return name.startswith(f"{LOGS}/") and log_number(name) is not None
+
+
+def parse_log(name: str) -> tuple[str, int]:
+    """(incarnation, number) of a log file."""
+    number = log_number(name)
+    assert number is not None, name
+    return name.split("/")[-2], number
+
+
+def slot(log: str, number: int) -> str:
+    """The object of a log file's slot, where a volume makes log files of objects."""
+    return f"{log}/{number:08d}"
+
+
+def slot_of(key: str) -> tuple[str, int] | None:
+    """(log file, number) of a slot, or None if `key` is not one."""
+    log, _, digits = key.rpartition("/")
+    return (log, int(digits)) if digits.isdecimal() and is_log(log) else None
+
+
 def checkpoints_of(bundle: BundleName) -> str:
     return f"{CHECKPOINTS}/{bundle}"
 

@@ -92,6 +92,9 @@ class PosixVolume:
     async def shrink(self, name: str, length: int) -> None:
         await self._in_pool(self._shrink, name, length)
 
+    async def end_log(self, directory: str) -> None:
+        """Nothing to do: every append looks for its claim."""
+
     async def exists(self, name: str) -> bool:
         path = self._path(name)
         with _translated(f"look-up of {name}"):
@@ -219,7 +222,8 @@ class PosixVolume:
                     os.link(temporary, path)
                     created = True
                 except FileExistsError:
-                    created = False
+                    # A network file system may have repeated a request whose answer was lost: then it is our own file that is there.
+                    created = _identity(temporary) == _identity(path)
             finally:
                 os.unlink(temporary)
             # Also when the name was there: its creator may not have flushed the directory yet, and the caller is about to rely on it.
@@ -264,7 +268,7 @@ class PosixVolume:
     def _list(self, prefix: str) -> builtins.list[str]:
         directory = self._path(prefix.rstrip("/")) if prefix else str(self._root)
         with _translated(f"list of {prefix or 'the volume'}"):
-            return sorted(path.removeprefix(self._base) for path in _files_below(directory, f"{self._base}{TEMPORARY}"))
+            return sorted(path.removeprefix(self._base) for path in files_below(directory, f"{self._base}{TEMPORARY}"))
 
     def _make_directory(self, path: str) -> None:
         """Create a directory and its missing parents, each durable in its own parent."""
@@ -301,7 +305,20 @@ def _sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def _files_below(directory: str, left_out: str) -> Iterator[str]:
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file the name means; it is opened, because that is what makes a network file system ask the server."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def files_below(directory: str, left_out: str) -> Iterator[str]:
     """Paths of all files below a directory; what vanishes meanwhile is left out."""
     try:
         entries = list(os.scandir(directory))
@@ -310,7 +327,7 @@ def _files_below(directory: str, left_out: str) -> Iterator[str]:
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             if entry.path != left_out:
-                yield from _files_below(entry.path, left_out)
+                yield from files_below(entry.path, left_out)
         else:
             yield entry.path
 

@@ -73,6 +73,11 @@ class PosixLogHandle:
     def capacity(self) -> int:
         return self._capacity
 
+    @property
+    def full(self) -> bool:
+        """Never before its capacity is reached."""
+        return False
+
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         """As `LogHandle.append`. Cancelling the caller does not stop what has begun."""
         size = sum(map(len, buffers))

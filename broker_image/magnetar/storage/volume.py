@@ -1,7 +1,8 @@
 """What durable storage promises to the log.
 
 Owns: the `Volume` protocol: a directory tree shared by every broker, coordinator and job of one cluster. Imports: nothing.
-Implementations: `posix` (production), the simulation's seeded disk, later S3. Names are relative paths with "/" (no leading "/", no "..").
+Implementations: `posix` (one file system), `slots` (S3, or links on a file system that caches), the simulation's seeded disk.
+Names are relative paths with "/" (no leading "/", no "..").
 Invariants: what a method promises durable survives process and machine failure once it returned; a name that is created by
 `put_if_absent` never changes its bytes afterwards; every failure raises StorageError (Fenced where named), never returns quietly.
 """
@@ -25,12 +26,18 @@ class LogHandle(Protocol):
         """Bytes preallocated; appends must stay below."""
         ...
 
+    @property
+    def full(self) -> bool:
+        """Whether the file should not get any more appends, whatever room is left in it."""
+        ...
+
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         """Write `buffers` back to back at `offset`, make them durable, *then* look for the file named `claim`.
 
         Returns only if all three succeeded in this order. Raises Fenced if the claim is absent or cannot be looked up, StorageError if
         the write or flush failed: after either the handle must not be used again (a failed flush is never retried).
-        One call at a time per handle.
+        A volume whose `end_log` itself stops appends needs no look at the claim. One call at a time per handle; `offset` is where the last
+        one ended, or the header did.
         """
         ...
 
@@ -67,6 +74,15 @@ class Volume(Protocol):
 
     async def shrink(self, name: str, length: int) -> None:
         """Give back the space behind `length` of a file that is sealed there; perhaps not durably. A missing file is left alone."""
+        ...
+
+    async def end_log(self, directory: str) -> None:
+        """Once this has returned, no append that has not been acknowledged by then ever will be, to any log file in `directory`, nor to one
+        created there later.
+
+        Called after the removal of the incarnation's claim: where appends look for that there is nothing to do. Raises StorageError, after
+        which nothing is known and it must be called again.
+        """
         ...
 
     async def exists(self, name: str) -> bool:

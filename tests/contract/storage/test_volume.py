@@ -13,8 +13,21 @@ from tests.contract.storage.volumes import CASES, Script, VolumeCase
 
 HEADER = b"header"
 CAPACITY = 64 * 1024
+LOGS = "logs/a"
 LOG = "logs/a/00000000.log"
+NEXT = "logs/a/00000001.log"
 CLAIM = "claims/a"
+
+
+async def end(volume: Volume) -> None:
+    """What a taker does first."""
+    await volume.remove(CLAIM)
+    await volume.end_log(LOGS)
+
+
+async def readable(volume: Volume, name: str = LOG) -> bytes:
+    """What is in a log file, without the zeros that some volumes reserve behind it."""
+    return (await volume.read(name)).rstrip(b"\0")
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
@@ -91,7 +104,10 @@ def test_a_log_is_created_once_zeroed_behind_its_header(case: VolumeCase, tmp_pa
     async def script(volume: Volume) -> None:
         handle = await volume.create_log(LOG, CAPACITY, HEADER)
         assert (handle.name, handle.capacity) == (LOG, CAPACITY)
-        assert await volume.read(LOG) == HEADER.ljust(CAPACITY, b"\0")
+        assert len(await volume.read(LOG)) <= CAPACITY
+        assert await readable(volume) == HEADER
+        assert await volume.exists(LOG)
+        assert await volume.list("logs") == [LOG]
         with pytest.raises(StorageError):
             await volume.create_log(LOG, CAPACITY, HEADER)
         await handle.close()
@@ -99,33 +115,88 @@ def test_a_log_is_created_once_zeroed_behind_its_header(case: VolumeCase, tmp_pa
     play(case, script, tmp_path)
 
 
-def test_appends_land_where_they_are_told(case: VolumeCase, tmp_path: Path) -> None:
+def test_appends_land_one_behind_another(case: VolumeCase, tmp_path: Path) -> None:
     async def script(volume: Volume) -> None:
         await volume.put_if_absent(CLAIM, b"")
         handle = await volume.create_log(LOG, CAPACITY, HEADER)
         many = [b"%05d" % number for number in range(2000)]
-        await handle.append(100, [b"one", memoryview(b"two"), bytearray(b"three")], CLAIM)
-        await handle.append(1000, many, CLAIM)
-        assert await volume.read(LOG, 100, 11) == b"onetwothree"
-        assert await volume.read(LOG, 1000, 10_000) == b"".join(many)
+        await handle.append(6, [b"one", memoryview(b"two"), bytearray(b"three")], CLAIM)
+        assert await volume.read(LOG, 6, 11) == b"onetwothree"
+        await handle.append(17, many, CLAIM)
+        assert not handle.full
+        assert await volume.read(LOG, 17, 10_000) == b"".join(many)
+        assert await volume.read(LOG, 12, 15) == b"three0000000001"
+        assert (await volume.read(LOG, 9_000, 1_000_000)).rstrip(b"\0") == b"".join(many)[9_000 - 17 :]
         await handle.close()
         assert await volume.read(LOG, 0, len(HEADER)) == HEADER
 
     play(case, script, tmp_path)
 
 
-def test_an_append_without_its_claim_is_fenced_for_ever(case: VolumeCase, tmp_path: Path) -> None:
+def test_after_the_end_of_its_log_an_append_is_fenced_for_ever(case: VolumeCase, tmp_path: Path) -> None:
     async def script(volume: Volume) -> None:
         await volume.put_if_absent(CLAIM, b"")
         handle = await volume.create_log(LOG, CAPACITY, HEADER)
-        await handle.append(100, [b"ok"], CLAIM)
-        await volume.remove(CLAIM)
+        await handle.append(6, [b"ok"], CLAIM)
+        await end(volume)
+        before = await readable(volume)
         with pytest.raises(Fenced):
-            await handle.append(200, [b"late"], CLAIM)
+            await handle.append(8, [b"late"], CLAIM)
         await volume.put_if_absent(CLAIM, b"")
         with pytest.raises(StorageError):
-            await handle.append(300, [b"later"], CLAIM)
+            await handle.append(8, [b"later"], CLAIM)
         await handle.close()
+        assert before == HEADER + b"ok"
+
+    play(case, script, tmp_path)
+
+
+def test_after_the_end_of_its_log_a_further_file_is_of_no_use(case: VolumeCase, tmp_path: Path) -> None:
+    """Either it cannot be created, or nothing can be appended to it; the end may be declared again and again."""
+
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent(CLAIM, b"")
+        first = await volume.create_log(LOG, CAPACITY, HEADER)
+        await asyncio.gather(end(volume), end(volume))
+        await end(volume)
+        with pytest.raises(Fenced):
+            await (await volume.create_log(NEXT, CAPACITY, HEADER)).append(6, [b"late"], CLAIM)
+        with pytest.raises(Fenced):
+            await first.append(6, [b"late"], CLAIM)
+
+    play(case, script, tmp_path)
+
+
+def test_a_collected_log_stays_ended(case: VolumeCase, tmp_path: Path) -> None:
+    """An owner that slept through takeover and clean-up acknowledges nothing; what was collected is not shown."""
+
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent(CLAIM, b"")
+        handle = await volume.create_log(LOG, CAPACITY, HEADER)
+        await handle.append(6, [b"one"], CLAIM)
+        await handle.append(9, [b"two"], CLAIM)
+        await end(volume)
+        assert await volume.list("logs") == [LOG]
+        assert await volume.remove(LOG)
+        assert not await volume.exists(LOG)
+        assert await volume.list("logs") == []
+        with pytest.raises(FileNotFoundError):
+            await volume.read(LOG, 0, 100)
+        with pytest.raises(Fenced):
+            await handle.append(12, [b"late"], CLAIM)
+        with pytest.raises(Fenced):
+            await (await volume.create_log(NEXT, CAPACITY, HEADER)).append(6, [b"late"], CLAIM)
+
+    play(case, script, tmp_path)
+
+
+def test_the_end_of_a_log_leaves_others_alone(case: VolumeCase, tmp_path: Path) -> None:
+    async def script(volume: Volume) -> None:
+        await volume.put_if_absent("claims/b", b"")
+        other = await volume.create_log("logs/b/00000000.log", CAPACITY, HEADER)
+        await end(volume)
+        await other.append(6, [b"ok"], "claims/b")
+        assert await readable(volume, "logs/b/00000000.log") == HEADER + b"ok"
 
     play(case, script, tmp_path)
 
@@ -134,9 +205,9 @@ def test_make_durable_leaves_the_bytes_as_they_are(case: VolumeCase, tmp_path: P
     async def script(volume: Volume) -> None:
         await volume.put_if_absent(CLAIM, b"")
         handle = await volume.create_log(LOG, CAPACITY, HEADER)
-        await handle.append(100, [b"tail"], CLAIM)
+        await handle.append(6, [b"tail"], CLAIM)
         before = await volume.read(LOG)
-        await volume.make_durable(LOG, 100, await volume.read(LOG, 100, 4))
+        await volume.make_durable(LOG, 6, await volume.read(LOG, 6, 4))
         assert await volume.read(LOG) == before
         await handle.close()
 
@@ -149,10 +220,10 @@ def test_shrinking_gives_back_what_lies_behind_the_length(case: VolumeCase, tmp_
     async def script(volume: Volume) -> None:
         await volume.put_if_absent(CLAIM, b"")
         handle = await volume.create_log(LOG, CAPACITY, HEADER)
-        await handle.append(100, [b"kept"], CLAIM)
+        await handle.append(6, [b"kept"], CLAIM)
         await handle.close()
-        await volume.shrink(LOG, 104)
-        assert await volume.read(LOG) == HEADER.ljust(100, b"\0") + b"kept"
+        await volume.shrink(LOG, 10)
+        assert await volume.read(LOG) == HEADER + b"kept"
         await volume.shrink("logs/a/none", 0)
 
     play(case, script, tmp_path)

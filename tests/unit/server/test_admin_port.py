@@ -26,7 +26,7 @@ class Process:
     """A process as the port sees it: which incarnation runs now, and on what directory."""
 
     def __init__(self, directory: Path, broker: Broker | None) -> None:
-        self.volume_directory, self.broker = directory, broker
+        self.volume_location, self.broker = str(directory), broker
 
 
 Script = Callable[[BrokerAdminPort, Broker, Peer], Coroutine[Any, Any, None]]

@@ -54,6 +54,7 @@ class GatedHandle:
 
     name = property(lambda self: self._inner.name)
     capacity = property(lambda self: self._inner.capacity)
+    full = property(lambda self: self._inner.full)
 
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         self._volume.appended += 1

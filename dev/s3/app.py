@@ -1,0 +1,90 @@
+"""The program of the S3 server: moto behind a door that makes it atomic and, on request, slow and unreliable.
+
+Owns: that door and its weather. Imports: the standard library, moto, werkzeug: it runs in the virtual environment that `server` makes, which
+holds nothing of ours.
+Invariants: one request at a time reaches moto, whose threads know no compare-and-put; what is injected happens before or behind that.
+POST /-/weather takes a JSON object: latency_ms, and the probabilities lost_answer (carried out, the connection is closed), conflict (409, not
+carried out) and late (the connection is closed, carried out late_ms afterwards).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import random
+import socket
+import threading
+import time
+from typing import Any, NoReturn
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+CONFLICT = b"<?xml version='1.0'?><Error><Code>ConditionalRequestConflict</Code><Message>injected</Message></Error>"
+
+
+class Door:
+    """The WSGI application."""
+
+    def __init__(self, seed: int) -> None:
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._atomic = threading.Lock()
+        self._chance = random.Random(seed)
+        self._weather: dict[str, float] = {}
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if environ["PATH_INFO"] == "/-/weather":
+            self._weather = json.loads(body)
+            start_response("204 No Content", [])
+            return []
+        environ["wsgi.input"] = io.BytesIO(body)
+        weather = self._weather
+        time.sleep(weather.get("latency_ms", 0) / 1000)
+        writes = environ["REQUEST_METHOD"] == "PUT"
+        if writes and self._strikes("conflict") and "HTTP_IF_NONE_MATCH" in environ:
+            start_response("409 Conflict", [("Content-Type", "application/xml"), ("Content-Length", str(len(CONFLICT)))])
+            return [CONFLICT]
+        if writes and self._strikes("late"):
+            threading.Timer(weather.get("late_ms", 50) / 1000, self._carry_out, (environ, _ignore)).start()
+            _hang_up(environ)
+        answer = self._carry_out(environ, start_response)
+        if writes and self._strikes("lost_answer"):
+            _hang_up(environ)
+        return answer
+
+    def _carry_out(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        with self._atomic:
+            found = self._moto(environ, start_response)
+            try:
+                return list(found)
+            finally:
+                if hasattr(found, "close"):
+                    found.close()
+
+    def _strikes(self, kind: str) -> bool:
+        return self._chance.random() < self._weather.get(kind, 0.0)
+
+
+def _hang_up(environ: dict[str, Any]) -> NoReturn:
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    raise ConnectionAbortedError("injected")
+
+
+def _ignore(_status: str, _headers: list[tuple[str, str]], _error: Any = None) -> None:
+    """The start of an answer that nobody waits for."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    make_server("127.0.0.1", options.port, Door(options.seed), threaded=True).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
