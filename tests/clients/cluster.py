@@ -70,10 +70,20 @@ def request(method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[i
 class Cluster:
     """etcd and brokers `broker-0`, `broker-1`, ...; `start` first, `stop` last."""
 
-    def __init__(self, directory: Path, brokers: int = 3, *, members: int = 1, gated: bool = False, fronted: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        brokers: int = 3,
+        *,
+        members: int = 1,
+        gated: bool = False,
+        fronted: bool = False,
+        volume: str = "",
+        environment: dict[str, str] | None = None,
+    ) -> None:
         """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of its own, `gates[name]`.
 
-        With `fronted` clients reach each broker through `fronts[name]`, at another address of the loopback.
+        With `fronted` clients reach each broker through `fronts[name]`, at another address of the loopback. `volume` "" is a directory.
         """
         self.directory = directory
         self.members = [EtcdServer(directory / f"etcd-{number}") for number in range(members)]
@@ -83,7 +93,14 @@ class Cluster:
         self.gates = {name: TcpProxy(HOST, free_port(), self.members[0].address) for name in names if gated}
         host = FRONT if fronted else HOST
         self.brokers = {
-            name: ServerProcess(directory, name=name, store=self._store_of(name), environment=SETTINGS, advertise=host)
+            name: ServerProcess(
+                directory,
+                name=name,
+                store=self._store_of(name),
+                volume=volume,
+                environment={**SETTINGS, **(environment or {})},
+                advertise=host,
+            )
             for name in names
         }
         self.fronts = {

@@ -41,6 +41,16 @@ class Faults:
     partial_write_probability: float = 0.05
     """Chance that a write happens in two parts, between which the process may be paused or killed."""
 
+    # objects
+    object_latency_s: Range = (0.001, 0.02)
+    object_lost_request_probability: float = 0.0
+    object_lost_reply_probability: float = 0.0
+    object_late_probability: float = 0.0
+    """Chance that a request is carried out after its caller has given up, by up to `object_late_s`."""
+    object_conflict_probability: float = 0.0
+    object_timeout_s: float = 0.5
+    object_late_s: Range = (0.0, 8.0)
+
     # store
     store_latency_s: Range = (0.0005, 0.003)
     lost_request_probability: float = 0.0
@@ -86,6 +96,10 @@ class Faults:
             write_error_probability=0.0002,
             flush_error_probability=0.0002,
             lookup_error_probability=0.0002,
+            object_lost_request_probability=0.003,
+            object_lost_reply_probability=0.005,
+            object_late_probability=0.003,
+            object_conflict_probability=0.005,
             lost_request_probability=0.005,
             lost_reply_probability=0.005,
             watch_disconnect_probability=0.02,

@@ -75,6 +75,9 @@ class SimVolume:
             inode.shrink(length)
         await self._step()
 
+    async def end_log(self, directory: str) -> None:
+        """Nothing to do: every append looks for its claim."""
+
     async def exists(self, name: str) -> bool:
         await self._step()
         found = _checked(name) in self._disk.names
@@ -288,6 +291,10 @@ class SimLogHandle:
     @property
     def capacity(self) -> int:
         return self._capacity
+
+    @property
+    def full(self) -> bool:
+        return False
 
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         size = sum(len(buffer) for buffer in buffers)

@@ -33,12 +33,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
+from magnetar.storage.objects import RetryingObjects
+from magnetar.storage.slots import SlotVolume
+from magnetar.storage.volume import Volume
 from tests.simulation.kernel.clock import SimClock
 from tests.simulation.kernel.disk import Disk
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.loop import SimLoop
 from tests.simulation.kernel.network import Fabric, SimNetwork
 from tests.simulation.kernel.node import Node
+from tests.simulation.kernel.objects import ObjectServer, SimObjects
 from tests.simulation.kernel.store import SimStore, StoreServer
 from tests.simulation.kernel.volume import DiskWeather, SimVolume
 
@@ -55,7 +59,7 @@ class Environment:
     life: int
     clock: SimClock
     network: SimNetwork
-    volume: SimVolume
+    volume: Volume
     store: SimStore
 
 
@@ -77,13 +81,16 @@ class _Place:
 class World:
     """See the module's text. Times are virtual seconds."""
 
-    def __init__(self, seed: int, faults: Faults | None = None) -> None:
+    def __init__(self, seed: int, faults: Faults | None = None, *, slots: bool = False) -> None:
+        """`slots`: the nodes' volumes are made of objects instead of files."""
         self.seed, self.faults = seed, faults or Faults.none()
         self.loop = SimLoop(seed)
         self.fabric = Fabric(self.loop, self.faults)
         self.disk = Disk(seed)
         self.weather = DiskWeather(self.faults)
+        self.objects = ObjectServer(self.loop, self.weather)
         self.store = StoreServer(self.loop, self.fabric)
+        self._slots = slots
         self._places: dict[str, _Place] = {}
         self._lives: list[Node] = [self.loop.kernel]
         self._reported: BaseException | None = None
@@ -117,7 +124,9 @@ class World:
         node = self.loop.new_node(name, life)
         self._lives.append(node)
         clock = SimClock(self.loop, node, self.faults.wall_skew_max_s, self.faults.drift_max)
-        volume = SimVolume(self.loop, node, self.disk, self.weather)
+        volume: Volume = SimVolume(self.loop, node, self.disk, self.weather)
+        if self._slots:
+            volume = SlotVolume(RetryingObjects(SimObjects(self.objects, node), clock), clock)
         return node, Environment(name, life, clock, SimNetwork(self.fabric, node), volume, SimStore(self.store, node))
 
     def _start(self, name: str) -> None:
@@ -148,6 +157,10 @@ class World:
     def _restart_if_dead(self, name: str, node: Node) -> None:
         if self._places[name].node is node:
             self.restart(name)
+
+    def stored(self, name: str) -> bool:
+        """Whether a file of this name is on the volume now."""
+        return name in (self.objects.objects if self._slots else self.disk.names)
 
     def names(self) -> list[str]:
         """All nodes ever started, oldest first."""

@@ -68,10 +68,10 @@ def run(seed: int, faults: Faults | None = None) -> History:
     return run_counted(seed, faults)[0]
 
 
-def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evidence]:
-    """As `run`, with what the run went through."""
+def run_counted(seed: int, faults: Faults | None = None, *, slots: bool = False) -> tuple[History, Evidence]:
+    """As `run`, with what the run went through. `slots`: on a volume of objects."""
     history, reading, seeker = History(), Reading(), Seeker(TOPICS[2])
-    with Cluster(seed, history, faults or FAULTS, exercise=True) as cluster:
+    with Cluster(seed, history, faults or FAULTS, exercise=True, slots=slots) as cluster:
         cluster.topics += TOPICS
         cluster.start_brokers()
         start_clients(cluster, reading, seeker)
@@ -96,6 +96,11 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
 def counted(seed: int) -> dict[str, int]:
     """The counts of a run, for those who only want to know that it passed and what it met."""
     return dict(run_counted(seed)[1].counts)
+
+
+def counted_on_slots(seed: int) -> dict[str, int]:
+    """As `counted`, on a volume of objects."""
+    return dict(run_counted(seed, slots=True)[1].counts)
 
 
 def start_clients(cluster: Cluster, reading: Reading, seeker: Seeker) -> None:
@@ -144,7 +149,7 @@ def homeless(cluster: Cluster) -> list[str]:
     """What is not as it should be in a healthy cluster: brokers that are not registered, bundles without an owner whose claim stands."""
     registered = cluster.registered()
     found = [name for name in BROKERS if not any(incarnation.startswith(f"{name}.") for incarnation in registered)]
-    found += [incarnation for incarnation in registered if f"claims/{incarnation}" not in cluster.disk.names]
+    found += [incarnation for incarnation in registered if not cluster.stored(f"claims/{incarnation}")]
     for name, record in cluster.bundle_records().items():
         if record.state is not BundleState.OWNED or record.incarnation not in registered:
             found.append(f"{name}: {record.state} by {record.incarnation}")

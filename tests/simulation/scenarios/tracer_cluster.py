@@ -106,8 +106,9 @@ class Cluster(World):
         *,
         settings: BrokerSettings | None = None,
         exercise: bool = False,
+        slots: bool = False,
     ) -> None:
-        super().__init__(seed, faults)
+        super().__init__(seed, faults, slots=slots)
         self.history, self.settings, self.exercise = history, settings or small(), exercise
         self.evidence = Evidence()
         self.brokers: dict[str, Broker] = {}
@@ -219,7 +220,7 @@ class Cluster(World):
 
     def fenced(self, broker: str) -> bool:
         """Whether the current incarnation of a broker has lost its claim."""
-        return f"claims/{self.brokers[broker].incarnation}" not in self.disk.names
+        return not self.stored(f"claims/{self.brokers[broker].incarnation}")
 
     def resume(self, name: str) -> None:
         """As the world's; counts processes that come back as zombies, fenced while they had bundles."""

@@ -1,0 +1,106 @@
+"""Real brokers and clients survive 60 bad days on a volume of objects, whose every protection is needed.
+
+A failure names its seed; `judge("tracer:counted_on_slots", seed)` of tests.simulation.scenarios.seeds repeats it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from concurrent.futures import Future
+from functools import cache
+
+import pytest
+
+from tests.simulation.scenarios import planted_slots
+from tests.simulation.scenarios.planted import CONTROL
+from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
+
+SEEDS = 60
+CHUNK = 20
+PLANTED_SEEDS = range(200)
+SHOWN_CHARACTERS_MAX = 6000
+
+HAPPENED_PER_SEED = {
+    # the least mean number per seed, about half of what was counted when this was written
+    "message": 50,
+    "takeover": 2,
+    "collector.log_file": 2,
+    "bundle.rewritten": 3,
+    "broker.failed": 0.3,
+    "trace: object taken": 8,
+    "trace: object late": 1.5,
+    "trace: object answer lost": 2,
+    "trace: object request lost": 1.5,
+    "trace: object conflict": 0.3,
+}
+
+NOTICED_BY = {
+    "no_fence_where_the_next_file_begins": "invariant [123]",
+    "no_fence_where_a_file_goes_on": "invariant [123]",
+    "whoever_took_the_slot_is_taken_for_oneself": "invariant [123]",
+    "fences_are_collected": "invariant [123]",
+}
+
+
+@cache
+def verdicts(first: int) -> list[Verdict]:
+    """Of one chunk; run once, whichever test asks first."""
+    return run_seeds("tracer:counted_on_slots", range(first, first + CHUNK))
+
+
+@cache
+def hunts() -> dict[str, Future[Verdict | None]]:
+    """All hunts, begun together so that they use every core."""
+    return {bug: hunt(f"planted_slots:run:{bug}", PLANTED_SEEDS) for bug in NOTICED_BY}
+
+
+def found(bug: str) -> Verdict:
+    verdict = hunts()[bug].result()
+    assert verdict is not None, f"{bug} was not noticed in {len(PLANTED_SEEDS)} seeds"
+    return verdict
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_nothing_acknowledged_is_lost_and_service_comes_back(first: int) -> None:
+    """Invariants 1 to 4 and 9, at every seed of the chunk."""
+    failures = [verdict for verdict in verdicts(first) if verdict.error]
+    shown = "\n\n".join(f"seed {verdict.seed}:\n{verdict.error[-SHOWN_CHARACTERS_MAX:]}" for verdict in failures[:3])
+    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed\n{shown}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_service_was_as_bad_as_it_may_be() -> None:
+    """A scenario that is too kind proves nothing: requests and answers were lost, refused and late, and brokers were taken over."""
+    total: Counter[str] = Counter()
+    for first in range(0, SEEDS, CHUNK):
+        for verdict in verdicts(first):
+            total.update(verdict.counts)
+    rare = {kind: (total[kind] / SEEDS, least) for kind, least in HAPPENED_PER_SEED.items() if total[kind] < least * SEEDS}
+    assert not rare, f"(mean per seed, wanted): {rare}"
+
+
+def test_every_planted_bug_is_hunted() -> None:
+    assert {*NOTICED_BY} == {*planted_slots.BUGS}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bug", NOTICED_BY)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    """Within 200 seeds; the verdict names the seed and the broken promise."""
+    verdict = found(bug)
+    assert re.search(NOTICED_BY[bug], verdict.error), verdict.error
+    assert f"seed {verdict.seed}, virtual time" in verdict.error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_unpatched_broker_passes_the_same_seeds() -> None:
+    """The control: it is the bugs that were found."""
+    last = max(found(bug).seed for bug in NOTICED_BY)
+    failures = [verdict for verdict in run_seeds(f"planted_slots:run:{CONTROL}", range(last + 1)) if verdict.error]
+    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed without a bug:\n{failures[0].error}"
