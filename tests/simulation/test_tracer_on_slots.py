@@ -36,10 +36,8 @@ HAPPENED_PER_SEED = {
 }
 
 NOTICED_BY = {
-    "no_fence_where_the_next_file_begins": "invariant [123]",
     "no_fence_where_a_file_goes_on": "invariant [123]",
     "whoever_took_the_slot_is_taken_for_oneself": "invariant [123]",
-    "fences_are_collected": "invariant [123]",
 }
 
 

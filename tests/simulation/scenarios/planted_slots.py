@@ -35,16 +35,6 @@ FAULTS = Faults.none().but(
 Patch = pytest.MonkeyPatch
 
 
-def no_fence_where_the_next_file_begins(patch: Patch) -> None:
-    """A taker ends the files that there are, not those that are about to be."""
-    fence = SlotVolume._fence
-
-    async def careless(volume: SlotVolume, directory: str, number: int, slot: int, slots: dict[int, int]) -> bool:
-        return True if slot == 0 else await fence(volume, directory, number, slot, slots)
-
-    patch.setattr(SlotVolume, "_fence", careless)
-
-
 def no_fence_where_a_file_goes_on(patch: Patch) -> None:
     """A taker keeps new files from appearing and leaves the present ones open."""
     fence = SlotVolume._fence
@@ -64,26 +54,11 @@ def whoever_took_the_slot_is_taken_for_oneself(patch: Patch) -> None:
     patch.setattr(RetryingObjects, "_is_ours", trusting)
 
 
-def fences_are_collected(patch: Patch) -> None:
-    """The collector deletes a dead incarnation's fences with its files."""
-    remove = SlotVolume.remove
-
-    async def thorough(volume: SlotVolume, name: str) -> bool:
-        removed = await remove(volume, name)
-        for key, _ in await volume._objects.list(name):
-            await volume._objects.delete(key)
-        return removed
-
-    patch.setattr(SlotVolume, "remove", thorough)
-
-
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
-        no_fence_where_the_next_file_begins,
         no_fence_where_a_file_goes_on,
         whoever_took_the_slot_is_taken_for_oneself,
-        fences_are_collected,
     )
 }
 
