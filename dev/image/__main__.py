@@ -15,7 +15,7 @@ from dev.image import archive, build, content, deliver
 from dev.image.workshop import Workshop
 from dev.kube import cluster, containers, packages
 from dev.kube.paths import CHECKOUT, Paths
-from dev.kube.report import CommandFailed, say
+from dev.kube.report import CommandFailed, exit_code, say
 
 
 def build_image(arguments: argparse.Namespace, paths: Paths) -> int:
@@ -109,20 +109,9 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     os.umask(0o077)
     arguments = _parser().parse_args()
-    try:
-        return int(arguments.run(arguments, Paths.from_environment()))
-    except (CommandFailed, archive.NotInLayout, cluster.NotReady) as error:
-        say(f"error: {error}")
-        return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, `head` say, has seen enough
-        return 0
-    except PermissionError as error:
-        say(f"error: {error}; the local cluster and its images belong to root (sudo -E)")
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted; run the same command again to continue")
-        return 1
+    return exit_code(
+        lambda: int(arguments.run(arguments, Paths.from_environment())), (CommandFailed, archive.NotInLayout, cluster.NotReady)
+    )
 
 
 if __name__ == "__main__":

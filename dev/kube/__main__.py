@@ -15,7 +15,7 @@ from pathlib import Path
 from dev.kube import binaries, cluster, containers, existing, preflight, volumes
 from dev.kube.binaries import UnknownProgram
 from dev.kube.paths import Paths
-from dev.kube.report import CommandFailed, say
+from dev.kube.report import CommandFailed, exit_code, say
 from dev.kube.versions import PROGRAMS
 
 Verb = Callable[[argparse.Namespace, Paths], int]
@@ -120,20 +120,7 @@ def main() -> int:
     os.umask(0o077)
     arguments = _parser().parse_args()
     run: Verb = arguments.run
-    try:
-        return run(arguments, Paths.from_environment())
-    except (CommandFailed, UnknownProgram, cluster.NotReady) as error:
-        say(f"error: {error}")
-        return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, `head` say, has seen enough
-        return 0
-    except PermissionError as error:
-        say(f"error: {error}; the local cluster and its images belong to root (sudo -E)")
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted; run the same command again to continue")
-        return 1
+    return exit_code(lambda: run(arguments, Paths.from_environment()), (CommandFailed, UnknownProgram, cluster.NotReady))
 
 
 if __name__ == "__main__":

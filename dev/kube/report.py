@@ -1,11 +1,12 @@
 """What the tools say on the terminal.
 
-Owns: progress lines and plain tables. May import: the standard library.
+Owns: progress lines, plain tables, and how a command ends. May import: the standard library.
 Invariant: results go to standard output, everything else to standard error, so `$(python3 -m dev.kube ...)` works.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -23,6 +24,22 @@ class CommandFailed(RuntimeError):
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def exit_code(command: Callable[[], int], failures: tuple[type[Exception], ...]) -> int:
+    """Run a command and return what it returns; what is known to go wrong (`failures`) is said in a line, and is 1."""
+    try:
+        return command()
+    except failures as error:
+        say(f"error: {error}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, `head` say, has seen enough
+        return 0
+    except PermissionError as error:
+        say(f"error: {error}; the local cluster and its images belong to root (sudo -E)")
+    except KeyboardInterrupt:
+        say("interrupted; run the same command again to continue")
+    return 1
 
 
 def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
