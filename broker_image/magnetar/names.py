@@ -137,6 +137,10 @@ class BundleName:
     def contains(self, topic: TopicName) -> bool:
         return topic.namespace_name == self.namespace and self.contains_hash(topic.hash)
 
+    def includes(self, other: BundleName) -> bool:
+        """Whether `other` is this range or part of it."""
+        return self.namespace == other.namespace and self.low <= other.low and other.high <= self.high
+
     @staticmethod
     def parse(text: str) -> BundleName:
         """Parse `tenant/namespace/0x00000000_0x40000000`. Raises InvalidTopicName."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from magnetar.admin.answers import NO_CONTENT, namespace_name, object_of
+from magnetar.admin.answers import NO_CONTENT, body_of, namespace_name, object_of
 from magnetar.admin.ports import AdminPort, ListMode
 from magnetar.errors import InvalidRequest
 from magnetar.names import DEFAULT_BUNDLES, PERSISTENT
@@ -78,6 +78,20 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
         tenant: str, namespace: str, bundle: str, destination: Annotated[str, Query(alias="destinationBroker")] = ""
     ) -> None:
         await port.unload_namespace(namespace_name(tenant, namespace), bundle, destination)
+
+    @router.put(f"{BASE}/{{bundle}}/split", status_code=NO_CONTENT)
+    async def split_bundle(
+        tenant: str,
+        namespace: str,
+        bundle: str,
+        request: Request,
+        unload: bool = False,
+        algorithm: Annotated[str, Query(alias="splitAlgorithmName")] = "",
+    ) -> None:
+        positions = await body_of(request)
+        if not isinstance(positions, list | None) or any(type(found) is not int for found in positions or ()):
+            raise InvalidRequest(f"body: {str(positions)[:80]} is not a list of split boundaries")
+        await port.split_bundle(namespace_name(tenant, namespace), bundle, algorithm, positions or (), unload=unload)
 
     @router.post(f"{BASE}/clearBacklog", status_code=NO_CONTENT)
     @router.post(f"{BASE}/clearBacklog/{{subscription:path}}", status_code=NO_CONTENT)

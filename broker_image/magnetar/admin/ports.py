@@ -106,6 +106,12 @@ class NamespacePort(Protocol):
         """Hand over one bundle (by its range), or ("") all of the namespace that are served here."""
         ...
 
+    async def split_bundle(
+        self, name: NamespaceName, bundle: str, algorithm: str, positions: Sequence[int], *, unload: bool
+    ) -> None:
+        """Divide one bundle (by its range) as `algorithm` ("" = the default) says; `unload`: its children are then placed anew."""
+        ...
+
     async def clear_backlog(self, name: NamespaceName, subscription: str) -> None:
         """Skip everything, for one subscription or ("") all, on all topics."""
         ...

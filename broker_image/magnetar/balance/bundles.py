@@ -1,6 +1,6 @@
 """The life of a bundle record.
 
-Owns: which change of a `BundleRecord` is allowed, and what the record looks like after it. Imports: errors, metadata.records. Pure.
+Owns: which change of a `BundleRecord` is allowed, and what the record looks like after it. Imports: errors, names, metadata.records, splits. Pure.
 Source: PIP-192's bundle states; how the epoch and the recovery chain travel with them is ours.
 
 How a term begins. The epoch of a term is restore number * 2^40 + mod_revision of its Assigning record: a number that exists only
@@ -8,12 +8,16 @@ once that record has been written. So an Assigning record still carries the epoc
 destination reads the revision of the record it was given, fences and recovers with the epoch made of it, and `own` writes that
 epoch into Owned.
 
+A split is a term that begins without a move: the owner ends its term by RELEASE, as for a move, and the children begin theirs, all
+of them with the epoch made of the revision of the Splitting record, in the same log, in one transaction with the end of the parent.
+
 Every function takes the current record and returns the next one; the caller commits it by compare-and-swap on the current one's
 revision.
 
 Invariants: epochs strictly increase; one epoch has one owner; `chain` and `epochs` run in parallel: `chain[i]` holds the records of
 term `epochs[i]`; only the last range may be open, and it is the owner's; ranges of one incarnation never overlap; no log range
-leaves the chain before a checkpoint that covers it is pointed to; every override passes through Assigning.
+leaves the chain before a checkpoint that covers it is pointed to; every override passes through Assigning; the children of a split
+recover all that their parent would have.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from magnetar.balance.splits import children_of_split
 from magnetar.errors import NotAllowed
 from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition, LogRange
+from magnetar.names import BundleName
 
 # From each state (None = no record) to those that may follow; a dead owner or destination adds OVERRIDABLE -> Assigning.
 TRANSITIONS: Mapping[BundleState | None, frozenset[BundleState]] = MappingProxyType(
@@ -33,11 +39,11 @@ TRANSITIONS: Mapping[BundleState | None, frozenset[BundleState]] = MappingProxyT
         BundleState.ASSIGNING: frozenset({BundleState.OWNED}),
         BundleState.OWNED: frozenset({BundleState.RELEASING, BundleState.SPLITTING}),
         BundleState.RELEASING: frozenset({BundleState.ASSIGNING, BundleState.FREE}),
-        BundleState.SPLITTING: frozenset({BundleState.DELETED}),
-        BundleState.DELETED: frozenset(),
+        BundleState.SPLITTING: frozenset({BundleState.DELETED, BundleState.FREE}),
+        BundleState.DELETED: frozenset(),  # its record goes; a range that becomes a bundle again begins without one
     }
 )
-OVERRIDABLE = frozenset({BundleState.OWNED, BundleState.RELEASING, BundleState.ASSIGNING})
+OVERRIDABLE = frozenset({BundleState.OWNED, BundleState.RELEASING, BundleState.ASSIGNING, BundleState.SPLITTING})
 SERVING = frozenset({BundleState.OWNED, BundleState.RELEASING, BundleState.SPLITTING})
 
 
@@ -109,26 +115,65 @@ def released(
         raise TransitionRefused(f"destination: {destination} has just released the bundle; choose another broker, or none")
     if checkpoint is not None:
         record = advance_checkpoint(record, checkpoint)
-    if _place(end) < _place(record.chain[-1].start):
-        raise TransitionRefused(f"end: {end} lies before the start of the owner's range, {record.chain[-1].start}")
     return replace(
         record,
         state=target,
         incarnation=destination,
         source=record.incarnation if destination else "",
         destination="",
-        chain=_close(record.chain, end),
+        chain=_closed_by_owner(record, end),
     )
 
 
-def override(record: BundleRecord, destination: str, *, owner_is_dead: bool, reason: str) -> BundleRecord:
-    """Take a bundle from an incarnation that is gone: Owned, Releasing or Assigning to Assigning for `destination`.
+def split(record: BundleRecord, name: BundleName, boundaries: tuple[int, ...], reason: str) -> BundleRecord:
+    """The owner is about to divide its bundle `name` at `boundaries`. Raises TransitionRefused, and NotAllowed for boundaries outside."""
+    _require(record, BundleState.SPLITTING, only=(BundleState.OWNED,))
+    children_of_split(name, boundaries)
+    return replace(record, state=BundleState.SPLITTING, boundaries=boundaries, reason=reason)
 
-    `owner_is_dead` is the caller's statement that `incarnations/<record.incarnation>` (owner or destination) is absent. The open
-    range stays open: whoever becomes the owner fences that incarnation and closes it by `own`. Raises TransitionRefused.
+
+def divided(
+    record: BundleRecord, name: BundleName, *, epoch: int, end: LogPosition
+) -> tuple[BundleRecord, dict[BundleName, BundleRecord]]:
+    """The owner has written RELEASE, which ends at `end`: Splitting to Deleted, and its children, Owned by the same incarnation.
+
+    `epoch` is made of the revision of the Splitting record. To be committed in one transaction. Raises TransitionRefused.
+    """
+    _require(record, BundleState.DELETED, only=(BundleState.SPLITTING,))
+    if epoch <= record.epoch:
+        raise TransitionRefused(
+            f"epoch: {epoch} is not above {record.epoch}; the store went back in time: raise its restore number"
+        )
+    chain = (*_closed_by_owner(record, end), LogRange(record.incarnation, end, None))
+    child = BundleRecord(
+        BundleState.OWNED,
+        epoch,
+        record.incarnation,
+        checkpoint=record.checkpoint,
+        chain=chain,
+        epochs=(*record.epochs, epoch),
+        reason=f"split from {name.range}",
+    )
+    deleted = BundleRecord(BundleState.DELETED, record.epoch, reason=record.reason)
+    return deleted, dict.fromkeys(children_of_split(name, record.boundaries), child)
+
+
+def split_called_off(record: BundleRecord, reason: str, *, end: LogPosition) -> BundleRecord:
+    """The owner has written RELEASE, which ends at `end`, and cannot divide the bundle: Splitting to Free. Raises TransitionRefused."""
+    _require(record, BundleState.FREE, only=(BundleState.SPLITTING,))
+    chain = _closed_by_owner(record, end)
+    return replace(record, state=BundleState.FREE, incarnation="", source="", boundaries=(), chain=chain, reason=reason)
+
+
+def override(record: BundleRecord, destination: str, *, owner_is_dead: bool, reason: str) -> BundleRecord:
+    """Take a bundle from an incarnation that is gone: Owned, Releasing, Assigning or Splitting to Assigning for `destination`.
+
+    A split that its owner did not finish has not happened: nothing but this record knows of it. `owner_is_dead` is the caller's
+    statement that `incarnations/<record.incarnation>` (owner or destination) is absent. The open range stays open: whoever becomes the
+    owner fences that incarnation and closes it by `own`. Raises TransitionRefused.
     """
     if record.state not in OVERRIDABLE:
-        raise TransitionRefused(f"state: {record.state} cannot be overridden; only Owned, Releasing and Assigning can")
+        raise TransitionRefused(f"state: {record.state} cannot be overridden; only Owned, Releasing, Assigning and Splitting can")
     if not owner_is_dead:
         raise TransitionRefused(f"owner: {record.incarnation} may be alive; release the bundle, or wait until its lease ends")
     _require_name("destination", destination)
@@ -136,7 +181,8 @@ def override(record: BundleRecord, destination: str, *, owner_is_dead: bool, rea
         raise TransitionRefused(f"destination: {destination} is the incarnation that is gone; choose another broker")
     # An Assigning record that is overridden never began a term: the source stays the last owner.
     source = record.source if record.state is BundleState.ASSIGNING else record.incarnation
-    return replace(record, state=BundleState.ASSIGNING, incarnation=destination, source=source, destination="", reason=reason)
+    assigned = replace(record, state=BundleState.ASSIGNING, incarnation=destination, source=source, destination="", reason=reason)
+    return replace(assigned, boundaries=())
 
 
 def reassign(record: BundleRecord, destination: str, reason: str) -> BundleRecord:
@@ -177,6 +223,13 @@ def advance_checkpoint(record: BundleRecord, checkpoint: CheckpointPointer) -> B
         raise TransitionRefused(f"checkpoint.position: {checkpoint.position} lies before {current.start}; it may only advance")
     remaining = LogRange(current.incarnation, checkpoint.position, current.end)
     return replace(record, checkpoint=checkpoint, chain=(remaining,), epochs=record.epochs[-1:])
+
+
+def _closed_by_owner(record: BundleRecord, end: LogPosition) -> tuple[LogRange, ...]:
+    """The chain with the owner's range ended behind its RELEASE. Raises TransitionRefused."""
+    if _place(end) < _place(record.chain[-1].start):
+        raise TransitionRefused(f"end: {end} lies before the start of the owner's range, {record.chain[-1].start}")
+    return _close(record.chain, end)
 
 
 def _close(chain: tuple[LogRange, ...], end: LogPosition) -> tuple[LogRange, ...]:

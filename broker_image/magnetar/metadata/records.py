@@ -164,7 +164,8 @@ class BundleRecord(Record):
 
     `epoch` is that of the current or last Assigning record. `epochs` lists the epochs whose records in `chain` are valid: all terms since the
     checkpoint, oldest first. `incarnation` is the owner (Owned, Releasing, Splitting) or the destination (Assigning). `destination` is the
-    requested next owner while Releasing ("" = any). `source` is the previous owner while Assigning.
+    requested next owner while Releasing ("" = any). `source` is the previous owner while Assigning. `boundaries` say where it is divided while
+    Splitting.
     """
 
     state: BundleState
@@ -175,6 +176,7 @@ class BundleRecord(Record):
     checkpoint: CheckpointPointer | None = None
     chain: tuple[LogRange, ...] = ()
     epochs: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
     reason: str = ""
 
 

@@ -38,7 +38,7 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
     if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
         _refuse(connection, ack, WireCode.NOT_ALLOWED, "Transactions are not enabled.")
         return
-    if topic.frozen:
+    if topic.leaving:
         text = f"topic {topic.name} is being unloaded; acknowledge again after the reconnect"
         _refuse(connection, ack, WireCode.SERVICE_NOT_READY, text)
         return
@@ -60,7 +60,7 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
 def acknowledge_span(connection: Connection, span: AckSpan) -> None:
     """As `acknowledge`, for consecutive entries that are acknowledged without a request id: what consumers send most."""
     session = connection.consumers.get(span.consumer_id)
-    if session is None or session.subscription.topic.frozen:
+    if session is None or session.subscription.topic.leaving:
         return
     host = session.subscription
     ordinals = host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar import __version__
+from magnetar.metadata.records import BundleState
 from magnetar.names import TopicName
 from magnetar.server.administration.explain import ExplainAdministration
 from magnetar.server.administration.namespaces import NamespaceAdministration
@@ -76,6 +77,7 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration, ExplainAdmi
                 "reason": viewed.record.reason,
             }
             for name, viewed in sorted(views.bundles.items.items())
+            if viewed.record.state is not BundleState.DELETED  # its children are listed
         ]
         return {
             "incarnation": broker.incarnation,
@@ -88,8 +90,7 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration, ExplainAdmi
 
     async def lookup(self, topic: TopicName) -> dict[str, str]:
         ownership, service = self._broker.ownership, self._broker.service
-        bundle = await ownership.bundle_of(topic)
         if not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
             await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
-        owner = await ownership.resolve(bundle)
+        owner = await ownership.owner_of(topic)
         return {"brokerUrl": owner.service_url, "httpUrl": owner.http_url, "nativeUrl": owner.service_url}

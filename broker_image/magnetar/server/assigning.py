@@ -18,17 +18,21 @@ import structlog
 
 from magnetar.balance import bundles as rules
 from magnetar.balance.placement import least_loaded
-from magnetar.errors import ServiceNotReady, StoreError
+from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord
+from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord, NamespaceRecord
 from magnetar.metadata.store import Compare, KeyValue, Put
-from magnetar.names import BundleName
+from magnetar.names import BundleName, bundles_of
 from magnetar.server.context import BrokerContext
 from magnetar.server.views import ClusterViews
 
 log = structlog.get_logger(__name__)
 
 STORE_RETRY_S = 0.1
+
+
+class BundleSplit(NotOwner):
+    """This range is not a bundle (any more): look at the namespace again, which this broker has now done."""
 
 
 class Assigner:
@@ -54,17 +58,25 @@ class Assigner:
         self._others_missing_until = self._context.clock.monotonic() + self._context.settings.lease_ttl_s / 2
 
     async def assign_merged(self, name: str) -> None:
-        """Assign an orphan; concurrent requests for the same bundle share one attempt."""
+        """Assign an orphan; concurrent requests for the same bundle share one attempt. Raises BundleSplit, NamespaceNotFound."""
         task = self._assigning.get(name)
         if task is None:
             task = asyncio.create_task(self._assign_quietly(name), name=f"assign {name}")
             self._assigning[name] = task
-            task.add_done_callback(lambda _task: self._assigning.pop(name, None))
+            task.add_done_callback(lambda done: self._assigned(name, done))
         await asyncio.shield(task)
+
+    def _assigned(self, name: str, task: asyncio.Task[None]) -> None:
+        """Who asked gets the error, and nobody is missed whose client has left meanwhile."""
+        self._assigning.pop(name, None)
+        if not task.cancelled():
+            task.exception()
 
     async def _assign_quietly(self, name: str) -> None:
         try:
             await self.assign(name)
+        except BundleSplit:
+            raise
         except (StoreError, ServiceNotReady) as error:
             log.warning("bundle.assign_failed", bundle=name, error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
@@ -72,11 +84,16 @@ class Assigner:
     async def assign(self, name: str, guard: Compare | None = None) -> None:
         """Write Assigning for an orphaned bundle, decided on the store's own state rather than on the view.
 
-        Nothing while a missing owner may only be on its way back from an outage of the store: callers look again.
+        Nothing while a missing owner may only be on its way back from an outage of the store: callers look again. Raises BundleSplit for a range
+        without a record that is not a bundle of its namespace.
         """
-        store = self._context.store
+        store, guards = self._context.store, [guard] if guard is not None else []
         item = await store.get(keys.bundle(BundleName.parse(name)))
         record = BundleRecord.decode(item.value) if item is not None else None
+        if record is None or record.state is BundleState.DELETED:
+            # Whoever holds an old view of the namespace must not make a bundle of what has been split.
+            record = None
+            guards.append(await self._still_a_bundle(BundleName.parse(name)))
         taken = record is not None and record.state is not BundleState.FREE
         if record is not None and taken and await store.get(keys.incarnation(record.incarnation)) is not None:
             assert item is not None
@@ -87,13 +104,13 @@ class Assigner:
         destination = self.place(rules.former_owners(record))
         self._intended[destination] += 1  # until the view shows it: many are placed at once
         try:
-            await self._write_assigning(name, item, record, destination, guard)
+            await self._write_assigning(name, item, record, destination, guards)
         finally:
             self._intended[destination] -= 1
             self._intended += Counter()  # forget who has none
 
     async def _write_assigning(
-        self, name: str, item: KeyValue | None, record: BundleRecord | None, destination: str, guard: Compare | None
+        self, name: str, item: KeyValue | None, record: BundleRecord | None, destination: str, guards: list[Compare]
     ) -> None:
         if record is None or record.state is BundleState.FREE:
             assigned = rules.assign(record, destination, reason="lookup")
@@ -101,7 +118,7 @@ class Assigner:
             assigned = rules.override(record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone")
         value = assigned.encode()
         compare = Compare(keys.bundle(BundleName.parse(name)), "mod", "=", item.mod_revision if item is not None else 0)
-        result = await self._context.store.transact([compare, *([guard] if guard is not None else [])], [Put(compare.key, value)])
+        result = await self._context.store.transact([compare, *guards], [Put(compare.key, value)])
         if result.succeeded:
             log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason, revision=result.revision)
             self._views.bundles.observe(name, value, result.revision)
@@ -118,6 +135,17 @@ class Assigner:
             log.warning("bundle.reassigned", bundle=name, destination=destination, reason=reason)
             self._views.bundles.observe(name, value, result.revision)
         return result.succeeded
+
+    async def _still_a_bundle(self, bundle: BundleName) -> Compare:
+        """That the range is a bundle of its namespace. Raises BundleSplit, NamespaceNotFound."""
+        key = keys.namespace(bundle.namespace)
+        item = await self._context.store.get(key)
+        if item is None:
+            raise NamespaceNotFound(f"namespace {bundle.namespace} of bundle {bundle} does not exist; create it first")
+        self._views.namespaces.observe(str(bundle.namespace), item.value, item.mod_revision)
+        if bundle not in bundles_of(bundle.namespace, NamespaceRecord.decode(item.value).boundaries):
+            raise BundleSplit(f"{bundle.range} is not a bundle of namespace {bundle.namespace} (any more); look the topic up again")
+        return Compare(key, "mod", "=", item.mod_revision)
 
     def place(self, exclude: Collection[str] = ()) -> str:
         """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""

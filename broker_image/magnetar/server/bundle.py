@@ -22,6 +22,7 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import EntryIndex, TailCache
 from magnetar.server.non_persistent import NonPersistentTopics
+from magnetar.server.parked import ParkedWork
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.topic_registry import TopicRegistry
@@ -76,6 +77,7 @@ class OwnedBundle:
         self.catalog = recovered.catalog
         self.serving = True
         self.since_ms = context.clock.wall_ms()
+        self.parked: ParkedWork | None = None
         self._checkpoints = 0
         self._used_ids: dict[str, int] = {}
         self._used_floor = 0
@@ -130,9 +132,10 @@ class OwnedBundle:
         encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties=properties)
         self.context.log.append(encoded.buffers, encoded.size, 1, None)
         await self.context.log.barrier()
-        if not self.serving:
-            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
         host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
+        if not self.serving:
+            core.freeze()  # it is in the log, so whoever goes on with this bundle has it
+            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
         await self._registry.add(self, name)
         return host
 
@@ -218,8 +221,12 @@ class OwnedBundle:
 
     def _append_delta(self, subscription: SubscriptionHost, confirmed: Callable[[], None] | None) -> None:
         topic = subscription.topic
-        if not self.serving or self.topics.get(str(topic.name)) is not topic:
-            return  # frozen or deleted: the client gets no confirmation, and acknowledges again if there is a new owner
+        if self.topics.get(str(topic.name)) is not topic:
+            return  # deleted
+        if not self.serving:
+            if self.parked is not None and confirmed is not None:
+                self.parked.confirmation(subscription, confirmed)
+            return  # else the client gets no confirmation, and acknowledges again if there is a new owner
         delta = subscription.core.take_delta()
         if delta is None:
             if confirmed is not None:
@@ -238,8 +245,10 @@ class OwnedBundle:
         self.context.log.append(encoded.buffers, encoded.size, 1, _confirmation(confirmed))
 
     async def remove_subscription(self, subscription: SubscriptionHost) -> None:
-        """Unsubscribe durably."""
+        """Unsubscribe durably. Raises ServiceNotReady, StorageError."""
         topic = subscription.topic
+        if not self.serving:  # what is written now would be void
+            raise ServiceNotReady(f"topic {topic.name} is being unloaded; unsubscribe again after a lookup")
         topic.drop_subscription(subscription)
         self._dirty.pop(subscription, None)
         if subscription.core.durable:
@@ -274,8 +283,10 @@ class OwnedBundle:
         written = await write_checkpoint(self.context.volume, checkpoint, self._checkpoints)
         return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position)
 
-    def freeze(self) -> None:
-        """Stop publishing and delivery for good: the bundle is leaving."""
+    def freeze(self, *, parking: bool = False) -> None:
+        """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its clients send waits for its children."""
+        if parking:
+            self.parked = ParkedWork(self.context.settings.split_parked_bytes_max)
         if self._dirty_timer is not None:
             self._dirty_timer.cancel()
         self._write_dirty()
@@ -292,6 +303,17 @@ class OwnedBundle:
         self.context.log.append(encoded.buffers, encoded.size, 1, None)
         await self.context.log.barrier()
         return self.context.log.position
+
+    def take_over(self, parent: OwnedBundle) -> None:
+        """Go on with the topics of `parent` that fall into this bundle, clients and all: its term has ended in our own log, ours begins.
+
+        What they have acknowledged since the freeze, which is not in the log, is written in this term.
+        """
+        assert not parent.serving
+        for name, host in parent.topics.items():
+            if self.name.contains(host.name):
+                self.topics[name] = host
+                host.begin_term(self)
 
     def stop(self) -> None:
         """The incarnation is over: write nothing more, send everybody away."""

@@ -289,6 +289,8 @@ class BundleCatalog:
                 files.append(file)
 
         def edit(manifest: Manifest) -> Manifest | None:
+            if not manifest.generation and self.manifest.generation:
+                return None  # the bundle has been split: its manifest went, and its children began with what it held
             covered = manifest.with_files(files, reached)
             return None if covered == manifest else covered
 

@@ -16,9 +16,17 @@ import structlog
 
 from magnetar.errors import StorageError
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, IntentRecord, JobRunRecord, LogFileRecord, ManifestPointer
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    IntentRecord,
+    JobRunRecord,
+    LogFileRecord,
+    ManifestPointer,
+    NamespaceRecord,
+)
 from magnetar.metadata.store import Compare, Delete
-from magnetar.names import BundleName
+from magnetar.names import BundleName, bundles_of
 from magnetar.server.context import BrokerContext
 from magnetar.server.log_keys import LogKeys
 from magnetar.server.ownership import Ownership
@@ -49,6 +57,7 @@ class Collector:
         self._own = collection.Grace(kept_ms)
         self._dead = collection.Grace(kept_ms)
         self._objects = collection.Grace(kept_ms)
+        self._split = collection.Grace(kept_ms)
         self._manifests: dict[str, Manifest] = {}
         self._complete: set[str] = set()
 
@@ -129,7 +138,8 @@ class Collector:
             return []
         # The pins first: a job reads its plan's files under an intent that it registers before the first of them could go.
         pinned = {intent.bundle for _, intent, _ in await self._intents() if intent.kind != REWRITE}
-        facts = await self._facts({bundle for record in files.values() for bundle in record.bundles})
+        facts = await self._facts(pinned.union(*(record.bundles for record in files.values())))
+        pinned |= {child for name in pinned for child in facts[name].children}  # split under the job, which still reads
         dead = collection.dead_log_files(files, facts, pinned_bundles=pinned)
         by_name = {names.log_file(*file): file for file in dead}
         return [by_name[name] for name in grace.over(by_name, self._context.clock.wall_ms())]
@@ -137,8 +147,10 @@ class Collector:
     async def _facts(self, listed: set[str]) -> dict[str, BundleFacts]:
         """Of every bundle that has a record, and of the `listed` ones."""
         records = await self._records()
-        namespaces = {item.key.removeprefix(keys.NAMESPACES) for item in (await self._context.store.range(keys.NAMESPACES)).items}
-        parsed = [BundleName.parse(name) for name in records]
+        namespaces = {
+            item.key.removeprefix(keys.NAMESPACES): NamespaceRecord.decode(item.value).boundaries
+            for item in (await self._context.store.range(keys.NAMESPACES)).items
+        }
         facts = {}
         for name in {*records, *listed}:
             bundle, record = BundleName.parse(name), records.get(name)
@@ -146,15 +158,22 @@ class Collector:
                 facts[name] = BundleFacts(record, Manifest(name, 0))  # only its chain counts
                 continue
             manifest, parents = await self._manifest_of(bundle)
-            deleted = record is None and str(bundle.namespace) not in namespaces
-            facts[name] = BundleFacts(record, manifest, parents, deleted, collection.children_of(bundle, parsed))
+            boundaries, deleted = namespaces.get(str(bundle.namespace)), False
+            children: tuple[str, ...] = ()
+            if record is None or record.state is BundleState.DELETED:
+                deleted = boundaries is None
+                children = collection.children_of(bundle, bundles_of(bundle.namespace, boundaries or ()))
+            facts[name] = BundleFacts(record, manifest, parents, deleted, children)
         for name in {child for found in facts.values() for child in found.children} - listed:
             manifest, parents = await self._manifest_of(BundleName.parse(name))
             facts[name] = BundleFacts(records.get(name), manifest, parents)
         return facts
 
-    async def _records(self) -> dict[str, BundleRecord]:
+    async def _records(self, revisions: dict[str, int] | None = None) -> dict[str, BundleRecord]:
+        """All bundle records by name; their revisions into `revisions`."""
         items = (await self._context.store.range(keys.BUNDLES)).items
+        if revisions is not None:
+            revisions.update({item.key.removeprefix(keys.BUNDLES): item.mod_revision for item in items})
         return {item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items}
 
     async def _manifest_of(self, bundle: BundleName) -> tuple[Manifest, tuple[Manifest, ...]]:
@@ -162,7 +181,11 @@ class Collector:
         item = await self._context.store.get(keys.manifest(bundle))
         if item is None:
             return Manifest(str(bundle), 0), ()
-        manifest = await self._read(ManifestPointer.decode(item.value).object)
+        return await self._with_parents(ManifestPointer.decode(item.value).object)
+
+    async def _with_parents(self, name: str) -> tuple[Manifest, tuple[Manifest, ...]]:
+        """A manifest object, and those that it refers back to."""
+        manifest = await self._read(name)
         parents: list[Manifest] = []
         last = manifest
         while last.parent is not None and len(parents) < PARENTS_MAX:
@@ -195,29 +218,47 @@ class Collector:
         manifests = await volume.list(names.MANIFESTS)
         segments = await volume.list(names.SEGMENTS)
         intents = [identifier for identifier, _, _ in await self._intents()]
-        records = await self._records()
+        revisions: dict[str, int] = {}
+        records = await self._records(revisions)
+        pointed_to = {record.checkpoint.object for record in records.values() if record.checkpoint is not None}
+        split = {name for name, record in records.items() if record.state is BundleState.DELETED}
         given_up: list[str] = []
         for bundle, found in _by_bundle(checkpoints).items():
-            given_up += collection.superseded_checkpoints(found, records.get(bundle))
+            given_up += collection.superseded_checkpoints(found, records.get(bundle), pointed_to)
         pointers = {
             item.key.removeprefix(keys.MANIFESTS): ManifestPointer.decode(item.value)
             for item in (await self._context.store.range(keys.MANIFESTS)).items
         }
-        current = {bundle: await self._manifest_of(BundleName.parse(bundle)) for bundle in pointers}
+        # As of one revision: a split moves segments from one bundle's manifest to those of others.
+        current = {bundle: await self._with_parents(pointer.object) for bundle, pointer in pointers.items()}
         parents = {found.parent for own, further in current.values() for found in (own, *further) if found.parent is not None}
         for bundle, found in _by_bundle(manifests).items():
-            if bundle in pointers:
+            if bundle in split:
+                given_up += [name for name in found if name not in parents]
+            elif bundle in pointers:
                 pointer = pointers[bundle]
                 given_up += collection.superseded_manifests(found, pointer.object, pointer.generation, parents)
         referring = [manifest for own, further in current.values() for manifest in (own, *further)]
         for bundle, found in _by_bundle(segments).items():
-            if bundle in pointers:
+            if bundle in pointers or bundle in split:
                 given_up += collection.orphaned_segments(found, intents, referring)
         for name in self._objects.over(given_up, self._context.clock.wall_ms()):
             log.info("collector.removed", object=name)
             await volume.remove(name)
         kept = {pointer.object for pointer in pointers.values()} | parents
         self._manifests = {name: manifest for name, manifest in self._manifests.items() if name in kept}
+        left = {bundle for listed in (checkpoints, manifests, segments) for bundle in _by_bundle(listed)}
+        await self._forget_split({name: revisions[name] for name in split - left})
+
+    async def _forget_split(self, revisions: dict[str, int]) -> None:
+        """Delete records (of these revisions) of bundles that were split and have left no objects, once no log file names them."""
+        named = {bundle for record in (await self._sealed(keys.LOGS)).values() for bundle in record.bundles}
+        for name in self._split.over(revisions.keys() - named, self._context.clock.wall_ms()):
+            bundle = BundleName.parse(name)
+            compare = Compare(keys.bundle(bundle), "mod", "=", revisions[name])
+            # A pointer is one of a former owner that had not heard of the split.
+            await self._context.store.transact([compare], [Delete(keys.bundle(bundle)), Delete(keys.manifest(bundle))])
+            log.info("collector.forgot_split", bundle=name)
 
     async def _end_intents(self) -> None:
         """Delete intents whose writer is dead: from then on nobody can commit their files."""

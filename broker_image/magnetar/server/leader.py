@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from magnetar.balance.stuck import Remedy, StuckStates
-from magnetar.errors import ServiceNotReady, StorageError, StoreError
+from magnetar.errors import NamespaceNotFound, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.election import Election
 from magnetar.metadata.records import BundleState
@@ -112,7 +112,8 @@ class Leader:
 
         By count, one at a time and with hysteresis, until the load strategies decide.
         """
-        bundles = self._views.bundles.items
+        viewed_all = self._views.bundles.items.items()
+        bundles = {name: viewed for name, viewed in viewed_all if viewed.record.state is not BundleState.DELETED}
         if any(viewed.record.state is not BundleState.OWNED for viewed in bundles.values()):
             return
         owned: dict[str, list[str]] = {identifier: [] for identifier in self._ownership.assigner.candidates()}
@@ -184,7 +185,10 @@ class Leader:
             name
             for name, viewed in sorted(self._views.bundles.items.items())
             if (viewed.record.state is BundleState.FREE and name not in gone)
-            or (viewed.record.state is not BundleState.FREE and self._views.incarnations.get(viewed.record.incarnation) is None)
+            or (
+                viewed.record.state not in (BundleState.FREE, BundleState.DELETED)
+                and self._views.incarnations.get(viewed.record.incarnation) is None
+            )
         ]
         permits = asyncio.Semaphore(self._context.settings.orphans_parallel_max)
 
@@ -195,7 +199,7 @@ class Leader:
         outcomes = await asyncio.gather(*map(adopt, orphans), return_exceptions=True)
         failed = [(name, error) for name, error in zip(orphans, outcomes, strict=True) if error is not None]
         for name, error in failed:
-            if not isinstance(error, ServiceNotReady):
+            if not isinstance(error, ServiceNotReady | NamespaceNotFound):
                 raise error
             log.warning("leader.no_broker", bundle=name, error=str(error), orphans=len(failed))
             break

@@ -44,7 +44,7 @@ class Lookups:
         topic = TopicName.parse(lookup.topic)
         if lookup.advertised_listener_name.strip():
             raise ServiceNotReady(f"the broker do not have {lookup.advertised_listener_name} listener")
-        owner = await self._ownership.resolve(await self._ownership.bundle_of(topic))
+        owner = await self._ownership.owner_of(topic)
         connection.queue(commands.lookup_connect(lookup.request_id, owner.service_url))
 
     async def partitioned_metadata(self, connection: Connection, request: api.CommandPartitionedTopicMetadata) -> None:

@@ -30,8 +30,8 @@ from magnetar.metadata.records import (
     NamespaceRecord,
 )
 from magnetar.names import BundleName, TopicName, bundle_of
-from magnetar.server.assigning import Assigner
-from magnetar.server.bundle import OwnedBundle
+from magnetar.server.assigning import Assigner, BundleSplit
+from magnetar.server.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.bundle_events import BundleEvents
 from magnetar.server.bundle_records import commit_record
 from magnetar.server.context import BrokerContext
@@ -45,6 +45,7 @@ from magnetar.server.recovery import recover_bundle
 from magnetar.server.recovery_retries import RecoveryRetries
 from magnetar.server.rolling import LogRoller
 from magnetar.server.shortening import Shortener
+from magnetar.server.splitting import Splitter
 from magnetar.server.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
 
@@ -83,6 +84,7 @@ class Ownership:
         self._scans = LogScans(context.volume)
         self._preloads = Preloads(context, self._scans)
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
+        self._splitter = Splitter(context, views, self._owned, self.registry, self._events, self._make)
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
             view.listen(lambda _names: self._events.all_changed())
@@ -114,8 +116,28 @@ class Ownership:
             record = viewed.record
         return bundle_of(name, record.boundaries, topic.hash)
 
+    async def owner_of(self, topic: TopicName) -> IncarnationRecord:
+        """As `resolve`, for the bundle of a topic, however often that is split meanwhile."""
+        while True:
+            bundle = await self.bundle_of(topic)
+            try:
+                return await self.resolve(bundle)
+            except BundleSplit:
+                if await self.bundle_of(topic) == bundle:
+                    raise
+
+    async def serving_topic(self, topic: TopicName) -> OwnedBundle:
+        """As `serving`, for the bundle of a topic, however often that is split meanwhile."""
+        while True:
+            bundle = await self.bundle_of(topic)
+            try:
+                return await self.serving(bundle)
+            except NotOwner:
+                if await self.bundle_of(topic) == bundle:
+                    raise
+
     async def resolve(self, bundle: BundleName) -> IncarnationRecord:
-        """The live owner, after assigning the bundle if it has none. Raises ServiceNotReady after `park_timeout_s`."""
+        """The live owner, after assigning the bundle if it has none. Raises BundleSplit, ServiceNotReady after `park_timeout_s`."""
         name = str(bundle)
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
         while (owner := await self._owner_to_name(name)) is None:
@@ -123,14 +145,21 @@ class Ownership:
             settling = self._resolving.get(name)
             if settling is None:  # one for all who ask for this bundle
                 settling = self._resolving[name] = asyncio.create_task(self._settle(name), name=f"resolve {name}")
-                settling.add_done_callback(lambda _task: self._resolving.pop(name, None))
+                settling.add_done_callback(lambda done: self._settled(name, done))
             await asyncio.wait([settling], timeout=remaining)
+            if settling.done() and not settling.cancelled() and (error := settling.exception()) is not None:
+                raise error  # that there is no such bundle
         return owner
+
+    def _settled(self, name: str, task: asyncio.Task[None]) -> None:
+        self._resolving.pop(name, None)
+        if not task.cancelled():
+            task.exception()  # told to who asked, and missed by nobody whose client has left meanwhile
 
     async def _owner_to_name(self, name: str) -> IncarnationRecord | None:
         """The owner of a bundle, if it has one that clients may be sent to."""
         viewed = self._views.bundles.get(name)
-        if viewed is None or viewed.record.state is not BundleState.OWNED:
+        if viewed is None or viewed.record.state not in (BundleState.OWNED, BundleState.SPLITTING):
             return None
         owner = self._views.incarnations.get(viewed.record.incarnation)
         if owner is None:
@@ -220,6 +249,8 @@ class Ownership:
                 self.begin(name, self._acquire(name, viewed))
             elif state is BundleState.RELEASING and owned is not None:
                 self.begin(name, self._release(name, owned, viewed))
+            elif state is BundleState.SPLITTING and owned is not None:
+                self.begin(name, self._split(owned, viewed))
             taken = state is BundleState.ASSIGNING  # taken from us and given back, both unseen
         else:
             taken = True
@@ -291,9 +322,7 @@ class Ownership:
         ):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
-        self._owned[name] = OwnedBundle(
-            self._context, BundleName.parse(name), epoch, recovered, self._tail_cache, self.policies, self.registry
-        )
+        self._owned[name] = self._make(BundleName.parse(name), epoch, recovered)
         self.registry.adopt(self._owned[name])
         self._context.metrics.bundles_owned.set(len(self._owned))
         kind = "takeover" if recovered.fenced else "move" if preloaded is None else "preloaded"
@@ -301,6 +330,9 @@ class Ownership:
         seconds = round(self._context.clock.monotonic() - started, 4)
         self._context.metrics.acquire_seconds.observe(seconds)
         log.info("bundle.owned", bundle=name, epoch=epoch, topics=len(recovered.topics), seconds=seconds, fenced=recovered.fenced)
+
+    def _make(self, name: BundleName, epoch: int, recovered: RecoveredBundle) -> OwnedBundle:
+        return OwnedBundle(self._context, name, epoch, recovered, self._tail_cache, self.policies, self.registry)
 
     def _is_ours(self, name: str, epoch: int) -> bool:
         """Whether our term began though its answer was lost: a request to release it may have changed the record since."""
@@ -321,8 +353,10 @@ class Ownership:
                 raise NotOwner(f"bundle {name} is not served by this broker")
             # Again if our own checkpoint changed the record first; never on the record of somebody who took the bundle from us.
             while self._owned.get(name) is owned:
-                viewed = self._views.bundles.items[name]
-                if viewed.record.state is not BundleState.OWNED or viewed.record.incarnation != self._context.incarnation:
+                viewed = self._views.bundles.get(name)  # None: it has been split, and that is history already
+                if viewed is None or viewed.record.state is not BundleState.OWNED:
+                    break
+                if viewed.record.incarnation != self._context.incarnation:
                     break
                 wanted = destination or self._choose_destination(name, viewed.record)  # now, so that it can begin to read
                 releasing = rules.release(viewed.record, wanted, reason=reason)
@@ -384,6 +418,20 @@ class Ownership:
             return self.assigner.place((self._context.incarnation,))
         except ServiceNotReady:
             return ""
+
+    # --- splitting -------------------------------------------------------------------------------------------------------------
+
+    async def split(self, bundle: BundleName, boundaries: tuple[int, ...], reason: str = "split requested") -> list[BundleName]:
+        """Divide a bundle that we own at `boundaries`; its children, which we own then. Raises as `Splitter.request`."""
+        if self.assigner.leaving:
+            raise ServiceNotReady(f"bundle {bundle} is being unloaded: this broker is stopping; ask its next owner")
+        return await self._splitter.request(bundle, boundaries, reason)
+
+    async def _split(self, owned: OwnedBundle, splitting: Viewed[BundleRecord]) -> None:
+        children = await self._splitter.carry_out(owned, splitting)
+        if not children:
+            self._roller.roll_soon()  # it was called off, and has left
+        self._bundles_changed(children)  # somebody may want one of them moved already
 
     # --- our log ---------------------------------------------------------------------------------------------------------------
 

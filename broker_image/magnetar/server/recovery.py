@@ -131,7 +131,8 @@ class BundleReplay:
                 f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is {self._epoch}: raise the restore number"
             )
         for name, state in checkpoint.topics.items():
-            self.topics[name] = RecoveredTopic(Topic.from_state(name, self._epoch, _topic_state(state)), EntryIndex())
+            if self.contains(name):  # else of a sibling: it was written before the bundle was split off
+                self.topics[name] = RecoveredTopic(Topic.from_state(name, self._epoch, _topic_state(state)), EntryIndex())
 
     def begin(self, epoch: int) -> None:
         """The term these topics are served in is known now."""
@@ -151,14 +152,15 @@ class BundleReplay:
         def take(scanned: ScannedRecord) -> bool:
             record = scanned.record
             if isinstance(record, ReleaseRecord):
-                return record.bundle == str(self._bundle)
-            if self._contains(record.topic):
+                return BundleName.parse(record.bundle).includes(self._bundle)  # ours, or of the bundle that we were split from then
+            if self.contains(record.topic):
                 self._apply(incarnation, scanned.place, record)
             return False
 
         return take
 
-    def _contains(self, topic: str) -> bool:
+    def contains(self, topic: str) -> bool:
+        """Whether a topic falls into this bundle."""
         known = self._belongs.get(topic)
         if known is None:
             known = self._belongs[topic] = self._bundle.contains(TopicName.parse(topic))

@@ -128,7 +128,7 @@ class BrokerService:
 
         Raises NotOwner, TopicNotFound, NotAllowed and what creation may raise.
         """
-        owned = await self._ownership.serving(await self._ownership.bundle_of(name))
+        owned = await self._ownership.serving_topic(name)
         if (held := owned.held(name)) is not None:
             return held
         partitioned = await self.partitioning.partitioned_topic_of(name)

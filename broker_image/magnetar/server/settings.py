@@ -81,6 +81,10 @@ class BrokerSettings:
     slow_peer_s: float = _bounded(60.0, 0.1, 3600, "time after which a connection whose peer does not read is dropped")
     topics_per_namespace_max: int = _bounded(100_000, 1, 10_000_000, "topics that clients may create in one namespace")
     partitions_max: int = _bounded(4096, 1, 100_000, "partitions of one topic")
+    bundles_per_namespace_max: int = _bounded(128, 1, 4096, "bundles of one namespace above which none of them is split")
+    split_parked_bytes_max: int = _bounded(
+        16 * _MIB, 0, 1024 * _MIB, "bytes of messages that wait for the end of a bundle's split; producers of more are sent away"
+    )
     moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")
     orphans_parallel_max: int = _bounded(64, 1, 10_000, "orphaned bundles that the leader assigns at the same time")
     stuck_state_s: float = _bounded(

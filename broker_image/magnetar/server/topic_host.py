@@ -97,6 +97,11 @@ class TopicHost:
         """Whether a planned move has stopped publishing and delivery."""
         return self.core.frozen
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it is frozen for good, or until it is deleted: its clients will be sent away. While its bundle is split they stay."""
+        return self.core.frozen and self.bundle.parked is None
+
     async def update_properties(self, changes: Mapping[str, str]) -> None:
         """Set properties of the topic durably ("" removes one); in force when this returns. Raises ServiceNotReady, StorageError."""
         if self.frozen:
@@ -147,6 +152,15 @@ class TopicHost:
         """Whether the topic takes no more messages, for ever."""
         return TERMINATED in self.core.properties
 
+    def begin_term(self, bundle: OwnedBundle) -> None:
+        """Go on in `bundle`, which a split has made of ours, with everybody who is attached."""
+        self.bundle, self._epoch = bundle, bundle.epoch
+        self.core.go_on_in(bundle.epoch)
+        for subscription in self.subscriptions.values():
+            if subscription.core.dirty:
+                bundle.cursor_dirty(subscription)
+            subscription.schedule()
+
     # --- its end ---------------------------------------------------------------------------------------------------------------
 
     async def terminate(self) -> Position:
@@ -196,9 +210,12 @@ class TopicHost:
         """Take a run of entries of one producer; receipts follow when it is durable.
 
         `entries` are the bytes after each SEND command; they are copied once, back to back: for the log, and for readers at the tail. While
-        frozen they are dropped: the client sends them again to the new owner, which CLOSE_PRODUCER will name.
+        frozen they are dropped: the client sends them again to the new owner, which CLOSE_PRODUCER will name. While the bundle is divided
+        they wait instead.
         """
         if self.core.frozen:
+            if self.bundle.parked is not None:
+                self.bundle.parked.send(self, session, entries, message_counts, sequences, highest)
             return
         if self.context.log.stalled is not None:
             session.refuse_sends(sequences, highest, self.context.log.stalled)

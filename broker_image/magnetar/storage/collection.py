@@ -25,7 +25,8 @@ LogFile = tuple[str, int]
 class BundleFacts:
     """What the store says of one bundle: its record (None: there is none), its manifest and those that it refers back to.
 
-    `deleted` means that neither the bundle's record nor its namespace exists. `children` are the bundles that a split made of it.
+    `deleted` means that its namespace does not exist, and no record of it but perhaps that of its split. `children` are the bundles that
+    splits have made of it.
     """
 
     record: BundleRecord | None
@@ -59,10 +60,16 @@ def has_passed(bundle: str, facts: Mapping[str, BundleFacts], file: LogFile, epo
         return False
     if found.deleted:
         return True
-    if found.record is not None and found.record.state is BundleState.DELETED:
-        # Split: what it wrote is its children's, who refer to its manifest; all of them must have passed.
-        return bool(found.children) and all(has_passed(child, facts, file, epochs) for child in found.children)
+    if found.children or (found.record is not None and found.record.state is BundleState.DELETED):
+        # Split: what it wrote is its children's, whose manifests began as copies of its own; all of them must have passed.
+        return bool(found.children) and all(_child_has_passed(child, facts, file, epochs) for child in found.children)
     return found.covered(file[1], epochs)
+
+
+def _child_has_passed(child: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]) -> bool:
+    """As `has_passed`; a child has a record from the first: without it the facts are of different moments."""
+    found = facts.get(child)
+    return found is not None and found.record is not None and has_passed(child, facts, file, epochs)
 
 
 def dead_log_files(
@@ -92,15 +99,24 @@ def dead_log_files(
 # --- objects of a bundle --------------------------------------------------------------------------------------------------------
 
 
-def superseded_checkpoints(listed: Iterable[str], record: BundleRecord | None) -> list[str]:
-    """Of the checkpoint objects of a bundle, listed before its record was read, those that nobody will point to any more.
+def superseded_checkpoints(listed: Iterable[str], record: BundleRecord | None, pointed_to: Collection[str] = ()) -> list[str]:
+    """Of the checkpoint objects of a bundle, listed before the records were read, those that nobody will point to any more.
 
     One that is newer than the one pointed to may be on its way into the record, as long as the term that wrote it has not ended.
+    `pointed_to` are those that any record names: bundles that were split from this one begin with its checkpoint.
     """
     if record is None:
         return []
+    free = [name for name in listed if name not in pointed_to]
+    if record.state is BundleState.DELETED:
+        return sorted(free)  # its last term is over, and its children, which exist, do not name them
     pointed = record.checkpoint.object if record.checkpoint is not None else ""
-    return sorted(name for name in listed if name != pointed and (name < pointed or _epoch_of(name) < record.epoch))
+    directory = pointed.rpartition("/")[0]  # of the bundle that this one was split from, until it has a checkpoint of its own
+    return sorted(
+        name
+        for name in free
+        if name != pointed and ((name.rpartition("/")[0] == directory and name < pointed) or _epoch_of(name) < record.epoch)
+    )
 
 
 def _epoch_of(checkpoint: str) -> int:

@@ -21,7 +21,7 @@ from magnetar.errors import CorruptData, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import ManifestPointer, Record
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
-from magnetar.names import BundleName
+from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
 from magnetar.storage.document import decode_document, encode_document
 from magnetar.storage.volume import Volume
@@ -107,6 +107,11 @@ class Manifest(Record):
                 merged = tuple(sorted(epochs.union(listed.epochs if listed is not None else ())))
                 known[file.incarnation, file.file] = dataclasses.replace(file, epochs=merged)
         return dataclasses.replace(self, level0=tuple(known.values()), covered=reached if before is None else max(before, reached))
+
+    def for_child(self, child: BundleName, generation: int) -> Manifest:
+        """What a bundle that is split from this one begins with: its topics, and all log files: readers look for their topics in them."""
+        topics = {name: found for name, found in self.topics.items() if child.contains(TopicName.parse(name))}
+        return dataclasses.replace(self, bundle=str(child), generation=generation, topics=topics)
 
     def with_topic(self, name: str, segments: TopicSegments) -> Manifest:
         """This manifest with one topic replaced."""

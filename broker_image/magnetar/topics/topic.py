@@ -144,6 +144,12 @@ class Topic:
         assert ledger > self._ledger, (ledger, self._ledger)
         self._ledger, self._next_entry = ledger, 0
 
+    def go_on_in(self, epoch: int) -> None:
+        """Go on in the term `epoch` of the same owner, all of the one before being durable and over: thaws."""
+        assert not self._unconfirmed, self._unconfirmed
+        self.roll(ledger_of_epoch(epoch))
+        self._frozen = False
+
     def begin_after(self, last: Position) -> None:
         """Give ids behind `last` only: a topic of the same name has used those up to it in this term, and was deleted."""
         assert last.ledger == self._ledger, (last, self._ledger)

@@ -151,6 +151,8 @@ def homeless(cluster: Cluster) -> list[str]:
     found = [name for name in BROKERS if not any(incarnation.startswith(f"{name}.") for incarnation in registered)]
     found += [incarnation for incarnation in registered if not cluster.stored(f"claims/{incarnation}")]
     for name, record in cluster.bundle_records().items():
+        if record.state is BundleState.DELETED:
+            continue  # it was split: its children are there
         if record.state is not BundleState.OWNED or record.incarnation not in registered:
             found.append(f"{name}: {record.state} by {record.incarnation}")
     return found

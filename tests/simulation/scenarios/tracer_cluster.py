@@ -1,7 +1,7 @@
 """The brokers of the tracer scenarios, and what is watched in them.
 
-Owns: `Cluster` (three real brokers on simulated ports, planned moves, graceful stops and cordons that it makes by itself), its small sizes, and
-`Evidence`, the counts that prove what a run went through. Imports: the kernel, magnetar.server.
+Owns: `Cluster` (three real brokers on simulated ports; planned moves, splits, graceful stops and cordons that it makes by itself), its small
+sizes, and `Evidence`, the counts that prove what a run went through. Imports: the kernel, magnetar.balance, magnetar.server.
 Receipts and recoveries reach the history through wrappers around two production functions, put on for the length of one run: the broker itself
 has no hooks for tests.
 Invariants: everything random comes from the world's seed; a broker that ends itself for a reason that no fault explains fails the run.
@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import structlog
 
+from magnetar.balance.splits import range_equally_divide, specified_positions_divide
 from magnetar.errors import MagnetarError
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
@@ -96,7 +97,7 @@ class SimulatedUsage:
 
 
 class Cluster(World):
-    """A world with three brokers. `exercise`: they also move bundles and stop by themselves, until `settle`."""
+    """A world with three brokers. `exercise`: they also move and split bundles and stop by themselves, until `settle`."""
 
     def __init__(
         self,
@@ -147,8 +148,10 @@ class Cluster(World):
             await broker.start()
             ended = asyncio.ensure_future(broker.ended())
             leaving = asyncio.ensure_future(self._work(broker, environment))
+            splitting = asyncio.ensure_future(self._split_now_and_then(broker, environment))
             await asyncio.wait([ended, leaving], return_when=asyncio.FIRST_COMPLETED)
             leaving.cancel()
+            splitting.cancel()
             if not ended.done():
                 self.evidence.counts["graceful stop"] += 1
                 await broker.stop()
@@ -172,6 +175,28 @@ class Cluster(World):
                 with contextlib.suppress(MagnetarError, TimeoutError):
                     async with asyncio.timeout(MOVE_TIMEOUT_S):
                         await broker.ownership.move(name, destination, "exercise")
+
+    async def _split_now_and_then(self, broker: Broker, environment: Environment) -> None:
+        """Beside everything else, its own moves too."""
+        while True:
+            await asyncio.sleep(environment.clock.uniform(1.0, 6.0))
+            if self.exercise:
+                with contextlib.suppress(MagnetarError, TimeoutError):
+                    async with asyncio.timeout(MOVE_TIMEOUT_S):
+                        await self._split(broker, environment)
+
+    async def _split(self, broker: Broker, environment: Environment) -> None:
+        """Divide one of the broker's bundles, most often one with topics, in the middle or where one of them begins."""
+        clock, owned = environment.clock, broker.ownership.owned
+        names = sorted(name for name, bundle in owned.items() if bundle.topics) or sorted(owned)
+        if not names:
+            return
+        bundle = owned[names[clock.random_bits(16) % len(names)]]
+        positions = sorted(TopicName.parse(topic).hash for topic in bundle.topics)
+        boundaries = specified_positions_divide(bundle.name, positions[: 1 + clock.random_bits(1)])
+        if not boundaries or clock.random_bits(1):
+            boundaries = range_equally_divide(bundle.name)
+        await broker.ownership.split(bundle.name, boundaries)
 
     # --- the operator's part ---------------------------------------------------------------------------------------------------
 

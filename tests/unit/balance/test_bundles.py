@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from magnetar.balance import bundles as rules
 from magnetar.balance.bundles import TransitionRefused
+from magnetar.errors import NotAllowed
 from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition, LogRange
+from magnetar.names import BundleName
 
 A, B, C = "a-1", "b-1", "c-1"
+PARENT = BundleName.parse("public/default/0x00000000_0x80000000")
 
 
 def owned_by(incarnation: str, epoch: int = 7, start: LogPosition | None = None) -> BundleRecord:
@@ -67,6 +69,47 @@ def test_a_log_sealed_before_the_range_began_leaves_it_empty() -> None:
     assert owned.chain[0] == LogRange(A, LogPosition(1, 10), LogPosition(1, 10))
 
 
+def splitting() -> BundleRecord:
+    return rules.split(owned_by(A), PARENT, (1 << 30,), "large")
+
+
+def test_a_split_hands_everything_to_children_of_one_epoch() -> None:
+    """Chain and checkpoint of the parent, closed at RELEASE, then the owner's log from there on."""
+    checkpoint = CheckpointPointer("x", A, LogPosition(1, 5))
+    record = rules.split(rules.advance_checkpoint(owned_by(A), checkpoint), PARENT, (1 << 20, 1 << 30), "large")
+    assert (record.state, record.boundaries, record.incarnation) == (BundleState.SPLITTING, (1 << 20, 1 << 30), A)
+    deleted, children = rules.divided(record, PARENT, epoch=9, end=LogPosition(1, 90))
+    assert (deleted.state, deleted.epoch, deleted.incarnation, deleted.chain) == (BundleState.DELETED, 7, "", ())
+    assert [name.range for name in children] == ["0x00000000_0x00100000", "0x00100000_0x40000000", "0x40000000_0x80000000"]
+    for child in children.values():
+        assert (child.state, child.incarnation, child.epoch, child.epochs) == (BundleState.OWNED, A, 9, (7, 9))
+        end = LogPosition(1, 90)
+        assert child.chain == (LogRange(A, LogPosition(1, 5), end), LogRange(A, end, None))
+        assert (child.checkpoint, child.boundaries) == (checkpoint, ())
+
+
+def test_a_split_whose_owner_died_has_not_happened() -> None:
+    """The parent is recovered as after any crash; RELEASE, if it was written, ends the term."""
+    taken = rules.override(splitting(), B, owner_is_dead=True, reason="a is gone")
+    assert (taken.state, taken.incarnation, taken.source, taken.boundaries) == (BundleState.ASSIGNING, B, A, ())
+    assert taken.chain == owned_by(A).chain
+
+
+def test_a_split_that_is_called_off_leaves_the_bundle_free() -> None:
+    """Its owner's term is over: whoever is asked next begins one, the same broker too."""
+    free = rules.split_called_off(splitting(), "no namespace", end=LogPosition(0, 50))
+    assert (free.state, free.incarnation, free.boundaries, free.epoch) == (BundleState.FREE, "", (), 7)
+    owned = rules.own(rules.assign(free, A, "lookup"), A, epoch=8, start=LogPosition(0, 50))
+    assert owned.chain == (LogRange(A, LogPosition(0, 10), LogPosition(0, 50)), LogRange(A, LogPosition(0, 50), None))
+
+
+@pytest.mark.parametrize("boundaries", [(), (0,), (1 << 31,), (1 << 32,), (5, 5), (7, 6), tuple(range(1, 33))])
+def test_a_split_outside_the_bundle_is_refused(boundaries: tuple[int, ...]) -> None:
+    """Before anything is written: none, the ends, beyond them, twice, out of order, or too many."""
+    with pytest.raises(NotAllowed, match="boundaries"):
+        rules.split(owned_by(A), PARENT, boundaries, "")
+
+
 REFUSED = {
     "assign to a bundle that is owned": lambda: rules.assign(owned_by(A), B, ""),
     "assign to nobody": lambda: rules.assign(None, "", ""),
@@ -82,14 +125,18 @@ REFUSED = {
     "released before it began": lambda: rules.released(rules.release(owned_by(A), B, ""), B, end=LogPosition(0, 5)),
     "override of the living": lambda: rules.override(owned_by(A), B, owner_is_dead=False, reason=""),
     "override to the dead": lambda: rules.override(owned_by(A), A, owner_is_dead=True, reason=""),
-    "override of a split": lambda: rules.override(
-        replace(owned_by(A), state=BundleState.SPLITTING), B, owner_is_dead=True, reason=""
-    ),
     "another destination for a term that has begun": lambda: rules.reassign(owned_by(A), B, ""),
     "the same destination again": lambda: rules.reassign(rules.assign(None, A, ""), A, ""),
     "another destination that is to be fenced": lambda: rules.reassign(
         rules.override(owned_by(A), B, owner_is_dead=True, reason=""), A, ""
     ),
+    "split while releasing": lambda: rules.split(rules.release(owned_by(A), B, ""), PARENT, (1 << 30,), ""),
+    "split of what nobody has": lambda: rules.split(rules.assign(None, A, ""), PARENT, (1 << 30,), ""),
+    "divided without a request": lambda: rules.divided(owned_by(A), PARENT, epoch=9, end=LogPosition(0, 50)),
+    "divided before it began": lambda: rules.divided(splitting(), PARENT, epoch=9, end=LogPosition(0, 5)),
+    "divided by a store that went back": lambda: rules.divided(splitting(), PARENT, epoch=7, end=LogPosition(0, 50)),
+    "release of a split": lambda: rules.release(splitting(), B, ""),
+    "called off without a request": lambda: rules.split_called_off(owned_by(A), "", end=LogPosition(0, 50)),
     "checkpoint by a stranger": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", B, LogPosition(9, 0))),
     "checkpoint going back": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", A, LogPosition(0, 9))),
     "checkpoint without an owner": lambda: rules.advance_checkpoint(

@@ -278,6 +278,20 @@ def test_a_deleted_bundle_has_passed_and_an_unknown_one_has_not() -> None:
     assert dead_log_files(SEALED, {BUNDLES[0]: BundleFacts(None, Manifest(BUNDLES[0], 0))}) == []
 
 
+def test_a_child_without_a_record_has_not_passed() -> None:
+    """The facts were read at different moments: whatever its manifest says, nobody knows its chain."""
+    parent = BundleFacts(BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), children=CHILDREN)
+    second = BundleFacts(None, Manifest(CHILDREN[1], 3, covered=(9, 0)))
+    assert dead_log_files(SEALED, {BUNDLES[0]: parent, CHILDREN[0]: passed(CHILDREN[0]), CHILDREN[1]: second}) == []
+
+
+def test_a_parent_whose_record_is_gone_has_passed_with_its_children() -> None:
+    """A key that names it was written late."""
+    parent = BundleFacts(None, Manifest(BUNDLES[0], 0), children=CHILDREN)
+    facts = {BUNDLES[0]: parent, **{name: passed(name) for name in CHILDREN}}
+    assert dead_log_files(SEALED, facts) == [FILE]
+
+
 def test_children_must_leave_no_gap() -> None:
     parent = BundleName.parse(BUNDLES[0])
     others = [BundleName.parse(name) for name in (*CHILDREN, BUNDLES[1])]
@@ -296,6 +310,18 @@ def test_checkpoints_before_the_one_pointed_to_go_and_a_later_one_only_after_its
     ended = BundleRecord(BundleState.OWNED, 6, checkpoint=CheckpointPointer(pointed, "a.1", LogPosition(0, 0)))
     assert collection.superseded_checkpoints([old, pointed, next_one, later], ended) == [old, next_one]
     assert collection.superseded_checkpoints([old], None) == []
+
+
+def test_checkpoints_of_a_split_bundle_go_when_no_child_begins_with_them() -> None:
+    parent, child = BundleName.parse(BUNDLES[0]), BundleName.parse(CHILDREN[0])
+    old, pointed = names.checkpoint(parent, 4, 7), names.checkpoint(parent, 5, 2)
+    deleted = BundleRecord(BundleState.DELETED, 5)
+    assert collection.superseded_checkpoints([old, pointed], deleted, {pointed}) == [old]
+    assert collection.superseded_checkpoints([old, pointed], deleted) == [old, pointed]
+    inherited = BundleRecord(BundleState.OWNED, 8, checkpoint=CheckpointPointer(pointed, "a.1", LogPosition(0, 0)))
+    on_its_way, of_another_life = names.checkpoint(child, 8, 1), names.checkpoint(child, 3, 1)
+    assert pointed > on_its_way, "names of two bundles say nothing about which is newer"
+    assert collection.superseded_checkpoints([on_its_way, of_another_life], inherited) == [of_another_life]
 
 
 def test_manifests_up_to_the_current_generation_go_but_for_parents_and_later_ones() -> None:

@@ -78,8 +78,7 @@ class Administration:
     async def _served_here(self, topic: TopicName) -> None:
         """Have the topic's bundle assigned if need be. Raises NotOwner with the owner's address if that is another broker."""
         ownership = self._broker.ownership
-        bundle = await ownership.bundle_of(topic)
-        owner = await ownership.resolve(bundle)
+        owner = await ownership.owner_of(topic)
         if owner.broker != self._broker.context.broker:
             raise NotOwner(f"topic {topic} is served by {owner.broker}; ask {owner.http_url}", owner.http_url)
 

@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from magnetar.errors import NamespaceNotFound, NotAllowed, NotOwner, SubscriptionNotFound, TopicNotFound
+from magnetar.balance.splits import boundaries_of
+from magnetar.errors import (
+    NamespaceNotFound,
+    NotAllowed,
+    NotOwner,
+    ServiceNotReady,
+    StoreUnavailable,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from magnetar.metadata import keys
 from magnetar.metadata.records import NamespaceRecord, TopicPoliciesRecord
 from magnetar.names import BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
@@ -69,6 +78,22 @@ class NamespaceAdministration(TopicAdministration):
         for found in wanted:
             if bundle or str(found) in self._broker.ownership.owned:
                 await self._unload_bundle(found, destination)
+
+    async def split_bundle(
+        self, name: NamespaceName, bundle: str, algorithm: str, positions: Sequence[int], *, unload: bool
+    ) -> None:
+        """Raises InvalidTopicName, InvalidRequest, NotAllowed, NotOwner with the owner's address, ServiceNotReady."""
+        found = BundleName.parse(f"{name}/{bundle}")
+        if found not in bundles_of(name, (await self._namespace_record(name)).boundaries):
+            raise NamespaceNotFound(f"{bundle} is not a bundle of namespace {name}; GET .../bundles lists them")
+        boundaries = boundaries_of(found, algorithm, positions)
+        await self._bundle_served_here(found)
+        try:
+            children = await self._broker.ownership.split(found, boundaries)
+            for child in children if unload else ():
+                await self._unload_bundle(child, "")
+        except StoreUnavailable as error:
+            raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
 
     async def clear_backlog(self, name: NamespaceName, subscription: str) -> None:
         """Skip everything, for one subscription or (with "") all, of all topics of the namespace."""

@@ -62,7 +62,7 @@ class TopicAdministration(SubscriptionAdministration):
         """The topic as served here, None if it is not there: a partition that nobody has used yet is not created. Raises NotOwner."""
         await self._served_here(topic)
         ownership = self._broker.ownership
-        return (await ownership.serving(await ownership.bundle_of(topic))).held(topic)
+        return (await ownership.serving_topic(topic)).held(topic)
 
     async def delete_topic(self, topic: TopicName, force: bool) -> None:
         """Raises InUse while it has clients or subscriptions and `force` is not set, NotAllowed for a partitioned topic."""
@@ -185,11 +185,18 @@ class TopicAdministration(SubscriptionAdministration):
             if str(bundle) in ownership.owned or part == topic:
                 await self._unload_bundle(bundle, destination)
 
-    async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
+    async def _bundle_served_here(self, bundle: BundleName) -> None:
+        """Raises NotOwner with the owner's address if that is another broker."""
         ownership = self._broker.ownership
         if str(bundle) not in ownership.owned:
             owner = await ownership.resolve(bundle)
-            raise NotOwner(f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}", owner.http_url)
+            if owner.broker != self._broker.context.broker:
+                raise NotOwner(f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}", owner.http_url)
+            await ownership.serving(bundle)
+
+    async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
+        ownership = self._broker.ownership
+        await self._bundle_served_here(bundle)
         target = ""
         if destination:
             target = next((i for i, v in self._broker.views.incarnations.items.items() if v.record.broker == destination), "")
