@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.scenarios import planted, planted_durable
+from tests.simulation.scenarios import planted, planted_durable, planted_splits
 from tests.simulation.scenarios.planted import CONTROL
 from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
 
@@ -26,6 +26,14 @@ NOTICED_BY = {
         # a reader asks for the file for ever
         "collector_ignores_the_manifest": "did not end within",
         "rewrite_without_compare": "did not end within",
+    },
+    "planted_splits": {
+        "ids_begin_again_in_the_ledger_of_the_parent": "failed: AssertionError|invariant 4|did not end within",
+        "children_forget_the_chain": "invariant [12]|did not end within",
+        "chain_is_closed_before_the_flush": "invariant [12]|did not end within|saw",
+        "children_begin_without_files": "did not end within",
+        "files_of_the_parent_go_with_it": "did not end within",
+        "checkpoints_of_the_parent_go_with_it": "invariant 1|did not end within",
     },
     "planted_durable": {
         "log_not_replayed_for_deduplication": "the broker remembers|invariant 3",
@@ -59,6 +67,7 @@ def found(suite: str, bug: str) -> Verdict:
 
 def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted"]} == {*planted.BUGS}
+    assert {*NOTICED_BY["planted_splits"]} == {*planted_splits.BUGS}
     assert {*NOTICED_BY["planted_durable"]} == {*planted_durable.BUGS}
 
 

@@ -32,6 +32,8 @@ HAPPENED_PER_SEED = {
     "bundle.commit_unknown": 0.3,
     "bundle.recovery_failed": 0.08,
     "graceful stop": 0.3,
+    "bundle.split": 1.5,
+    "collector.forgot_split": 0.4,
     "broker.cordoned": 0.6,
     "leader.elected": 1.5,
     # the log is rolled, chains are shortened
