@@ -171,6 +171,25 @@ def test_bundles_move_where_they_are_sent(program: Program, cluster: Cluster) ->
     assert "name a topic" in program.refused("bundles", "owner", "cli-moves/n", code=2).lower()
 
 
+def test_a_bundle_is_split_under_its_topics(program: Program) -> None:
+    """In the middle, then at a given place; topics stay where they were, explanations name the parent."""
+    program.ok("namespaces", "create", "cli-splits/n", "--bundles", "1")
+    topic = "persistent://cli-splits/n/t"
+    program.ok("produce", topic, "-m", "before")
+    owner = program.json("bundles", "owner", topic)
+    children = program.json("bundles", "split", owner["bundle"])["children"]
+    assert children == ["cli-splits/n/0x00000000_0x7fffffff", "cli-splits/n/0x7fffffff_0xffffffff"]
+    part = program.json("bundles", "owner", topic)
+    assert (part["bundle"] in children, part["broker"]) == (True, owner["broker"])
+    found = program.json("explain", topic)
+    assert (found["bundle"], found["bundles"], found["owned"]["topic"]["entries"]) == (part["bundle"], 2, 1)
+    assert "which was split" in " ".join(found["why"])
+    program.ok("bundles", "split", children[0], "--at", "0x10000000", "--at", "0x20000000")
+    assert len(program.json("bundles", "list", "cli-splits/n")) == 4
+    assert program.refused("bundles", "split", children[0])
+    assert [row["value"] for row in program.json("topics", "peek", topic, "-n", "5")] == ["before"]
+
+
 def test_a_broker_is_drained_and_comes_back(program: Program, cluster: Cluster) -> None:
     """A plan first, then all of its bundles leave, status says cordoned, and undo lets it take some again."""
     for number in range(6):
