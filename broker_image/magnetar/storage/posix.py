@@ -65,7 +65,14 @@ class PosixVolume:
         directory = os.path.dirname(name)
         zero_bytes = capacity if directory in self._written_directories else ZERO_START_BYTES
         self._written_directories.add(directory)
-        return PosixLogHandle(name, descriptor, capacity, len(header), self._base, self._filler, zero_bytes)
+        try:
+            return PosixLogHandle(name, descriptor, capacity, len(header), self._base, self._filler, zero_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            # An owner that slept meanwhile finds its file fenced, sealed and collected.
+            raise StorageError(
+                f"log {name} is gone while it was created ({error.strerror}); start with a new incarnation"
+            ) from error
 
     async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
         return await self._in_pool(self._set_aside, name, spare, capacity)

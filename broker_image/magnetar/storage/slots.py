@@ -187,7 +187,10 @@ class SlotVolume:
     # --- taking over -----------------------------------------------------------------------------------------------------------
 
     async def end_log(self, directory: str) -> None:
-        """As `Volume.end_log`: put fences where the next file would begin, then where every open file would go on."""
+        """As `Volume.end_log`: put fences where the next file would begin, then where every open file would go on.
+
+        An owner that is awake and busy may be ahead each time; it stops at its next look at its claim, which is gone before this is called.
+        """
         files, sealed = await self._files(directory)
         number = max((number for number, slots in files.items() if _is_file(slots)), default=-1) + 1
         while not await self._fence(directory, number, 0, files.get(number, {})):

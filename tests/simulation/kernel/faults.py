@@ -48,6 +48,9 @@ class Faults:
     object_late_probability: float = 0.0
     """Chance that a request is carried out after its caller has given up, by up to `object_late_s`."""
     object_conflict_probability: float = 0.0
+    object_slow_probability: float = 0.0
+    object_slow_s: Range = (0.5, 4.0)
+    """How long a slow request is on its way before it is carried out; its caller waits for it."""
     object_timeout_s: float = 0.5
     object_late_s: Range = (0.0, 8.0)
 
@@ -100,6 +103,7 @@ class Faults:
             object_lost_reply_probability=0.005,
             object_late_probability=0.003,
             object_conflict_probability=0.005,
+            object_slow_probability=0.003,
             lost_request_probability=0.005,
             lost_reply_probability=0.005,
             watch_disconnect_probability=0.02,

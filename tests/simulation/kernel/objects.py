@@ -4,7 +4,7 @@ Owns: `ObjectServer` (the one service of the world) and `SimObjects`, each node'
 objects, the loop.
 
 Fault model: requests take time and are carried out whatever happens meanwhile to the process that sent them; a request or its answer is lost, and
-the caller learns of it after `object_timeout_s`; a request is carried out *after* its caller gave up; a put is refused with a conflict that
+the caller learns of it after `object_timeout_s`; a request is slow, or carried out *after* its caller gave up; a put is refused with a conflict that
 decides nothing. Excluded: a service that loses objects, shows old ones or overwrites under a condition: the start-up probe is for those.
 Invariant: what the service carries out, it carries out at one instant of the kernel.
 """
@@ -100,6 +100,9 @@ class SimObjects:
         unanswered = server.strikes(faults.object_lost_reply_probability)
         late = server.strikes(faults.object_late_probability)
         there, back = (server.chance.uniform(*faults.object_latency_s) / 2 for _ in range(2))
+        if server.strikes(faults.object_slow_probability):
+            there += server.chance.uniform(*faults.object_slow_s)
+            loop.record(self._node.name, "object slow")
         answer: asyncio.Future[Any] = loop.create_future()
         if late:
             there += faults.object_timeout_s + server.chance.uniform(*faults.object_late_s)

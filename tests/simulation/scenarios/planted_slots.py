@@ -1,9 +1,7 @@
-"""Brokers on slots that break one promise of the fence.
+"""Volumes of slots that break one promise of the fence.
 
-Owns: one small patch per promise, and `run(bug, seed)`, the tracer scenario on slots with a broker patched so (`none`: unpatched, the control).
-Imports: the tracer, the patched parts of the storage.
-The faults are those that the fence is about: processes that stop beyond their lease, at any moment of a request, and requests that are carried
-out without an answer, or after it was given up.
+Owns: one small patch per promise, and `run(bug, seed)`, takeovers on a volume patched so (`none`: unpatched, the control). Imports: the scenario
+of takeovers, the patched parts of the storage.
 """
 
 from __future__ import annotations
@@ -14,25 +12,20 @@ import pytest
 
 from magnetar.storage.objects import RetryingObjects
 from magnetar.storage.slots import SlotVolume
-from tests.simulation.kernel.faults import Faults
-from tests.simulation.scenarios import tracer
+from tests.simulation.scenarios import slot_takeovers
 from tests.simulation.scenarios.planted import CONTROL
 
-FAULTS = Faults.none().but(
-    crash_every_s=6.0,
-    pause_every_s=3.0,
-    pause_s=(3.2, 7.0),
-    store_partition_every_s=4.0,
-    partition_s=(3.2, 6.0),
-    down_s=(0.1, 2.0),
-    object_latency_s=(0.01, 0.15),
-    object_lost_request_probability=0.01,
-    object_lost_reply_probability=0.02,
-    object_late_probability=0.02,
-    object_late_s=(0.0, 8.0),
-)
-
 Patch = pytest.MonkeyPatch
+
+
+def no_fence_where_the_next_file_begins(patch: Patch) -> None:
+    """A taker ends the files that there are, not those that are about to be."""
+    fence = SlotVolume._fence
+
+    async def careless(volume: SlotVolume, directory: str, number: int, slot: int, slots: dict[int, int]) -> bool:
+        return True if slot == 0 else await fence(volume, directory, number, slot, slots)
+
+    patch.setattr(SlotVolume, "_fence", careless)
 
 
 def no_fence_where_a_file_goes_on(patch: Patch) -> None:
@@ -54,18 +47,33 @@ def whoever_took_the_slot_is_taken_for_oneself(patch: Patch) -> None:
     patch.setattr(RetryingObjects, "_is_ours", trusting)
 
 
+def fences_are_collected(patch: Patch) -> None:
+    """The collector deletes a dead incarnation's fences with its files."""
+    remove = SlotVolume.remove
+
+    async def thorough(volume: SlotVolume, name: str) -> bool:
+        removed = await remove(volume, name)
+        for key, _ in await volume._objects.list(name):
+            await volume._objects.delete(key)
+        return removed
+
+    patch.setattr(SlotVolume, "remove", thorough)
+
+
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
+        no_fence_where_the_next_file_begins,
         no_fence_where_a_file_goes_on,
         whoever_took_the_slot_is_taken_for_oneself,
+        fences_are_collected,
     )
 }
 
 
 def run(bug: str, seed: int) -> dict[str, int]:
-    """The tracer on slots and on brokers with this bug; raises if it is noticed."""
+    """Takeovers on a volume with this bug; raises if it is noticed."""
     with pytest.MonkeyPatch.context() as patch:
         if bug != CONTROL:
             BUGS[bug](patch)
-        return dict(tracer.run_counted(seed, FAULTS, slots=True)[1].counts)
+        return slot_takeovers.run(seed)

@@ -51,6 +51,24 @@ def test_zeros_never_cover_what_was_appended(tmp_path: Path) -> None:
     run_on_volume(tmp_path, script)
 
 
+def test_a_log_that_is_collected_while_its_owner_creates_it_is_an_error_of_the_storage(tmp_path: Path) -> None:
+    """The owner slept between two steps of it; what it gets is handled as any failed creation."""
+
+    class Collected(PosixVolume):
+        def _create_log(self, name: str, capacity: int, header: bytes) -> int:
+            descriptor = super()._create_log(name, capacity, header)
+            (tmp_path / name).unlink()
+            return descriptor
+
+    async def scenario() -> None:
+        volume = Collected(tmp_path)
+        with pytest.raises(StorageError, match="is gone"):
+            await volume.create_log("log", 4096, b"header")
+        await volume.close()
+
+    asyncio.run(scenario())
+
+
 def test_large_reads_take_the_other_path_and_agree(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
         data = os.urandom(READ_DIRECT_BYTES_MAX * 3)

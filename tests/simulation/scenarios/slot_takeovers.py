@@ -1,0 +1,180 @@
+"""Owners of logs on slots that are fenced at any moment, asleep or not.
+
+Owns: the scenario `run(seed)`. One owner process appends to one incarnation's log after another, in files so small that it rolls all the time;
+a taker fences it, reads what it finds and, every other time, deletes the files as the collector does; before that the owner is put to sleep at
+any step, in the middle of a request, too, and afterwards it goes on. Imports: the kernel, storage.
+Invariants: what an owner ever acknowledged, its taker has read; every owner learns that it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+from magnetar.errors import StorageError
+from magnetar.metadata.records import LogPosition
+from magnetar.storage import names
+from magnetar.storage.fencing import fence
+from magnetar.storage.log import LogWriter, RecordPlace
+from magnetar.storage.log_format import EntriesRecord, encode_entries
+from magnetar.storage.recovery import scan
+from magnetar.storage.volume import Volume
+from tests.simulation.kernel.faults import Faults
+from tests.simulation.kernel.world import Environment, World
+
+FAULTS = Faults.none().but(
+    object_latency_s=(0.002, 0.03),
+    object_lost_request_probability=0.01,
+    object_lost_reply_probability=0.02,
+    object_late_probability=0.01,
+    object_late_s=(0.0, 3.0),
+    object_conflict_probability=0.02,
+    object_slow_probability=0.01,
+    object_slow_s=(0.2, 3.0),
+)
+TAKEOVERS = 6
+FILE_BYTES = 12 * 1024
+ENTRY_BYTES = 900
+IN_FLIGHT = 3
+CLAIM_CHECK_S = 1.0
+COLLECTED_FILES = 8
+AWAKE_S = 60.0
+RUN_S_MAX = 600.0
+
+
+class Takeovers:
+    """What owners acknowledged, and takers read, by incarnation."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[str, set[int]] = {}
+        self.read: dict[str, set[int]] = {}
+        self.over: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    async def own(self, environment: Environment) -> None:
+        """One incarnation after another, until the world ends."""
+        for number in range(1 << 20):
+            await self._serve(environment, f"owner.{number:016x}")
+
+    async def _serve(self, environment: Environment, incarnation: str) -> None:
+        """Append until fenced."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def fenced(error: StorageError) -> None:
+            self.counts[type(error).__name__] += 1
+            over.set_result(None)
+
+        writer = LogWriter(
+            environment.volume,
+            environment.clock,
+            incarnation,
+            file_bytes=FILE_BYTES,
+            block_bytes_max=FILE_BYTES // 3,
+            on_fenced=fenced,
+        )
+        try:
+            await writer.open()
+        except StorageError:
+            self.over.add(incarnation)
+            return
+        numbers = iter(range(1 << 40))
+        acknowledged = self.acknowledged[incarnation] = set()
+
+        def append() -> None:
+            number = next(numbers)
+            encoded = encode_entries(
+                epoch=1,
+                ledger=3,
+                first_entry=number,
+                append_ms=0,
+                topic=b"persistent://public/default/t",
+                producer=b"p",
+                message_counts=[1],
+                sequences=[number],
+                entries=[number.to_bytes(8, "little").ljust(ENTRY_BYTES, b".")],
+            )
+
+            def durable(_place: RecordPlace) -> None:
+                acknowledged.add(number)
+                append()
+
+            writer.append(encoded.buffers, encoded.size, 1, durable)
+
+        for _ in range(IN_FLIGHT):
+            append()
+        while not over.done():
+            # As a broker does: a taker may have to run after an owner that is awake and busy, until this.
+            await asyncio.wait([over], timeout=CLAIM_CHECK_S)
+            with contextlib.suppress(StorageError):
+                await writer.check_claim()
+        self.over.add(incarnation)
+        await writer.close()
+
+    async def take(self, volume: Volume, incarnation: str) -> list[int]:
+        """Fence, and read everything; the numbers of the files. Tried until the service lets it."""
+        while True:
+            try:
+                sealed = await fence(volume, incarnation)
+                found = set()
+                if sealed:
+                    end = LogPosition(sealed[-1].number, sealed[-1].length)
+                    async for scanned in scan(volume, incarnation, LogPosition(sealed[0].number, 0), end):
+                        assert isinstance(scanned.record, EntriesRecord)
+                        found.add(int.from_bytes(scanned.record.data[:8], "little"))
+            except StorageError:
+                self.counts["takeover tried again"] += 1
+                continue
+            self.read[incarnation] = found
+            return [file.number for file in sealed]
+
+    async def collect(self, volume: Volume, incarnation: str, files: list[int]) -> None:
+        """Delete the last files, the only ones that their owner may still know, in the collector's order."""
+        for number in files[-COLLECTED_FILES:]:
+            for name in (names.log_file, names.index, names.sealed):
+                await volume.remove(name(incarnation, number))
+
+    async def trouble(self, world: World, taker: Environment) -> None:
+        """Take over one incarnation after another."""
+        chance = world.objects.chance
+        for number in range(TAKEOVERS):
+            incarnation = f"owner.{number:016x}"
+            while len(self.acknowledged.get(incarnation, ())) < 2 and incarnation not in self.over:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(chance.uniform(0.0, 0.5))
+            asleep = chance.random() < 0.8
+            if asleep:
+                world.pause("owner")
+                await asyncio.sleep(chance.choice((0.0, chance.uniform(0.0, 5.0))))
+            files = await self.take(taker.volume, incarnation)
+            if chance.random() < 0.5:
+                await self.collect(taker.volume, incarnation, files)
+                self.counts["collected"] += 1
+            if asleep:
+                await asyncio.sleep(chance.choice((0.0, chance.uniform(0.0, 3.0))))
+                world.resume("owner")
+            deadline = world.now + AWAKE_S
+            while incarnation not in self.over:
+                self.check(incarnation)
+                assert world.now < deadline, f"{incarnation} has not learned in {AWAKE_S} s that it is over"
+                await asyncio.sleep(0.05)
+            self.check(incarnation)
+            self.counts["takeover"] += 1
+
+    def check(self, incarnation: str) -> None:
+        """Raises AssertionError if it acknowledged what its taker has not read."""
+        lost = self.acknowledged.get(incarnation, set()) - self.read[incarnation]
+        assert not lost, f"{incarnation} acknowledged {sorted(lost)[:10]}, which its taker has not found"
+
+
+def run(seed: int, faults: Faults = FAULTS) -> dict[str, int]:
+    """The counts of a run; raises if anything acknowledged is lost, or an owner never learns that it is over."""
+    takeovers = Takeovers()
+    with World(seed, faults, slots=True) as world:
+        world.node("owner", takeovers.own)
+        world.complete(takeovers.trouble(world, world.outsider("taker")), RUN_S_MAX)
+        for incarnation in takeovers.read:
+            takeovers.check(incarnation)
+        takeovers.counts["acknowledged"] = sum(map(len, takeovers.acknowledged.values()))
+        takeovers.counts["files"] = sum(key.endswith(".log/00000000") for key in world.objects.objects)
+    return dict(takeovers.counts)
