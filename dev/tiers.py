@@ -53,6 +53,9 @@ def _programs(*names: str) -> list[list[str]]:
     return [_python("dev.kube", "binary", name) for name in names]
 
 
+S3_SERVER = _python("dev.s3.server")
+"""Installs what it runs on, and says where."""
+
 TIERS = {
     tier.name: tier
     for tier in (
@@ -71,12 +74,16 @@ TIERS = {
             "pure cores, formats, builders: unit and property tests",
             [_pytest("tests/unit", "tests/dev", "tests/test_tidy.py")],
         ),
-        Tier("contract", "every metadata store and volume keeps its promises", [*_programs("etcd"), _pytest("tests/contract")]),
+        Tier(
+            "contract",
+            "every metadata store and volume keeps its promises",
+            [*_programs("etcd"), S3_SERVER, _pytest("tests/contract")],
+        ),
         Tier("simulation", "the whole cluster in one process, seed by seed", [_pytest("tests/simulation")]),
         Tier(
             "clients",
             "real processes, real etcd, the official Python, Java and Go clients",
-            [*_programs("etcd"), _python("tests.clients.foreign_build", "java", "go"), _pytest("tests/clients")],
+            [*_programs("etcd"), S3_SERVER, _python("tests.clients.foreign_build", "java", "go"), _pytest("tests/clients")],
         ),
         Tier("spark", "the jobs on a real Spark session", [_pytest("tests/spark")]),
         Tier(

@@ -103,3 +103,7 @@ class S3Server:
 
 def _location() -> bytes:
     return f"<CreateBucketConfiguration><LocationConstraint>{REGION}</LocationConstraint></CreateBucketConfiguration>".encode()
+
+
+if __name__ == "__main__":
+    print(environment_python())

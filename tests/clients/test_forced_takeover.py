@@ -43,6 +43,8 @@ from magnetar.storage.slot_format import SLOT_HEADER_BYTES
 from magnetar.storage.slots import SlotVolume
 from tests.contract.storage.volumes import s3_objects, s3_server
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first use of the S3 server installs what it runs on
+
 ROUNDS = {"posix": 20, "linked": 15, "s3": 15}
 CHOSEN_ROUNDS = int(os.environ.get("MAGNETAR_TAKEOVER_ROUNDS", "0"))
 FILE_BYTES = 256 * 1024
@@ -242,7 +244,6 @@ def place_of(kind: str, directory: Path) -> str:
     return f"takeover/{directory.name}/{uuid4()}@{s3_server().endpoint}" if kind == "s3" else str(directory / kind)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ROUNDS)
 def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(tmp_path: Path, kind: str) -> None:
@@ -259,7 +260,6 @@ def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(tmp_pat
     print(f"  {kind}: {rounds} forced takeovers, {total} records acknowledged, none lost", flush=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "variant"),
     [("posix", "unchecked"), ("linked", "unfenced"), ("linked", "forgetful"), ("s3", "unfenced"), ("s3", "forgetful")],

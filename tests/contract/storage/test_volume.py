@@ -11,6 +11,7 @@ from magnetar.errors import Fenced, StorageError
 from magnetar.storage.volume import Recycling, Volume
 from tests.contract.storage.volumes import CASES, Script, VolumeCase
 
+pytestmark = pytest.mark.timeout(600)  # the first use of the S3 server installs what it runs on
 HEADER = b"header"
 CAPACITY = 64 * 1024
 LOGS = "logs/a"
