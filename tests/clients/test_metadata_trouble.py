@@ -126,16 +126,19 @@ def test_owners_serve_while_etcd_is_unreachable(cluster: Cluster, load: Load) ->
 
 
 def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come_back(cluster: Cluster, load: Load) -> None:
-    """It may be the first to reach the store again, and sees nobody else then; its own bundles it gets back or another takes them."""
+    """It waits for the store, may be the first to reach it again, and sees nobody else then."""
     with load:
         _wait_for_traffic(load)
         victim = _victim(cluster, load)
         elsewhere = {topic for topic in load.topics if cluster.owner(topic) != victim}
         claims, since = {name: claim for name, claim in _claims(cluster).items() if name != victim}, time.monotonic()
         _for_all_gates(cluster, "cut")
-        cluster.brokers[victim].kill()
-        cluster.brokers[victim].start(wait=False)
-        time.sleep(OUTAGE_S)  # every lease has ended
+        broker = cluster.brokers[victim]
+        broker.kill()
+        before = broker.log_path.stat().st_size
+        broker.start(wait=False)
+        wait_for("the broker waits for the store", lambda: b"broker.waits_for_store" in broker.log_path.read_bytes()[before:], 30)
+        time.sleep(max(0.0, since + OUTAGE_S - time.monotonic()))  # every lease has ended
         now = time.monotonic()
         wait_for("receipts elsewhere", lambda: not elsewhere.intersection(load.silent(now)), QUIET_MAX_S)
         _heal(cluster, load, "a broker killed and started meanwhile", lambda: _for_all_gates(cluster, "heal"), since)
