@@ -46,7 +46,7 @@ unit: setup ## Unit and property tests only
 sim: setup ## The CI share of the simulation
 	@$(PY) -m dev.tiers simulation
 
-campaign: setup ## The long, resumable simulation run (SUITE=durable or tracer, SEEDS=0:10000)
+campaign: setup ## The long, resumable simulation run (SUITE=durable, tracer or restore, SEEDS=0:10000)
 	@PYTHONHASHSEED=0 $(PY) -m dev.campaign --suite $(SUITE) --seeds $(SEEDS) --jobs 2 --state build/campaign-$(SUITE).json
 
 soak: setup ## Three brokers and etcd hurt at random under load, then a history check (MINUTES=10, SEED=n repeats the faults of a run)

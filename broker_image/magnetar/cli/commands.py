@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from magnetar.cli.bundles import bundles
+from magnetar.cli.metadata import metadata
 from magnetar.cli.names import pairs_of, topic_of
 from magnetar.cli.namespaces import namespaces
 from magnetar.cli.screen import OutputFormat, Screen
@@ -194,7 +195,8 @@ def offer_completion() -> None:
         completion_init()
 
 
-for _group, _name in ((topics, "topics"), (subscriptions, "subscriptions"), (namespaces, "namespaces"), (bundles, "bundles")):
+GROUPS = {"topics": topics, "subscriptions": subscriptions, "namespaces": namespaces, "bundles": bundles, "metadata": metadata}
+for _name, _group in GROUPS.items():
     application.add_typer(_group, name=_name)
 
 

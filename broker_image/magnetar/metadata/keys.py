@@ -1,9 +1,8 @@
 """Keys of the metadata store.
 
 Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal.
-Durable: bundles/, namespaces/, topics/, topic-changes/, logs/, manifests/, brokers/, cordons/, intents/, jobs/, policies/, tenants/,
-clusters/, cluster, operator/term.
-Bound to a broker's lease: incarnations/, load/, leader. Bound to the operator's or a job's lease: none.
+Durable: all in `DURABLE`, which is what a backup holds. Bound to a broker's lease: incarnations/, load/, leader. Bound to the operator's or a
+job's lease: none.
 """
 
 from __future__ import annotations
@@ -27,6 +26,40 @@ JOBS = "jobs/"
 POLICIES = "policies/"
 TENANTS = "tenants/"
 CLUSTERS = "clusters/"
+BROKERS = "brokers/"
+RESTORE = "restore-number"
+"""Every change that a broker makes compares it: whoever lives on from before a restore changes nothing."""
+BACKUP = "backup"
+"""Which of the copies in storage is the newest: a store that has heard of none as new has gone back in time."""
+DURABLE = (
+    CLUSTER,
+    RESTORE,
+    BACKUP,
+    OPERATOR_TERM,
+    BUNDLES,
+    NAMESPACES,
+    TOPICS,
+    TOPIC_CHANGES,
+    LOGS,
+    MANIFESTS,
+    BROKERS,
+    CORDONS,
+    INTENTS,
+    JOBS,
+    POLICIES,
+    TENANTS,
+    CLUSTERS,
+)
+
+
+def is_durable(key: str) -> bool:
+    """Whether the key outlives the processes that wrote it: it is one of `DURABLE`, or below one that ends in a slash."""
+    return is_one_of(key, DURABLE)
+
+
+def is_one_of(key: str, kinds: tuple[str, ...]) -> bool:
+    """Whether `key` is one of these, or below one of them that ends in a slash."""
+    return any(key.startswith(known) if known.endswith("/") else key == known for known in kinds)
 
 
 def bundle(name: BundleName) -> str:

@@ -294,6 +294,21 @@ class ClusterRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreRecord(Record):
+    """`restore-number`: that of the cluster's record, under a key that changes with nothing else."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackupRecord(Record):
+    """`backup`: the newest copy of this store that was written, or is about to be, into storage: made under `restore` of `revision`."""
+
+    restore: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class CordonRecord(Record):
     """`cordons/<broker>`: this broker takes no new bundles; with `drain` it moves away those it has."""
 

@@ -19,14 +19,14 @@ from magnetar import __version__
 from magnetar.clock import Clock
 from magnetar.errors import MagnetarError, StorageError, StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import ClusterRecord, CordonRecord, IncarnationRecord, NamespaceRecord
-from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
-from magnetar.names import DEFAULT_BUNDLES, NamespaceName, initial_boundaries
+from magnetar.metadata.records import CordonRecord, IncarnationRecord
+from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.network import Listener, Network
 from magnetar.server.connection import Connection
 from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.context import BrokerContext
 from magnetar.server.damage import DamageTable
+from magnetar.server.joining import check_restore, guarded, join_cluster
 from magnetar.server.leader import Leader
 from magnetar.server.load import LoadReporter, Usage
 from magnetar.server.maintenance import Maintenance
@@ -38,13 +38,10 @@ from magnetar.server.topic_life import TopicLife
 from magnetar.server.views import ClusterViews
 from magnetar.storage.fencing import fence
 from magnetar.storage.log import LogWriter
-from magnetar.storage.storage_id import read_or_create_storage_id
 from magnetar.storage.volume import Volume
 
 log = structlog.get_logger(__name__)
 
-FORMAT_VERSION = 1
-START_NAMESPACES = (NamespaceName("public", "default"), NamespaceName("pulsar", "system"))
 STORE_RETRY_S = 0.2
 DRAIN_LOOK_S = 1.0
 LOG_OVERSHOOT_BYTES_MAX = 256 << 20
@@ -111,7 +108,9 @@ class Broker:
         `store_was_away`: it cannot have been for us alone, so others get time to register again before they count as gone.
         """
         ports, settings, identity = self._ports, self._settings, self._identity
-        restore = await self._join_cluster()
+        joined = await join_cluster(ports.store, ports.volume, ports.clock)
+        self.storage_id = joined.storage_id
+        self._store = guarded(ports.store, joined.restore, self.fail)
         self._log = LogWriter(
             ports.volume,
             ports.clock,
@@ -125,6 +124,7 @@ class Broker:
         )
         # The claim exists before anything makes this incarnation known: a takeover before that would fence nothing.
         await self._log.open()
+        await check_restore(ports.volume, joined.restore)
         self._listener: Listener = await ports.network.listen(identity.bind_host, identity.port, self._accept)
         self.service_url = f"pulsar://{identity.advertised_host}:{self._listener.port}"
         self.context = BrokerContext(
@@ -132,10 +132,10 @@ class Broker:
             clock=ports.clock,
             network=ports.network,
             volume=ports.volume,
-            store=ports.store,
+            store=self._store,
             broker=identity.name,
             incarnation=self.incarnation,
-            restore=restore,
+            restore=joined.restore,
             service_url=self.service_url,
             http_url=identity.http_url,
             log=self._log,
@@ -259,29 +259,6 @@ class Broker:
 
     # --- joining ---------------------------------------------------------------------------------------------------------------
 
-    async def _join_cluster(self) -> int:
-        """Check that store and storage belong together; the restore number."""
-        store = self._ports.store
-        self.storage_id = storage_id = await read_or_create_storage_id(self._ports.volume, self._ports.clock)
-        fresh = ClusterRecord(storage_id=storage_id, restore=0, format_version=FORMAT_VERSION)
-        await store.transact([Compare(keys.CLUSTER, "create", "=", 0)], [Put(keys.CLUSTER, fresh.encode())])
-        item = await store.get(keys.CLUSTER)
-        assert item is not None
-        cluster = ClusterRecord.decode(item.value)
-        if cluster.storage_id != storage_id:
-            raise StorageError(
-                f"storage id is {storage_id} but the cluster expects {cluster.storage_id}: a different volume is mounted; mount the right one"
-            )
-        if cluster.format_version > FORMAT_VERSION:
-            raise StorageError(
-                f"the cluster writes format {cluster.format_version}; this broker knows {FORMAT_VERSION}: upgrade it"
-            )
-        for namespace in START_NAMESPACES:
-            record = NamespaceRecord(boundaries=initial_boundaries(DEFAULT_BUNDLES), policies={})
-            key = keys.namespace(namespace)
-            await store.transact([Compare(key, "create", "=", 0)], [Put(key, record.encode())])
-        return cluster.restore
-
     async def _fence_predecessors(self) -> None:
         """End former incarnations of this name: their claims first, then their registration."""
         for name in await self._ports.volume.list("claims"):
@@ -289,7 +266,7 @@ class Broker:
             if predecessor != self.incarnation and predecessor.rpartition(".")[0] == self._identity.name:
                 log.info("broker.fencing_predecessor", predecessor=predecessor)
                 await fence(self._ports.volume, predecessor)
-                await self._ports.store.transact([], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))])
+                await self._store.transact([], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))])
 
     async def _register(self, draining: bool) -> None:
         record = IncarnationRecord(
@@ -300,7 +277,7 @@ class Broker:
             version=__version__,
             draining=draining,
         )
-        self._registered_at = await self._ports.store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
+        self._registered_at = await self._store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
 
     def _damage(self) -> DamageTable:
         """The table of what is wrong with storage, with its metrics."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from magnetar.errors import NotAllowed, ServiceNotReady
-from magnetar.metadata.records import CheckpointPointer, LogPosition
+from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition
 from magnetar.names import BundleName, TopicName
 from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
@@ -27,7 +27,7 @@ from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.topic_registry import TopicRegistry
 from magnetar.storage.checkpoint import Checkpoint, write_checkpoint
-from magnetar.storage.log_format import CursorOperation, TopicOperation, encode_cursor, encode_release, encode_topic
+from magnetar.storage.log_format import CursorOperation, TopicOperation, encode_cursor, encode_release, encode_term, encode_topic
 from magnetar.storage.places import RecordPlace
 from magnetar.topics.ledgers import Position
 from magnetar.topics.topic import TRIMMED, Topic, position_text
@@ -266,6 +266,11 @@ class OwnedBundle:
         await self.context.log.barrier()
 
     # --- checkpoint and release ------------------------------------------------------------------------------------------------
+
+    def append_term(self, record: BundleRecord) -> None:
+        """Keep a copy of the bundle's record in the log, from which a lost metadata store is rebuilt; durable with whatever comes next."""
+        encoded = encode_term(epoch=self.epoch, bundle=str(self.name), state=record.encode())
+        self.context.log.append(encoded.buffers, encoded.size, 1, None)
 
     async def write_checkpoint(self, position: LogPosition) -> CheckpointPointer:
         """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable.

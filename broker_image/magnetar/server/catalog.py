@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
-from magnetar.errors import CorruptData, ServiceNotReady
+from magnetar.errors import CorruptData, ServiceNotReady, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.names import BundleName, TopicName
@@ -289,8 +289,9 @@ class BundleCatalog:
                 files.append(file)
 
         def edit(manifest: Manifest) -> Manifest | None:
-            if not manifest.generation and self.manifest.generation:
-                return None  # the bundle has been split: its manifest went, and its children began with what it held
+            if manifest.generation < self.manifest.generation:
+                # Split meanwhile, or the store is lost: a restore would take what is written on top for what was committed.
+                raise StoreError(f"manifest of {self._bundle}: the store has forgotten generation {self.manifest.generation}")
             covered = manifest.with_files(files, reached)
             return None if covered == manifest else covered
 

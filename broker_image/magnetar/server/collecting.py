@@ -4,8 +4,8 @@ Owns: the collector: a broker gives up files of its own log; the leader those of
 committed. Imports: metadata, storage (the decisions are `storage.collection`), siblings.
 Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
 Invariants: a log file of a living incarnation is deleted by that incarnation alone; what is listed is listed before the facts are read that
-decide about it; an intent goes before the files it stands for; whatever was replaced stays for `replaced_kept_s` (at least the interval of the
-store's backups, where there are any), so that a restored store finds what it points to.
+decide about it; an intent goes before the files it stands for; whatever was replaced stays for `replaced_kept_s`. A restored store needs none of
+it: its records come from the logs' own copies, which are durable before anything is let go of.
 """
 
 from __future__ import annotations

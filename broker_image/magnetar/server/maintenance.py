@@ -1,6 +1,6 @@
 """What a broker does for its storage beside serving.
 
-Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files. Imports: siblings.
+Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files, copies of the metadata store. Imports: siblings.
 Invariants: nothing here is needed to serve: whatever fails is logged and tried again in the next round; one thing at a time.
 """
 
@@ -13,6 +13,7 @@ import structlog
 
 from magnetar.errors import Fenced, MagnetarError
 from magnetar.metadata.records import BundleRecord, LogPosition
+from magnetar.server.backups import MetadataBackups
 from magnetar.server.collecting import Collector
 from magnetar.server.context import BrokerContext
 from magnetar.server.ownership import Ownership
@@ -29,6 +30,7 @@ class Maintenance:
         self._context, self._views, self._ownership, self._leading = context, views, ownership, leading
         self.collector = Collector(context, ownership)
         self.tidier = Tidier(context)
+        self.backups = MetadataBackups(context)
         self._chains: dict[str, tuple[LogPosition, int, float]] = {}
 
     async def run(self) -> None:
@@ -46,6 +48,7 @@ class Maintenance:
         if self._leading():
             await self._quietly("files of the dead", self.collector.collect_dead)
             await self._quietly("objects", self.collector.collect_objects)
+            await self._quietly("backup of the metadata store", self.backups.keep_up)
 
     async def _quietly(self, what: str, work: Callable[..., object], *arguments: str) -> None:
         try:

@@ -323,6 +323,7 @@ class Ownership:
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
         self._owned[name] = self._make(BundleName.parse(name), epoch, recovered)
+        self._owned[name].append_term(record)  # before anything else of this term
         self.registry.adopt(self._owned[name])
         self._context.metrics.bundles_owned.set(len(self._owned))
         kind = "takeover" if recovered.fenced else "move" if preloaded is None else "preloaded"

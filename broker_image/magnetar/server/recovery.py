@@ -21,7 +21,15 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.log_scans import LogScans, Take
 from magnetar.storage.checkpoint import TopicValues, read_checkpoint
-from magnetar.storage.log_format import CursorOperation, CursorRecord, EntriesRecord, ReleaseRecord, TopicOperation, TopicRecord
+from magnetar.storage.log_format import (
+    CursorOperation,
+    CursorRecord,
+    EntriesRecord,
+    ReleaseRecord,
+    TermRecord,
+    TopicOperation,
+    TopicRecord,
+)
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import ScannedRecord
 from magnetar.topics.ledgers import Position
@@ -151,6 +159,8 @@ class BundleReplay:
 
         def take(scanned: ScannedRecord) -> bool:
             record = scanned.record
+            if isinstance(record, TermRecord):
+                return False
             if isinstance(record, ReleaseRecord):
                 return BundleName.parse(record.bundle).includes(self._bundle)  # ours, or of the bundle that we were split from then
             if self.contains(record.topic):

@@ -125,12 +125,11 @@ class BrokerSettings:
     log_spares_max: int = _bounded(
         2, 0, 64, "log files that nobody needs any more kept to be used again, for they flush faster than new ones"
     )
-    replaced_kept_s: float = _bounded(
-        60.0,
-        0,
-        1 << 31,
-        "how long files that nobody needs any more are kept; where the metadata store is backed up, at least the interval of its backups",
+    replaced_kept_s: float = _bounded(60.0, 0, 1 << 31, "how long files that nobody needs any more are kept")
+    metadata_backup_interval_s: float = _bounded(
+        600.0, 0.05, 86_400, "interval at which the leader copies the metadata store into storage, if anything durable has changed"
     )
+    metadata_backups_kept: int = _bounded(3, 1, 1000, "copies of the metadata store that are kept in storage")
     intent_age_max_s: float = _bounded(
         86_400.0, 60, 1 << 31, "age at which the intent of a job that nobody has heard of counts as orphaned"
     )

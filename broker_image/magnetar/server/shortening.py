@@ -54,7 +54,11 @@ class Shortener:
             if (position.file, position.offset) < (start.file, start.offset):
                 return None  # this roll was under way before our term began; the next sealed file tries again
             await owned.catalog.cover(record, position)
-            return await owned.write_checkpoint(position)
+            pointer = await owned.write_checkpoint(position)
+            # Before it is pointed to, so that the newest copy in the log never needs what the store's record has let go of.
+            owned.append_term(rules.advance_checkpoint(record, pointer))
+            await self._context.log.barrier()
+            return pointer
         except (StoreError, StorageError, ServiceNotReady) as error:
             # It only saves work: a store that is away must neither end us nor hold up a move. The next sealed file tries again.
             log.warning("bundle.checkpoint_delayed", bundle=str(owned.name), error=str(error))

@@ -41,6 +41,7 @@ from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
+from magnetar.storage.log_format import encode_term
 from magnetar.storage.manifest import Manifest, load_manifest, write_manifest
 
 log = structlog.get_logger(__name__)
@@ -208,6 +209,7 @@ class Splitter:
     ) -> _Plan:
         """The transaction, again until it is done; what it committed. Raises SplitRefused, TransitionRefused, StorageError."""
         deleted, records = rules.divided(splitting.record, bundle, epoch=epoch, end=end)
+        await self._keep_copies(records, epoch)
         attempted: list[_Plan] = []
         while True:
             try:
@@ -228,6 +230,17 @@ class Splitter:
                 done = await self._done_before_if_known(bundle, splitting, attempted, epoch)
                 if done is not None:
                     return done
+
+    async def _keep_copies(self, records: Mapping[BundleName, BundleRecord], epoch: int) -> None:
+        """Copies of all the children's records in the log, durable before any of them can be taken over. Raises StorageError.
+
+        Without them a lost store could not be rebuilt once one child has gone on elsewhere. Should the split not happen after all, the parent's
+        next term has a later epoch.
+        """
+        for child, record in records.items():
+            encoded = encode_term(epoch=epoch, bundle=str(child), state=record.encode())
+            self._context.log.append(encoded.buffers, encoded.size, 1, None)
+        await self._context.log.barrier()
 
     def _transaction(
         self,

@@ -57,6 +57,7 @@ class RecordType(enum.IntEnum):
     CURSOR = 2
     TOPIC = 3
     RELEASE = 4
+    TERM = 5
 
 
 class CursorOperation(enum.IntEnum):
@@ -234,7 +235,19 @@ class ReleaseRecord:
     state: bytes
 
 
-Record = EntriesRecord | CursorRecord | TopicRecord | ReleaseRecord
+@dataclass(frozen=True, slots=True)
+class TermRecord:
+    """A copy of the bundle's record in the metadata store, as `metadata.records` encodes it, for the day that the store is lost.
+
+    The first thing that a term appends, and again before each checkpoint that it points to.
+    """
+
+    epoch: int
+    bundle: str
+    state: bytes
+
+
+Record = EntriesRecord | CursorRecord | TopicRecord | ReleaseRecord | TermRecord
 
 
 def encode_entries(
@@ -322,6 +335,12 @@ def encode_release(*, epoch: int, bundle: str, state: bytes) -> Encoded:
     return _encoded(RecordType.RELEASE, _RELEASE.pack(epoch, _bounded(name), 0, len(state)), name, state)
 
 
+def encode_term(*, epoch: int, bundle: str, state: bytes) -> Encoded:
+    """A TERM record."""
+    name = bundle.encode()
+    return _encoded(RecordType.TERM, _RELEASE.pack(epoch, _bounded(name), 0, len(state)), name, state)
+
+
 def _encoded(kind: RecordType, *parts: bytes) -> Encoded:
     payload = b"".join(parts)
     return Encoded([_RECORD.pack(kind, 0, 0, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload))
@@ -341,10 +360,12 @@ def _json(properties: Mapping[str, str]) -> bytes:
 # --- reading records ----------------------------------------------------------------------------------------------------------
 
 
-def decode_records(body: memoryview, terms: Container[int] | None = None) -> Iterator[tuple[int, Record]]:
+def decode_records(
+    body: memoryview, terms: Container[int] | None = None, kinds: Container[int] | None = None
+) -> Iterator[tuple[int, Record]]:
     """Records of one block whose CRC is right: (offset of the payload in the body, record). Raises CorruptData.
 
-    With `terms` only those of these epochs, which every payload begins with: what others have written costs next to nothing.
+    With `terms` only those of these epochs, which every payload begins with, with `kinds` those of these types: others cost next to nothing.
     """
     at = 0
     while at < len(body):
@@ -358,6 +379,9 @@ def decode_records(body: memoryview, terms: Container[int] | None = None) -> Ite
         if length > len(body) - at:
             raise CorruptData(f"record of {length} bytes at {at} exceeds its block of {len(body)}")
         if terms is not None and length >= _EPOCH.size and _EPOCH.unpack_from(body, at)[0] not in terms:
+            at += length
+            continue
+        if kinds is not None and kind not in kinds:
             at += length
             continue
         try:
@@ -444,10 +468,18 @@ def _decode_topic(payload: memoryview) -> TopicRecord:
 
 
 def _decode_release(payload: memoryview) -> ReleaseRecord:
+    return ReleaseRecord(*_decode_bundle_state(payload))
+
+
+def _decode_term(payload: memoryview) -> TermRecord:
+    return TermRecord(*_decode_bundle_state(payload))
+
+
+def _decode_bundle_state(payload: memoryview) -> tuple[int, str, bytes]:
     epoch, bundle_length, _, length = _RELEASE.unpack_from(payload)
     bundle_end = _RELEASE.size + bundle_length
     _check_end(payload, bundle_end + length)
-    return ReleaseRecord(epoch, str(payload[_RELEASE.size : bundle_end], "utf-8"), bytes(payload[bundle_end:]))
+    return epoch, str(payload[_RELEASE.size : bundle_end], "utf-8"), bytes(payload[bundle_end:])
 
 
 def _check_end(payload: memoryview, expected: int) -> None:
@@ -460,4 +492,5 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.CURSOR: _decode_cursor,
     RecordType.TOPIC: _decode_topic,
     RecordType.RELEASE: _decode_release,
+    RecordType.TERM: _decode_term,
 }

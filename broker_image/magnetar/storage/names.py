@@ -13,6 +13,7 @@ LOGS = "logs"
 CHECKPOINTS = "checkpoints"
 MANIFESTS = "manifests"
 SEGMENTS = "segments"
+BACKUPS = "backups"
 STORAGE_ID = "cluster/storage-id"
 RESTORE = "cluster/restore"
 
@@ -20,6 +21,34 @@ LOG_SUFFIX = ".log"
 SEALED_SUFFIX = ".sealed"
 INDEX_SUFFIX = ".index"
 SPARE_SUFFIX = ".spare"
+
+
+def restore(number: int) -> str:
+    """Says that the metadata store of this storage was restored for the `number`-th time."""
+    return f"{RESTORE}/{number:08d}"
+
+
+def restore_number(name: str) -> int | None:
+    """The number in such a name, or None if `name` is not one."""
+    digits = name.rpartition("/")[2]
+    return int(digits) if digits.isdecimal() else None
+
+
+def backup(restore_number: int, revision: int) -> str:
+    """A copy of the metadata store as of one revision; sorted names are in order, whatever clocks said."""
+    return f"{BACKUPS}/{restore_number:08d}-{revision:020d}"
+
+
+def backup_place(name: str) -> tuple[int, int] | None:
+    """(restore number, revision) of a copy of the metadata store, or None if `name` is not one."""
+    number, dash, revision = name.rpartition("/")[2].partition("-")
+    return (int(number), int(revision)) if dash and number.isdecimal() and revision.isdecimal() else None
+
+
+def checkpoint_epoch(name: str) -> int | None:
+    """The term that wrote a checkpoint, or None if `name` is not one."""
+    digits = name.rpartition("/")[2].partition("-")[0]
+    return int(digits) if digits.isdecimal() else None
 
 
 def claim(incarnation: str) -> str:

@@ -68,6 +68,13 @@ class StoreServer:
         self.changed()
         return len(held)
 
+    def replace(self, core: StoreCore) -> None:
+        """The store is lost, and another one answers at its address; watches go on there, and wait for revisions that it may not have yet."""
+        self.loop.record(STORE_HOST, "replaced", self.core.revision, core.revision)
+        self.core = core
+        self._holders.clear()
+        self.changed()
+
     def compact(self) -> None:
         """Forget the history up to now."""
         self.loop.record(STORE_HOST, "compact", self.core.revision)

@@ -68,6 +68,7 @@ class Evidence:
 
     counts: Counter[str] = field(default_factory=Counter)
     endings: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = EXPECTED_ENDINGS
 
     def __call__(self, _logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         """As a structlog processor: count the event, print nothing."""
@@ -81,7 +82,7 @@ class Evidence:
 
     def unexplained(self) -> list[str]:
         """Endings that no fault explains."""
-        return [reason for reason in self.endings if not any(known in reason for known in EXPECTED_ENDINGS)]
+        return [reason for reason in self.endings if not any(known in reason for known in self.expected)]
 
 
 class SimulatedUsage:

@@ -20,7 +20,9 @@ from magnetar.storage.log_format import (
     EntriesRecord,
     FileHeader,
     Record,
+    RecordType,
     ReleaseRecord,
+    TermRecord,
     TopicOperation,
     TopicRecord,
     block_is_intact,
@@ -33,6 +35,7 @@ from magnetar.storage.log_format import (
     encode_entries,
     encode_file_header,
     encode_release,
+    encode_term,
     encode_topic,
 )
 
@@ -69,7 +72,7 @@ def test_golden_file_header() -> None:
 def test_golden_block() -> None:
     """Version 1 of a block with one record of each type never changes."""
     body = b"".join(map(joined, golden_records()))
-    header = encode_block_header(block_seed("broker-0.5f", 3), 4096, 9, 1_700_000_000_000, 4, body)
+    header = encode_block_header(block_seed("broker-0.5f", 3), 4096, 9, 1_700_000_000_000, 5, body)
     assert (header + body).hex() == GOLDEN_BLOCK
     assert len(header) == BLOCK_HEADER_BYTES
 
@@ -99,23 +102,25 @@ def golden_records() -> list[Encoded]:
         ),
         encode_topic(epoch=5, topic="persistent://a/b/c", operation=TopicOperation.CREATE, properties={}),
         encode_release(epoch=5, bundle="a/b/0x00000000_0x40000000", state=b"{}"),
+        encode_term(epoch=5, bundle="a/b/0x00000000_0x40000000", state=b'{"schema":1}'),
     ]
 
 
 GOLDEN_BLOCK = (
-    "4d424c4b3428aeb9520100000400000009000000000000000068e5cf8b010000001000000000000001000000630000000500000000000000"
+    "4d424c4b3582a6628f0100000500000009000000000000000068e5cf8b010000001000000000000001000000630000000500000000000000"
     "0b0000000000000002000000000000000168e5cf8b010000020000001200010070657273697374656e743a2f2f612f622f63700500000003"
     "00000001000000030000000800000000000000ffffffffffffffff0e016f6e6574776f020000008000000005000000000000000b00000000"
     "000000ffffffffffffffff020112000100000001000000040000000900000070657273697374656e743a2f2f612f622f63730b0000000000"
     "0000040000000000000006000000000000000b0000000000000008000000000000000100000000000000feffffffffffffff7b226b223a22"
     "76227d03000000240000000500000000000000010012000200000070657273697374656e743a2f2f612f622f637b7d040000002b00000005"
-    "000000000000001900000002000000612f622f307830303030303030305f307834303030303030307b7d"
+    "000000000000001900000002000000612f622f307830303030303030305f307834303030303030307b7d0500000035000000050000000000"
+    "0000190000000c000000612f622f307830303030303030305f307834303030303030307b22736368656d61223a317d"
 )
 
 
 def test_decoding_the_golden_block_gives_the_values() -> None:
     body = memoryview(b"".join(map(joined, golden_records())))
-    entries, cursor, topic, release = (record for _, record in decode_records(body))
+    entries, cursor, topic, release, term = (record for _, record in decode_records(body))
     assert isinstance(entries, EntriesRecord)
     assert [bytes(entry) for entry in entries.entries()] == [b"\x0e\x01one", b"two"]
     assert (entries.epoch, entries.ledger, entries.first_entry, entries.append_ms) == (5, 11, 2, 1_700_000_000_001)
@@ -126,6 +131,15 @@ def test_decoding_the_golden_block_gives_the_values() -> None:
     )
     assert topic == TopicRecord(5, "persistent://a/b/c", TopicOperation.CREATE, {})
     assert release == ReleaseRecord(5, "a/b/0x00000000_0x40000000", b"{}")
+    assert term == TermRecord(5, "a/b/0x00000000_0x40000000", b'{"schema":1}')
+
+
+def test_records_of_some_types_are_found_without_decoding_the_others() -> None:
+    body = memoryview(b"".join(map(joined, golden_records())))
+    assert [record for _, record in decode_records(body, kinds={RecordType.RELEASE, RecordType.TERM})] == [
+        ReleaseRecord(5, "a/b/0x00000000_0x40000000", b"{}"),
+        TermRecord(5, "a/b/0x00000000_0x40000000", b'{"schema":1}'),
+    ]
 
 
 @given(U64, U64, U64, U64, TEXT, TEXT, st.lists(st.tuples(st.binary(max_size=50), U32, U64), min_size=1, max_size=20))
@@ -181,13 +195,14 @@ def test_cursors_come_back(
 
 
 @given(U64, TEXT, st.sampled_from(TopicOperation), PROPERTIES, st.binary(max_size=30))
-def test_topics_and_releases_come_back(
+def test_topics_releases_and_terms_come_back(
     epoch: int, name: str, operation: TopicOperation, properties: dict[str, str], state: bytes
 ) -> None:
     assert only_record(encode_topic(epoch=epoch, topic=name, operation=operation, properties=properties)) == TopicRecord(
         epoch, name, operation, properties
     )
     assert only_record(encode_release(epoch=epoch, bundle=name, state=state)) == ReleaseRecord(epoch, name, state)
+    assert only_record(encode_term(epoch=epoch, bundle=name, state=state)) == TermRecord(epoch, name, state)
 
 
 def test_every_flipped_bit_of_a_block_is_found() -> None:
@@ -219,7 +234,7 @@ def test_an_unknown_record_type_is_an_error() -> None:
         list(decode_records(memoryview(data)))
 
 
-@given(st.integers(0, 3), st.data())
+@given(st.integers(0, 4), st.data())
 def test_a_record_that_is_cut_short_never_crashes_the_decoder(which: int, data: st.DataObject) -> None:
     """Whatever length the header claims, the answer is CorruptData or a record."""
     whole = joined(golden_records()[which])

@@ -1,0 +1,218 @@
+"""`magnetar metadata backup|restore|rebuild`.
+
+Owns: their options, where store and volume are, and what is printed. Imports: metadata, storage; etcd lazily.
+Invariants: results go to standard output, everything else to standard error, so that `backup -` can be piped; a store that is not there is never
+created by looking at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from magnetar.cli.session import group
+from magnetar.errors import InvalidRequest
+
+ETCD_SCHEME = "etcd://"
+STANDARD = "-"
+
+metadata = group("Copy the metadata store; bring a lost one back from a copy and storage, or from storage alone.")
+
+Store = Annotated[
+    str,
+    typer.Option("--store", envvar="MAGNETAR_STORE", help="etcd://host:port[,host:port...]; of a standalone server: leave out."),
+]
+Storage = Annotated[
+    Path | None, typer.Option("--volume", envvar="MAGNETAR_VOLUME", help="Directory shared by all brokers of the cluster.")
+]
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Data directory of a standalone server, which must be stopped.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Go on although brokers are registered, the store is not empty, or files are missing.")
+]
+
+
+@metadata.command("backup")
+def backup_command(
+    file: Annotated[str, typer.Argument(help="Where to write the copy; - is standard output.")],
+    store: Store = "",
+    data_dir: DataDir = Path("data"),
+) -> None:
+    """Copy everything durable in the store, as of one moment. Brokers may run."""
+    _run(_backup(file, store, data_dir))
+
+
+@metadata.command("restore")
+def restore_command(
+    file: Annotated[
+        str, typer.Argument(help="A copy made by `backup`, or by a broker (backups/ in the volume); - is standard input.")
+    ] = "",
+    store: Store = "",
+    volume: Storage = None,
+    data_dir: DataDir = Path("data"),
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="The store was restored by other means (an etcd snapshot): bring it in line with storage."),
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Fill a lost store from a copy, and from storage what happened since. All brokers must be stopped."""
+    if bool(file) == in_place:
+        raise InvalidRequest("restore: name a FILE, or use --in-place for a store that was restored already")
+    _run(_restore(file, store, volume, data_dir, in_place, force))
+
+
+@metadata.command("rebuild")
+def rebuild_command(
+    store: Store = "",
+    volume: Storage = None,
+    data_dir: DataDir = Path("data"),
+    without_copy: Annotated[
+        bool, typer.Option("--without-copy", help="Do not use the copies that brokers keep in the volume.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Fill a lost store from storage alone: the newest copy that brokers keep there, and what happened since. All brokers must be stopped."""
+    _run(_rebuild(store, volume, data_dir, without_copy, force))
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    from magnetar.server.logs import configure_logs
+
+    configure_logs("warning")
+    asyncio.run(work)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------------------
+
+
+async def _backup(file: str, store: str, data_dir: Path) -> None:
+    from magnetar.clock import SystemClock
+    from magnetar.metadata.backup import encode_backup, read_backup
+
+    async with _open_store(store, data_dir, create=False) as opened:
+        backup = await read_backup(opened, SystemClock().wall_ms())
+    data = encode_backup(backup)
+    if file == STANDARD:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        _write_file(Path(file), data)
+    _say(f"{len(backup.items)} keys of revision {backup.revision}, restore number {backup.restore}, storage {backup.storage_id}")
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Durably, and whole or not at all."""
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        with draft.open("wb") as output:
+            output.write(data)
+            output.flush()
+            os.fsync(output.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path}: the backup cannot be written: {error.strerror}; choose another place") from error
+
+
+async def _restore(file: str, store: str, volume: Path | None, data_dir: Path, in_place: bool, force: bool) -> None:
+    from magnetar.metadata.backup import decode_backup
+    from magnetar.storage.restoring import restore_store
+
+    backup = None
+    if file:
+        try:
+            data = sys.stdin.buffer.read() if file == STANDARD else Path(file).read_bytes()
+        except OSError as error:
+            raise InvalidRequest(
+                f"{file}: cannot be read: {error.strerror}; name a file that `magnetar metadata backup` wrote"
+            ) from error
+        backup = decode_backup(data, file)
+    async with _open_both(store, volume, data_dir) as (opened, storage, clock):
+        source = file or "what the store holds"
+        _print(await restore_store(opened, storage, clock, backup=backup, source=source, in_place=in_place, force=force, say=_say))
+
+
+async def _rebuild(store: str, volume: Path | None, data_dir: Path, without_copy: bool, force: bool) -> None:
+    from magnetar.storage.restoring import newest_backup, restore_store
+
+    async with _open_both(store, volume, data_dir) as (opened, storage, clock):
+        found = None if without_copy else await newest_backup(storage, _say)
+        backup, source = found if found is not None else (None, "storage alone")
+        _say(
+            f"namespaces, policies and whatever else is not in logs: {source if backup is not None else 'no copy of the store is used'}"
+        )
+        _print(await restore_store(opened, storage, clock, backup=backup, source=source, force=force, say=_say))
+
+
+def _print(restored: Any) -> None:
+    """What was done, bundle by bundle; what to look at, last."""
+    for bundle, done in sorted(restored.store.bundles.items()):
+        print(f"{bundle}  {done}")
+    for problem in restored.store.problems:
+        print(f"PROBLEM {problem}")
+    for warning in restored.store.warnings:
+        print(f"WARNING {warning}")
+    print(
+        f"Restored from {restored.source}: {len(restored.store.items)} keys, {len(restored.store.bundles)} bundles, restore number "
+        f"{restored.number}. Start the brokers."
+    )
+
+
+# --- store and volume ---------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _open_both(store: str, volume: Path | None, data_dir: Path) -> AsyncIterator[tuple[Any, Any, Any]]:
+    """The store, the volume and a clock."""
+    from magnetar.clock import SystemClock
+    from magnetar.storage.posix import PosixVolume
+
+    if store and volume is None:
+        raise InvalidRequest(
+            "--volume (MAGNETAR_VOLUME): name the directory that the brokers share; the log in it knows what the store has lost"
+        )
+    directory = volume if volume is not None else data_dir / "storage"
+    if not directory.is_dir():
+        raise InvalidRequest(
+            f"{directory} is not a directory: name the brokers' with --volume, or a standalone server's with --data-dir"
+        )
+    opened_volume = PosixVolume(directory)
+    try:
+        async with _open_store(store, data_dir, create=True) as opened:
+            yield opened, opened_volume, SystemClock()
+    finally:
+        await opened_volume.close()
+
+
+@contextlib.asynccontextmanager
+async def _open_store(store: str, data_dir: Path, *, create: bool) -> AsyncIterator[Any]:
+    from magnetar.clock import SystemClock
+
+    opened: Any
+    if not store:
+        from magnetar.metadata.embedded import EmbeddedStore
+
+        directory = data_dir / "metadata"
+        if not create and not directory.is_dir():
+            raise InvalidRequest(f"{directory} is not there: name a standalone server's --data-dir, or a cluster's --store")
+        opened = await EmbeddedStore.open(directory, SystemClock())
+    elif store.startswith(ETCD_SCHEME):
+        from magnetar.metadata.etcd import EtcdStore
+
+        opened = EtcdStore(store.removeprefix(ETCD_SCHEME).split(","), clock=SystemClock())
+    else:
+        raise InvalidRequest(f"store: {store!r} is not known; use {ETCD_SCHEME}host:port, or leave it out for a standalone server")
+    try:
+        yield opened
+    finally:
+        await opened.close()

@@ -1,0 +1,101 @@
+"""What logs say about bundles.
+
+Owns: the reading of TERM and RELEASE records, and of topics' creations, from whole logs, for the day that the metadata store is lost.
+Imports: storage formats, fencing, metadata records.
+Invariants: nothing is read before its log is sealed; copies that a term wrote after its RELEASE are void; damage is noted, and reading goes on in
+the next file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from magnetar.errors import CorruptData
+from magnetar.metadata.records import BundleRecord, LogPosition
+from magnetar.storage import names
+from magnetar.storage.fencing import SealedFile, fence
+from magnetar.storage.log_format import (
+    FILE_HEADER_BYTES,
+    RecordType,
+    ReleaseRecord,
+    TermRecord,
+    TopicOperation,
+    TopicRecord,
+    decode_records,
+)
+from magnetar.storage.recovery import LogBlocks
+from magnetar.storage.volume import Volume
+
+KINDS = frozenset({RecordType.TOPIC, RecordType.RELEASE, RecordType.TERM})
+Place = tuple[int, int, int]
+"""Orders what was said of one bundle or topic: epoch, file, offset of the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class TermCopy:
+    """A TERM record: the bundle's record as its owner knew it, and where the owner wrote it down."""
+
+    bundle: str
+    record: BundleRecord
+    incarnation: str
+    place: Place
+
+
+@dataclass(slots=True)
+class LogFacts:
+    """What sealed logs say. `releases` are the ends of RELEASE records by (bundle, epoch); `topics` tells whether a topic was there last."""
+
+    sealed: Mapping[str, Sequence[SealedFile]]
+    terms: list[TermCopy] = field(default_factory=list)
+    releases: dict[tuple[str, int], LogPosition] = field(default_factory=dict)
+    topics: dict[str, tuple[Place, bool]] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+
+
+async def fence_all(volume: Volume) -> dict[str, list[SealedFile]]:
+    """End every incarnation that has a claim or a log; their sealed files. Raises StorageError; CorruptData for what cannot be sealed."""
+    known = {name.rpartition("/")[2] for name in await volume.list(names.CLAIMS)}
+    known |= {name.split("/")[1] for name in await volume.list(names.LOGS)}
+    return {incarnation: await fence(volume, incarnation) for incarnation in sorted(known)}
+
+
+async def read_logs(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]]) -> LogFacts:
+    """Everything that these logs say about bundles. Raises StorageError."""
+    facts = LogFacts(sealed)
+    for incarnation, files in sorted(sealed.items()):
+        for file in files:
+            if file.length > FILE_HEADER_BYTES:
+                await _read_file(volume, incarnation, file, facts)
+    facts.terms.sort(key=lambda copy: copy.place)
+    return facts
+
+
+async def _read_file(volume: Volume, incarnation: str, file: SealedFile, facts: LogFacts) -> None:
+    blocks = LogBlocks(volume, incarnation, file.number, FILE_HEADER_BYTES, file.length)
+    try:
+        async for body_at, body in blocks:
+            for _, record in decode_records(body, kinds=KINDS):
+                assert isinstance(record, TopicRecord | ReleaseRecord | TermRecord)
+                place = (record.epoch, file.number, body_at)
+                if isinstance(record, TopicRecord):
+                    _note_topic(facts, record, place)
+                elif isinstance(record, ReleaseRecord):
+                    facts.releases[record.bundle, record.epoch] = LogPosition(file.number, body_at + len(body))
+                elif (record.bundle, record.epoch) not in facts.releases:
+                    facts.terms.append(TermCopy(record.bundle, BundleRecord.decode(record.state), incarnation, place))
+            await asyncio.sleep(0)
+    except CorruptData as error:
+        facts.damaged.append(f"{blocks.name}: {error}")
+        return
+    if blocks.end != file.length:
+        facts.damaged.append(f"{blocks.name}: damaged at {blocks.end}, below its sealed length {file.length}")
+
+
+def _note_topic(facts: LogFacts, record: TopicRecord, place: Place) -> None:
+    if record.operation is TopicOperation.UPDATE:
+        return
+    known = facts.topics.get(record.topic)
+    if known is None or known[0] <= place:
+        facts.topics[record.topic] = (place, record.operation is TopicOperation.CREATE)

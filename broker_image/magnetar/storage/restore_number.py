@@ -1,0 +1,31 @@
+"""How often the metadata store of this storage was restored.
+
+Owns: the numbered objects `cluster/restore/<n>`, by which epochs, and so message ids, grew even over a store that begins anew.
+Imports: volume, names, document, clock. Source: DESIGN 4 (restore is survivable).
+Invariants: the number only grows, and is durable before anything is written to the restored store; of concurrent restores each gets a number of
+its own, and only the highest one's cluster record is accepted by brokers.
+"""
+
+from __future__ import annotations
+
+from magnetar.clock import Clock
+from magnetar.storage import names
+from magnetar.storage.document import encode_document
+from magnetar.storage.volume import Volume
+
+KIND, VERSION = "restore", 1
+
+
+async def read_restore_number(volume: Volume) -> int:
+    """The storage's restore number: 0 if its store was never restored. Raises StorageError."""
+    found = [number for name in await volume.list(names.RESTORE) if (number := names.restore_number(name)) is not None]
+    return max(found, default=0)
+
+
+async def raise_restore_number(volume: Volume, clock: Clock, least: int, reason: str) -> int:
+    """A number that nobody has had, above the storage's own and at least `least`; durable on return. Raises StorageError."""
+    while True:
+        number = max(await read_restore_number(volume) + 1, least)
+        body = {"number": number, "created_ms": clock.wall_ms(), "reason": reason}
+        if await volume.put_if_absent(names.restore(number), encode_document(KIND, VERSION, body)):
+            return number

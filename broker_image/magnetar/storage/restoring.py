@@ -1,0 +1,206 @@
+"""Giving storage a metadata store again.
+
+Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and manifests, write the store. Imports: storage
+and metadata siblings, clock.
+Invariants: the restore number is raised before anything is read, so nobody joins meanwhile or with what the store said before; the cluster's
+record is written last, so a restore that was interrupted is noticed by every broker, and simply done again; with a problem nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from magnetar.clock import Clock
+from magnetar.errors import CorruptData, InvalidRequest, StorageError
+from magnetar.metadata import keys
+from magnetar.metadata.backup import Backup, read_backup
+from magnetar.metadata.records import ClusterRecord
+from magnetar.metadata.store import MetadataStore, Operation, Put
+from magnetar.storage import names
+from magnetar.storage.backups import list_backups, load_backup
+from magnetar.storage.checkpoint import read_checkpoint
+from magnetar.storage.collection import segments_of
+from magnetar.storage.log_copies import LogFacts, fence_all, read_logs
+from magnetar.storage.manifest import Manifest, read_manifest
+from magnetar.storage.rebuilding import ManifestFact, RebuiltStore, StorageFacts, rebuild
+from magnetar.storage.restore_number import raise_restore_number
+from magnetar.storage.storage_id import read_storage_id
+from magnetar.storage.volume import Volume
+
+FORMAT_VERSION = 1
+OPERATIONS_MAX = 100
+TRANSACTION_BYTES_MAX = 512 << 10
+SHOWN_MAX = 20
+LAST = (keys.RESTORE, keys.CLUSTER)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did: its number, where the rest of the store came from, and what was written."""
+
+    number: int
+    source: str
+    store: RebuiltStore
+
+
+async def restore_store(
+    store: MetadataStore,
+    volume: Volume,
+    clock: Clock,
+    *,
+    backup: Backup | None,
+    source: str,
+    in_place: bool = False,
+    force: bool = False,
+    say: Say = lambda _line: None,
+) -> Restored:
+    """Fill the store from `backup` (None: from storage alone; `in_place`: from what the store itself holds) and from storage.
+
+    All brokers must have been stopped; those that still run are fenced. Raises InvalidRequest for what `force` would allow, or must be
+    corrected first; StoreError, StorageError.
+    """
+    storage_id = await _storage_id(volume)
+    if in_place:
+        backup = await read_backup(store, clock.wall_ms())
+    await _check(store, storage_id, backup, source, in_place, force)
+    least = 1 + max(backup.restore if backup is not None else 0, await _restore_in(store))
+    number = await raise_restore_number(volume, clock, least, source)
+    say(f"restore number {number}: brokers that do not know it end, or do not start")
+    try:
+        sealed = await fence_all(volume)
+    except CorruptData as error:
+        raise StorageError(f"a log cannot be ended, nothing was written: {error}") from error
+    say(f"{len(sealed)} incarnations ended, {sum(map(len, sealed.values()))} log files sealed")
+    facts = await read_facts(volume, storage_id, await read_logs(volume, sealed))
+    say(f"{len(facts.logs.terms)} copies of bundles found")
+    result = rebuild(facts, backup, number, FORMAT_VERSION)
+    if result.problems and not force:
+        raise InvalidRequest(
+            f"nothing was written: {_shown(result.problems)}; then run this again, or run it with --force to go on without"
+        )
+    await _write(store, result.items)
+    return Restored(number, source, result)
+
+
+async def newest_backup(volume: Volume, say: Say = lambda _line: None) -> tuple[Backup, str] | None:
+    """The newest whole copy of the store in storage, and its name; None if there is none. Raises StorageError."""
+    for name in reversed(await list_backups(volume)):
+        try:
+            return await load_backup(volume, name), name
+        except (CorruptData, FileNotFoundError) as error:
+            say(f"{name} is passed over: {error}")
+    return None
+
+
+# --- checks -------------------------------------------------------------------------------------------------------------------
+
+
+async def _storage_id(volume: Volume) -> str:
+    found = await read_storage_id(volume)
+    if found is None:
+        raise InvalidRequest("the volume has no storage id: no cluster has ever used it; mount the right one")
+    return found
+
+
+async def _check(store: MetadataStore, storage_id: str, backup: Backup | None, source: str, in_place: bool, force: bool) -> None:
+    if backup is not None and backup.storage_id != storage_id:
+        raise InvalidRequest(
+            f"{source} is of storage {backup.storage_id}, the volume is {storage_id}: choose the backup of this cluster, or mount its volume"
+        )
+    registered = [item.key.removeprefix(keys.INCARNATIONS) for item in (await store.range(keys.INCARNATIONS)).items]
+    if registered and not force:
+        raise InvalidRequest(
+            f"brokers are registered: {', '.join(registered[:SHOWN_MAX])}; stop them (their registrations go within a lease), or use --force, "
+            "which ends them"
+        )
+    if not in_place and not force and await store.get(keys.CLUSTER) is not None:
+        raise InvalidRequest(
+            "the metadata store is not empty: use `restore --in-place` to go on with what is in it, or --force to replace it"
+        )
+
+
+async def _restore_in(store: MetadataStore) -> int:
+    item = await store.get(keys.CLUSTER)
+    return ClusterRecord.decode(item.value).restore if item is not None else 0
+
+
+def _shown(problems: list[str]) -> str:
+    further = f"; and {len(problems) - SHOWN_MAX} more" if len(problems) > SHOWN_MAX else ""
+    return "; ".join(problems[:SHOWN_MAX]) + further
+
+
+# --- facts ----------------------------------------------------------------------------------------------------------------------
+
+
+async def read_facts(volume: Volume, storage_id: str, logs: LogFacts) -> StorageFacts:
+    """What `rebuild` needs beside the logs. Raises StorageError."""
+    there = {names.log_file(incarnation, file.number) for incarnation, files in logs.sealed.items() for file in files}
+    there.update(await volume.list(names.SEGMENTS))
+    manifests: dict[str, list[ManifestFact]] = {}
+    for name in await volume.list(names.MANIFESTS):
+        fact = await _manifest_fact(volume, name, there)
+        if fact is not None:
+            manifests.setdefault(name.removeprefix(f"{names.MANIFESTS}/").rpartition("/")[0], []).append(fact)
+    checkpoints: dict[str, frozenset[str]] = {}
+    for name in sorted({pointer.object for copy in logs.terms if (pointer := copy.record.checkpoint) is not None}):
+        topics = await _topics_of(volume, name, logs)
+        if topics is not None:
+            checkpoints[name] = topics
+    for name in await volume.list(names.CHECKPOINTS):
+        checkpoints.setdefault(name, frozenset())  # that a backup's record may name
+    return StorageFacts(storage_id, logs, checkpoints, manifests)
+
+
+async def _topics_of(volume: Volume, name: str, logs: LogFacts) -> frozenset[str] | None:
+    try:
+        return frozenset((await read_checkpoint(volume, name)).topics)
+    except FileNotFoundError:
+        return None
+    except CorruptData as error:
+        logs.damaged.append(str(error))
+        return None
+
+
+async def _manifest_fact(volume: Volume, name: str, there: set[str]) -> ManifestFact | None:
+    """What the manifest `name` needs; None if it is not whole, as one is that a power loss caught."""
+    try:
+        manifest = await read_manifest(volume, name)
+    except (FileNotFoundError, CorruptData):
+        return None
+    needed = list(_files(manifest))
+    segments = frozenset(segment.object for segment in segments_of(manifest))
+    missing = sorted({*needed, *segments} - there)
+    if manifest.parent is not None and not await volume.exists(manifest.parent):
+        missing.append(manifest.parent)
+    return ManifestFact(name, manifest.generation, manifest.covered, segments, tuple(missing))
+
+
+def _files(manifest: Manifest) -> Iterable[str]:
+    return (names.log_file(entry.incarnation, entry.file) for entry in manifest.level0)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------------------
+
+
+async def _write(store: MetadataStore, items: dict[str, bytes]) -> None:
+    """Make the store's durable keys exactly `items`."""
+    await store.delete(keys.RESTORE)  # from here on nobody from before changes anything
+    for item in (await store.range("")).items:
+        if not item.lease and keys.is_durable(item.key) and item.key not in items:
+            await store.delete(item.key)
+    chunk: list[Operation] = []
+    size = 0
+    for key, value in sorted(items.items()):
+        if key in LAST:
+            continue
+        if chunk and (len(chunk) == OPERATIONS_MAX or size + len(value) > TRANSACTION_BYTES_MAX):
+            await store.transact((), chunk)
+            chunk, size = [], 0
+        chunk.append(Put(key, value))
+        size += len(key) + len(value)
+    if chunk:
+        await store.transact((), chunk)
+    await store.transact((), [Put(key, items[key]) for key in LAST])

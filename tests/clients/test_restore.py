@@ -1,0 +1,212 @@
+"""Real brokers whose etcd is destroyed, with the official Python client before and after: nothing acknowledged is lost, ids still increase."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from dev.server_process import ServerProcess
+from tests.clients.cluster import Cluster, request, wait_for
+from tests.clients.conftest import QUIET
+
+pytestmark = pytest.mark.slow
+
+TOPICS = 3
+MESSAGES = 40
+PAYLOAD = b"x" * (48 << 10)
+"""As many of these as fill a log file and a half, so that files roll, chains are shortened and manifests change."""
+RECEIVE_MS = 20_000
+EXIT_S = 60
+Id = tuple[int, int]
+
+
+def metadata(*arguments: str, succeeds: bool = True) -> str:
+    """Run `magnetar metadata ...`; what it printed."""
+    command = [sys.executable, "-m", "magnetar", "metadata", *arguments]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=EXIT_S, env=environment)
+    assert (found.returncode == 0) is succeeds, (arguments, found.returncode, found.stdout, found.stderr)
+    return found.stdout + found.stderr
+
+
+class Record:
+    """What clients were promised: ids by topic in order of receipts, with their payloads; what is acknowledged."""
+
+    def __init__(self, prefix: str) -> None:
+        self.topics = [f"{prefix}-{number}" for number in range(TOPICS)]
+        self.receipts: dict[str, list[tuple[Id, bytes]]] = {topic: [] for topic in self.topics}
+        self.acknowledged: dict[str, int] = dict.fromkeys(self.topics, 0)
+
+    def publish(self, service_url: str, count: int) -> None:
+        client = pulsar.Client(service_url, operation_timeout_seconds=30, logger=QUIET)
+        try:
+            for topic in self.topics:
+                producer = client.create_producer(topic, batching_enabled=False)
+                for _ in range(count):
+                    payload = f"{topic} {len(self.receipts[topic])} ".encode() + PAYLOAD
+                    message = producer.send(payload)
+                    self.receipts[topic].append(((message.ledger_id(), message.entry_id()), payload))
+        finally:
+            client.close()
+
+    def acknowledge(self, service_url: str, count: int) -> None:
+        """Acknowledge the next `count` messages of every topic; what is published later confirms it."""
+        client = pulsar.Client(service_url, operation_timeout_seconds=30, logger=QUIET)
+        try:
+            for topic in self.topics:
+                consumer = self._subscribe(client, topic)
+                for _ in range(count):
+                    consumer.acknowledge(consumer.receive(RECEIVE_MS))
+                    self.acknowledged[topic] += 1
+        finally:
+            client.close()
+
+    def _subscribe(self, client: pulsar.Client, topic: str) -> pulsar.Consumer:
+        return client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=4)
+
+    def check(self, service_url: str) -> None:
+        """Everything is there, in order, ids rising; the subscription goes on where its confirmed acknowledgements end."""
+        client = pulsar.Client(service_url, operation_timeout_seconds=30, logger=QUIET)
+        try:
+            for topic in self.topics:
+                expected = self.receipts[topic]
+                ids = [found for found, _ in expected]
+                assert ids == sorted(set(ids)), f"{topic}: an id is not above the one before it"
+                consumer = self._subscribe(client, topic)
+                first = consumer.receive(RECEIVE_MS)
+                assert bytes(first.data()) == expected[self.acknowledged[topic]][1], f"{topic}: the subscription goes on elsewhere"
+                consumer.close()
+                reader = client.create_reader(topic, pulsar.MessageId.earliest)
+                for (ledger, entry), payload in expected:
+                    message = reader.read_next(RECEIVE_MS)
+                    found = message.message_id()
+                    assert (found.ledger_id(), found.entry_id()) == (ledger, entry), f"{topic}: {(ledger, entry)} is lost"
+                    assert bytes(message.data()) == payload
+                assert not reader.has_message_available(), f"{topic}: more than what was acknowledged"
+                reader.close()
+        finally:
+            client.close()
+
+
+SETTINGS = {
+    # Acknowledgements are in the log before what is published after them: the client does not ask for their confirmation.
+    "MAGNETAR_ACK_WRITE_DELAY_S": "0",
+    "MAGNETAR_MAINTENANCE_S": "0.5",
+    "MAGNETAR_METADATA_BACKUP_INTERVAL_S": "2",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_settings() -> Iterator[None]:
+    """For every server that the tests of this file start."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), brokers=2)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def unload(cluster: Cluster, topic: str) -> None:
+    """Have the topic's bundle handed over."""
+    url = f"{cluster.brokers[cluster.owner(topic)].http_url}/admin/v2/persistent/public/default/{topic}/unload"
+    status, body = request("PUT", url, timeout_s=60)
+    assert status == 204, (status, body)
+
+
+def destroy_etcd(cluster: Cluster) -> None:
+    """Everything is killed, and etcd's data is gone."""
+    for broker in cluster.brokers.values():
+        broker.kill()
+    [etcd] = cluster.members
+    etcd.kill()
+    shutil.rmtree(cluster.directory / "etcd-0" / "data")
+    etcd.start()
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize("way", ["backup", "kept copy", "storage alone"])
+def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> None:
+    """From a backup that is older than the last messages, moves and rolls; from the brokers' own copy; from storage alone."""
+    cluster = running_cluster
+    cluster.repair()
+    store = cluster.members[0].endpoint.replace("http://", "etcd://")
+    volume, copy = str(cluster.directory / "volume"), cluster.directory / "backup"
+    record = Record(way.replace(" ", "-"))
+    record.publish(cluster.service_url, 5)
+    record.acknowledge(cluster.service_url, 2)
+    metadata("backup", str(copy), "--store", store)
+    for topic in record.topics[:2]:
+        unload(cluster, topic)
+    wait_for("a copy that the brokers keep", lambda: any((cluster.directory / "volume" / "backups").glob("*")), EXIT_S)
+    record.publish(cluster.service_url, MESSAGES)
+    record.acknowledge(cluster.service_url, 3)
+    unload(cluster, record.topics[0])
+    record.publish(cluster.service_url, 3)
+
+    destroy_etcd(cluster)
+    refused = cluster.brokers["broker-0"]
+    refused.start(wait=False)
+    wait_for("a broker refuses the empty store", lambda: not refused.running, EXIT_S)
+    assert "magnetar metadata rebuild" in refused.log_tail()
+
+    where = ("--store", store, "--volume", volume)
+    match way:
+        case "backup":
+            printed = metadata("restore", str(copy), *where)
+        case "kept copy":
+            printed = metadata("rebuild", *where)
+            assert "backups/" in printed
+        case _:
+            printed = metadata("rebuild", "--without-copy", *where)
+            assert "WARNING namespace public/default" in printed
+    assert "PROBLEM" not in printed
+    assert "not empty" in metadata("rebuild", *where, succeeds=False)
+
+    cluster.repair()
+    record.check(cluster.service_url)
+    record.publish(cluster.service_url, 2)
+    record.check(cluster.service_url)
+
+
+def test_a_standalone_server_does_not_start_over_its_own_log(tmp_path: Path) -> None:
+    """Its metadata is deleted: it refuses, naming the command; the command brings everything back."""
+    server = ServerProcess(tmp_path)
+    server.start()
+    record = Record("standalone")
+    try:
+        record.publish(server.service_url, 4)
+        record.acknowledge(server.service_url, 1)
+        record.publish(server.service_url, 1)
+        server.kill()
+        copy = tmp_path / "copy"
+        metadata("backup", str(copy), "--data-dir", str(tmp_path / "data"))
+        server.start()
+        record.publish(server.service_url, 4)
+        server.stop()
+        shutil.rmtree(tmp_path / "data" / "metadata")
+        with pytest.raises(RuntimeError, match="magnetar metadata rebuild"):
+            server.start()
+        metadata("restore", str(copy), "--data-dir", str(tmp_path / "data"))
+        server.start()
+        record.check(server.service_url)
+        record.publish(server.service_url, 1)
+        record.check(server.service_url)
+    finally:
+        if server.running:
+            server.kill()

@@ -1,0 +1,139 @@
+"""The metadata store is lost in the middle of everything, and brought back.
+
+Owns: the scenario `run(seed)`: the tracer's brokers and clients on a bad day; at some moment the store is copied, at a later one it is destroyed
+while brokers crash, go on under their claims, or stand still; then it is restored from the copy, from the brokers' own copies in storage, from
+storage alone, or put back as an old snapshot and brought in line. The bad day goes on, heals, and everything is read back: invariants 1 to 4 and 9.
+Imports: the kernel, the tracer's cluster and clients, storage.restoring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from typing import Any
+
+from magnetar.errors import InvalidRequest
+from magnetar.metadata.backup import Backup, decode_backup, encode_backup, read_backup
+from magnetar.metadata.core import StoreCore
+from magnetar.storage.restoring import newest_backup, restore_store
+from tests.simulation.kernel.history import History
+from tests.simulation.kernel.nemesis import Nemesis
+from tests.simulation.kernel.world import Environment
+from tests.simulation.scenarios.tracer import FAULTS, TOPICS, WORLDS_PER_COLLECTION, finish, probe, read_back, start_clients
+from tests.simulation.scenarios.tracer_clients import Reading, Seeker
+from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, Evidence, small
+
+COPIED_S = (2.0, 8.0)
+LOST_AFTER_S = (0.5, 8.0)
+AGAIN_S = 6.0
+RESTORE_TRIES_MAX = 40
+WAYS = ("copy", "kept copy", "storage alone", "in place")
+BUMP = 1_000_000
+"""How far an etcd snapshot's revision is raised (`--bump-revision`)."""
+
+
+def run(seed: int) -> History:
+    """The scenario under one seed; raises on any violation."""
+    return run_counted(seed)[0]
+
+
+def run_counted(seed: int) -> tuple[History, Evidence]:
+    """As `run`, with what the run went through."""
+    history, reading, seeker = History(), Reading(), Seeker(TOPICS[2])
+    chance = random.Random(f"{seed}/restore")
+    copied_s = chance.uniform(*COPIED_S)
+    lost_s = copied_s + chance.uniform(*LOST_AFTER_S)
+    way = WAYS[seed % len(WAYS)]
+    settings = small(metadata_backup_interval_s=2.0)
+    with Cluster(seed, history, FAULTS, settings=settings, exercise=True) as cluster:
+        cluster.evidence.expected += ("the metadata store was replaced",)
+        cluster.topics += TOPICS
+        cluster.start_brokers()
+        start_clients(cluster, reading, seeker)
+        nemesis_until = lost_s + AGAIN_S
+        Nemesis(cluster, BROKERS).start(until_s=nemesis_until)
+        cluster.run(copied_s)
+        copy = cluster.complete(_copy(cluster), within_s=30.0)
+        snapshot = cluster.store.core.snapshot()
+        cluster.run(max(0.0, lost_s - cluster.now))
+        _lose_store(cluster, chance, snapshot if way == "in place" else None)
+        cluster.complete(_bring_back(cluster, way, copy), within_s=60.0)
+        cluster.evidence.counts[f"restored from {way}"] += 1
+        cluster.run(AGAIN_S)
+        cluster.settle()
+        cluster.calm()
+        finish(cluster, probe, read_back)
+        reading.check(history)
+        history.check(deduplicated=False)
+        evidence = cluster.evidence
+    if seed % WORLDS_PER_COLLECTION == 0:
+        gc.collect()
+    evidence.counts["message"] = history.acknowledged
+    return history, evidence
+
+
+def counted(seed: int) -> dict[str, int]:
+    """The counts of a run, for those who only want to know that it passed and what it met."""
+    return dict(run_counted(seed)[1].counts)
+
+
+async def _copy(cluster: Cluster) -> bytes:
+    """What `magnetar metadata backup` writes."""
+    environment = cluster.outsider("copier")
+    while True:
+        try:
+            return encode_backup(await read_backup(environment.store, environment.clock.wall_ms()))
+        except Exception as error:  # the store may be away
+            cluster.loop.record("copier", "again", type(error).__name__)
+            await asyncio.sleep(0.2)
+
+
+def _lose_store(cluster: Cluster, chance: random.Random, snapshot: Any) -> None:
+    """The store's disks are gone: an empty one (or one made of an older snapshot) answers at its address, at another revision."""
+    for name in BROKERS:
+        fate = chance.random()
+        if fate < 0.4:
+            cluster.crash(name)
+        elif fate < 0.6:
+            cluster.pause(name)  # until it all is over: a zombie of the store that was
+    core = StoreCore()
+    if snapshot is not None:
+        core.restore(snapshot)
+        for lease in core.orphaned_leases():
+            core.revoke(lease)
+    cluster.store.replace(core)
+
+
+async def _bring_back(cluster: Cluster, way: str, copy: bytes) -> None:
+    """The administrator's part; brokers come and go meanwhile, and are refused or ended."""
+    environment = cluster.outsider("administrator")
+    for _ in range(RESTORE_TRIES_MAX):
+        try:
+            await _restore(environment, way, copy)
+            return
+        except InvalidRequest:
+            raise
+        except Exception as error:  # store or disk in trouble: run it again
+            cluster.loop.record("administrator", "again", repr(error))
+            await asyncio.sleep(0.5)
+    raise AssertionError(f"the store could not be restored in {RESTORE_TRIES_MAX} tries")
+
+
+async def _restore(environment: Environment, way: str, copy: bytes) -> None:
+    backup: Backup | None = None
+    if way == "copy":
+        backup = decode_backup(copy, "copy")
+    elif way == "kept copy":
+        found = await newest_backup(environment.volume)
+        backup = found[0] if found is not None else None
+    # Forced: some brokers live on, registered or not.
+    await restore_store(
+        environment.store,
+        environment.volume,
+        environment.clock,
+        backup=backup,
+        source=way,
+        in_place=way == "in place",
+        force=True,
+    )

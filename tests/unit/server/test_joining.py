@@ -1,0 +1,164 @@
+"""A broker that comes with a store which does not fit its storage is refused, and told what to run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.errors import StorageError, StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.backup import read_backup
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import ClusterRecord, NamespaceRecord, RestoreRecord
+from magnetar.metadata.store import Put
+from magnetar.server.joining import check_restore, guarded, join_cluster
+from magnetar.storage import names
+from magnetar.storage.backups import keep_backup, list_backups
+from magnetar.storage.posix import PosixVolume
+from magnetar.storage.restore_number import raise_restore_number, read_restore_number
+
+CLOCK = SystemClock()
+Script = Callable[[MemoryStore, PosixVolume], Awaitable[None]]
+
+
+def run(directory: Path, script: Script) -> None:
+    async def main() -> None:
+        store, volume = MemoryStore(CLOCK), PosixVolume(directory)
+        try:
+            await script(store, volume)
+        finally:
+            await store.close()
+            await volume.close()
+
+    asyncio.run(main())
+
+
+def test_a_new_cluster_begins_and_is_joined_again(tmp_path: Path) -> None:
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        first = await join_cluster(store, volume, CLOCK)
+        await volume.put_if_absent(names.log_file("broker-0.1", 0), b"log")
+        assert await join_cluster(store, volume, CLOCK) == first
+        assert first.restore == 0
+        namespace = await store.get("namespaces/public/default")
+        assert namespace is not None
+        assert len(NamespaceRecord.decode(namespace.value).boundaries) > 1
+
+    run(tmp_path, script)
+
+
+def test_an_empty_store_over_logs_is_refused(tmp_path: Path) -> None:
+    """The error names the commands that bring the store back, and nothing was written into the empty one."""
+
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        await join_cluster(store, volume, CLOCK)
+        await volume.put_if_absent(names.log_file("broker-0.1", 0), b"log")
+        empty = MemoryStore(CLOCK)
+        with pytest.raises(StorageError, match=r"metadata restore FILE.*metadata rebuild"):
+            await join_cluster(empty, volume, CLOCK)
+        assert (await empty.range("")).items == ()
+
+    run(tmp_path, script)
+
+
+def test_a_store_whose_restore_was_not_finished_is_refused(tmp_path: Path) -> None:
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        joined = await join_cluster(store, volume, CLOCK)
+        assert await raise_restore_number(volume, CLOCK, 1, "test") == 1
+        with pytest.raises(StorageError, match="has 0, the storage 1"):
+            await join_cluster(store, volume, CLOCK)
+        with pytest.raises(StorageError, match="restore"):
+            await check_restore(volume, joined.restore)
+
+    run(tmp_path, script)
+
+
+def test_a_store_that_is_older_than_a_copy_in_storage_is_refused(tmp_path: Path) -> None:
+    """Even when its revision was raised, as etcd's restore does: it has not heard of the copy."""
+
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        await join_cluster(store, volume, CLOCK)
+        snapshot = store._core.snapshot()
+        await store.put("tenants/a", b"{}")
+        await keep_backup(store, volume, await read_backup(store, 0), kept=3)
+        await join_cluster(store, volume, CLOCK)  # the store that wrote it fits
+
+        old = MemoryStore(CLOCK)
+        for item in snapshot.items:
+            await old.put(item.key, item.value)
+        for number in range(100):
+            await old.put("tenants/b", str(number).encode())
+        with pytest.raises(StorageError, match="restore --in-place"):
+            await join_cluster(old, volume, CLOCK)
+
+    run(tmp_path, script)
+
+
+def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Path) -> None:
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        await join_cluster(store, volume, CLOCK)
+        await volume.put_if_absent("checkpoints/public/default/0x00000000_0x40000000/00000000000000000777-00000001", b"")
+        with pytest.raises(StorageError, match="a term of revision 777"):
+            await join_cluster(store, volume, CLOCK)
+
+    run(tmp_path, script)
+
+
+def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> None:
+    """The store is replaced by an empty one, and then by a restored one: every change is refused, and said once."""
+
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        joined = await join_cluster(store, volume, CLOCK)
+        told: list[str] = []
+        ours = guarded(store, joined.restore, told.append)
+        await ours.put("tenants/a", b"1")
+        assert await ours.delete("tenants/a") is True
+        assert await ours.delete("tenants/a") is False
+        assert told == []
+        await store.delete(keys.RESTORE)
+        with pytest.raises(StoreError, match="was replaced"):
+            await ours.put("tenants/a", b"2")
+        await store.put(keys.RESTORE, RestoreRecord(1).encode())
+        with pytest.raises(StoreError, match="was replaced"):
+            await ours.transact((), (Put("tenants/a", b"2"),))
+        assert await store.get("tenants/a") is None
+        assert len(told) == 1
+
+    run(tmp_path, script)
+
+
+def test_concurrent_restores_get_numbers_of_their_own(tmp_path: Path) -> None:
+    async def script(_store: MemoryStore, volume: PosixVolume) -> None:
+        numbers = await asyncio.gather(*(raise_restore_number(volume, CLOCK, 1, "test") for _ in range(5)))
+        assert sorted(numbers) == [1, 2, 3, 4, 5]
+        assert await raise_restore_number(volume, CLOCK, 9, "test") == 9
+        assert await read_restore_number(volume) == 9
+
+    run(tmp_path, script)
+
+
+def test_only_the_newest_copies_are_kept_and_an_old_leader_adds_none(tmp_path: Path) -> None:
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        await join_cluster(store, volume, CLOCK)
+        late = await read_backup(store, 0)
+        kept = []
+        for number in range(4):
+            await store.put("tenants/a", str(number).encode())
+            kept.append(await keep_backup(store, volume, await read_backup(store, 0), kept=2))
+        assert await list_backups(volume) == kept[-2:]
+        assert await keep_backup(store, volume, late, kept=2) is None
+        assert await list_backups(volume) == kept[-2:]
+
+    run(tmp_path, script)
+
+
+def test_a_wrong_volume_is_refused(tmp_path: Path) -> None:
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        await store.put(keys.CLUSTER, ClusterRecord("0" * 32, 0, 1).encode())
+        with pytest.raises(StorageError, match="different volume"):
+            await join_cluster(store, volume, CLOCK)
+
+    run(tmp_path, script)
