@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import CorruptData
+from magnetar.errors import CorruptData, StoreError
+from magnetar.metadata import keys
 from magnetar.names import BundleName, TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.topic_host import TopicHost
@@ -131,6 +132,22 @@ def test_an_entry_that_no_file_holds_is_an_error_and_never_a_gap(tmp_path: Path)
             assert last[1] == 3
             with pytest.raises(CorruptData, match="is in no file"):
                 await found.host.bundle.catalog.read(NAME, found.host.core.ledgers, ReadRequest(3, 1), 1 << 20)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_written_over_a_store_that_has_forgotten_the_manifest(tmp_path: Path) -> None:
+    """A lost store that begins anew: a manifest made of what it says would look like the newest one to a restore, and lack older files."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, 3) as found:
+            context = found.broker.context
+            before = await context.volume.list(names.MANIFESTS)
+            await context.store.delete(keys.manifest(found.bundle))
+            await found.peer.send(b"more", 3)
+            with pytest.raises(StoreError, match="has forgotten generation 1"):
+                await found.broker.service.roll(NAME)
+            assert await context.volume.list(names.MANIFESTS) == before
 
     asyncio.run(scenario())
 

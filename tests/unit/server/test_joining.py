@@ -20,6 +20,7 @@ from magnetar.storage import names
 from magnetar.storage.backups import keep_backup, list_backups
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.restore_number import raise_restore_number, read_restore_number
+from tests.unit.server.brokers import open_peer, running_broker, volume_in
 
 CLOCK = SystemClock()
 Script = Callable[[MemoryStore, PosixVolume], Awaitable[None]]
@@ -162,3 +163,27 @@ def test_a_wrong_volume_is_refused(tmp_path: Path) -> None:
             await join_cluster(store, volume, CLOCK)
 
     run(tmp_path, script)
+
+
+def test_a_broker_whose_store_is_replaced_serves_until_its_next_change_and_ends_with_it(tmp_path: Path) -> None:
+    """It is the store that refuses, so it does not matter how late the broker comes; its next incarnation is not let in."""
+
+    async def script() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await peer.produce()
+            empty = MemoryStore(CLOCK)
+            store._core = empty._core
+            await peer.send(b"under the claim")
+            before = await store.range("")
+            with pytest.raises(StoreError, match="was replaced"):
+                await broker.context.store.put("tenants/a", b"{}")
+            assert "was replaced" in await broker.ended()
+            assert await store.range("") == before
+            async with volume_in(tmp_path) as volume:
+                with pytest.raises(StorageError, match="metadata rebuild"):
+                    await join_cluster(store, volume, CLOCK)
+        await store.close()
+
+    asyncio.run(script())
