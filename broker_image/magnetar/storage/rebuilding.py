@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from magnetar.metadata import keys
 from magnetar.metadata.backup import Backup
@@ -78,17 +79,16 @@ def rebuild(facts: StorageFacts, backup: Backup | None, restore: int, format_ver
     """The store to go on with, under the restore number `restore`."""
     result = RebuiltStore()
     result.problems += [f"{damage}: copies of bundles may be missed; restore this file" for damage in facts.logs.damaged]
-    records = _live(_candidates(facts, backup, result), result)
+    records = {name: chosen.record for name, chosen in _live(_candidates(facts, backup, result), result).items()}
     result.items |= _kept(backup, facts)
-    for name, (record, _) in sorted(records.items()):
+    for name, record in sorted(records.items()):
         result.items[keys.bundle(BundleName.parse(name))] = record.encode()
         if record.state is not BundleState.DELETED:
             pointer = _pointer(name, record, facts, result)
             if pointer is not None:
                 result.items[keys.manifest(BundleName.parse(name))] = pointer.encode()
-    bundles = {BundleName.parse(name): record for name, (record, _) in records.items()}
-    _namespaces(bundles, backup, result)
-    _partitioned_topics({name: record for name, (record, _) in records.items()}, facts, result)
+    _namespaces({BundleName.parse(name): record for name, record in records.items()}, backup, result)
+    _partitioned_topics(records, facts, result)
     result.items[keys.RESTORE] = RestoreRecord(restore).encode()
     result.items[keys.CLUSTER] = ClusterRecord(facts.storage_id, restore, format_version).encode()
     return result
@@ -96,8 +96,13 @@ def rebuild(facts: StorageFacts, backup: Backup | None, restore: int, format_ver
 
 # --- bundles ------------------------------------------------------------------------------------------------------------------
 
-Chosen = tuple[BundleRecord, frozenset[int]]
-"""A bundle's record, and every epoch that any of its copies has named."""
+
+class Chosen(NamedTuple):
+    """A bundle's record, every epoch that any of its copies has named, and what is missing that recovery would ask for."""
+
+    record: BundleRecord
+    named: frozenset[int]
+    missing: Sequence[str] = ()
 
 
 def _candidates(facts: StorageFacts, backup: Backup | None, result: RebuiltStore) -> dict[str, Chosen]:
@@ -113,9 +118,10 @@ def _candidates(facts: StorageFacts, backup: Backup | None, result: RebuiltStore
         if backup is not None and newest <= backup.epoch and name.rpartition("/")[0] not in known:
             result.bundles[name] = "left out: its namespace was deleted before the backup was made"
             continue
-        chosen = _choose(name, sorted(copies.get(name, ()), key=lambda copy: copy.place), backed.get(name), facts, result)
+        written = sorted(copies.get(name, ()), key=lambda copy: copy.place)
+        record, missing = _choose(name, written, backed.get(name), facts, result)
         named = {epoch for copy in copies.get(name, ()) for epoch in copy.record.epochs}
-        found[name] = chosen, frozenset(named)
+        found[name] = Chosen(record, frozenset(named), missing)
     return found
 
 
@@ -131,27 +137,22 @@ def _backed_up(backup: Backup | None) -> dict[str, BundleRecord]:
 
 def _choose(
     name: str, copies: Sequence[TermCopy], backed: BundleRecord | None, facts: StorageFacts, result: RebuiltStore
-) -> BundleRecord:
-    """The record to go on with. `copies` in the order in which they were written."""
+) -> tuple[BundleRecord, list[str]]:
+    """The record to go on with, and what is missing for that. `copies` in the order in which they were written."""
     newest = copies[-1].record.epoch if copies else -1
     if backed is not None and (backed.epoch > newest or backed.state is BundleState.DELETED) and backed.epoch >= newest:
         record = _closed(name, backed, facts)
-        missing = _missing(record, facts)
+        missing = _missing(record, backed, facts)
         result.bundles[name] = f"{record.state} as in the backup, epoch {record.epoch}"
     else:
         # An older copy of the same term will do if what the newest names is not there: its checkpoint was never pointed to, and given up since.
         same_term = [copy for copy in copies if copy.record.epoch == newest]
         closed = [(copy, _closed(name, copy.record, facts)) for copy in reversed(same_term)]
-        copy, record = next((pair for pair in closed if not _missing(pair[1], facts)), closed[0])
-        missing = _missing(record, facts)
+        copy, record = next((pair for pair in closed if not _missing(pair[1], pair[0].record, facts)), closed[0])
+        missing = _missing(record, copy.record, facts)
         where = f"file {copy.place[1]} of {copy.incarnation}"
         result.bundles[name] = f"epoch {record.epoch} from its copy in {where}, {len(record.chain)} log ranges to replay"
-    if missing:
-        result.problems.append(
-            f"bundle {name} cannot be recovered without {', '.join(missing)}: restore these files, or, if its namespace was deleted, "
-            "use --force and delete the namespace again"
-        )
-    return record
+    return record, missing
 
 
 def _closed(name: str, record: BundleRecord, facts: StorageFacts) -> BundleRecord:
@@ -179,8 +180,8 @@ def _sealed_end(span: LogRange, facts: StorageFacts) -> LogPosition:
     return LogPosition(files[-1].number, files[-1].length) if files else span.start
 
 
-def _missing(record: BundleRecord, facts: StorageFacts) -> list[str]:
-    """Objects and files that recovery would ask for and not find."""
+def _missing(record: BundleRecord, given: BundleRecord, facts: StorageFacts) -> list[str]:
+    """Objects and files that recovery would ask for and not find; `record` is `given` with its chain closed."""
     if record.state is BundleState.DELETED:
         return []
     found = []
@@ -188,10 +189,13 @@ def _missing(record: BundleRecord, facts: StorageFacts) -> list[str]:
         found.append(record.checkpoint.object)
     for span in record.chain:
         assert span.end is not None, record
+        there = {file.number for file in facts.logs.sealed.get(span.incarnation, ())}
         if _place(span.end) <= _place(span.start):
-            continue  # nothing was written: its files may be gone
+            # Nothing was written: its files may be gone. But a log that has an owner begins with a file that is durable.
+            if span is record.chain[-1] and given.chain[-1].end is None and span.start.file not in there:
+                found.append(names.log_file(span.incarnation, span.start.file))
+            continue
         last = span.end.file if span.end.offset > FILE_HEADER_BYTES else span.end.file - 1
-        there = {file.number: file.length for file in facts.logs.sealed.get(span.incarnation, ())}
         found += [names.log_file(span.incarnation, number) for number in range(span.start.file, last + 1) if number not in there]
     return found
 
@@ -204,22 +208,28 @@ def _live(candidates: Mapping[str, Chosen], result: RebuiltStore) -> dict[str, C
     """The bundles with those that were split marked as deleted, and without those that others have replaced."""
     found = dict(candidates)
     parsed = {name: BundleName.parse(name) for name in found}
-    for name, (record, _) in candidates.items():
-        younger = [parsed[other] for other, (known, _) in candidates.items() if known.epoch > record.epoch]
+    for name, (record, named, _) in candidates.items():
+        younger = [parsed[other] for other, known in candidates.items() if known.record.epoch > record.epoch]
         children = children_of(parsed[name], younger)
         if record.state is not BundleState.DELETED and children:
-            found[name] = BundleRecord(BundleState.DELETED, record.epoch, reason="split"), found[name][1]
+            found[name] = Chosen(BundleRecord(BundleState.DELETED, record.epoch, reason="split"), named)
             result.bundles[name] = f"was split into {', '.join(child.rpartition('/')[2] for child in children)}"
     for name, other in _overlaps(found, parsed):
-        old, new = sorted((name, other), key=lambda known: found[known][0].epoch if known in found else -1)
+        old, new = sorted((name, other), key=lambda known: found[known].record.epoch if known in found else -1)
         if old not in found or new not in found:
             continue
         # The children of a split have copies before any of them acknowledges: one without its siblings has acknowledged nothing.
-        unfinished = found[old][0].epoch in found[new][1]
+        unfinished = found[old].record.epoch in found[new].named
         loser, winner = (new, old) if unfinished else (old, new)
         why = "of a split that was not finished" if unfinished else "of an earlier life of its namespace"
         result.bundles[loser] = f"left out for {winner}: {why}"
         del found[loser]
+    for name, chosen in found.items():
+        if chosen.missing:
+            result.problems.append(
+                f"bundle {name} cannot be recovered without {', '.join(chosen.missing)}: restore these files, or, if its namespace was deleted, "
+                "use --force and delete the namespace again"
+            )
     return found
 
 
@@ -227,8 +237,8 @@ def _overlaps(found: Mapping[str, Chosen], parsed: Mapping[str, BundleName]) -> 
     """Pairs of living bundles that share hashes."""
     living = sorted(
         (str(parsed[name].namespace), parsed[name].low, parsed[name].high, name)
-        for name, (record, _) in found.items()
-        if record.state is not BundleState.DELETED
+        for name, chosen in found.items()
+        if chosen.record.state is not BundleState.DELETED
     )
     pairs = []
     for at, (namespace, _, high, name) in enumerate(living):

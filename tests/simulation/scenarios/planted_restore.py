@@ -49,7 +49,7 @@ def oldest_copy_is_taken(patch: Patch) -> None:
     """Of the copies in the logs the first one counts."""
     choose = rebuilding._choose
 
-    def first(name: str, copies: Sequence[Any], *further: Any) -> BundleRecord:
+    def first(name: str, copies: Sequence[Any], *further: Any) -> Any:
         return choose(name, copies[:1], *further)
 
     patch.setattr(rebuilding, "_choose", first)

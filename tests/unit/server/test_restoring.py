@@ -1,0 +1,164 @@
+"""Bringing back the store of a real broker's storage: what is refused, what a problem is, and that nothing is written then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from magnetar.errors import InvalidRequest
+from magnetar.metadata import keys
+from magnetar.metadata.backup import read_backup
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState, ClusterRecord, NamespaceRecord
+from magnetar.names import TopicName, bundles_of
+from magnetar.storage import names
+from magnetar.storage.backups import keep_backup
+from magnetar.storage.posix import PosixVolume
+from magnetar.storage.restore_number import read_restore_number
+from magnetar.storage.restoring import newest_backup, restore_store
+from tests.unit.server.brokers import CLOCK, TOPIC, open_peer, running_broker, volume_in
+
+NAME = TopicName.parse(TOPIC)
+
+
+@asynccontextmanager
+async def storage_with_messages(directory: Path, store: MemoryStore, count: int = 3) -> AsyncIterator[PosixVolume]:
+    """What a broker leaves behind that was killed after `count` receipts."""
+    async with running_broker(directory, store=store) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce()
+        for number in range(count):
+            await peer.send(b"message %d" % number, number)
+        broker.fail("killed")
+    async with volume_in(directory) as volume:
+        yield volume
+
+
+async def messages_in(directory: Path, store: MemoryStore) -> list[tuple[int, int]]:
+    """Ids of everything in TOPIC, by a broker on the restored store."""
+    async with running_broker(directory, store=store, name="broker-1") as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        core = (await broker.ownership.serving(await broker.ownership.bundle_of(NAME))).topics[TOPIC].core
+        found = (core.ledgers.position(ordinal) for ordinal in range(core.ledgers.first, core.ledgers.end))
+        return [(position.ledger, position.entry) for position in found]
+
+
+def test_a_bundle_that_began_after_the_backup_is_found_in_its_log(tmp_path: Path) -> None:
+    """And the next term's ledgers are above the last one's, although the new store's revisions begin at 1."""
+
+    async def scenario() -> None:
+        lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+        async with running_broker(tmp_path, store=lost):
+            backup = await read_backup(lost, 0)
+        async with storage_with_messages(tmp_path, lost) as volume:
+            done = await restore_store(fresh, volume, CLOCK, backup=backup, source="backup")
+            assert done.number == 1 == await read_restore_number(volume)
+            assert (await volume.list(names.CLAIMS)) == []
+        found = await messages_in(tmp_path, fresh)
+        assert len(found) == 3
+        [record] = [BundleRecord.decode(item.value) for item in (await fresh.range(keys.BUNDLES)).items]
+        assert record.state is BundleState.OWNED
+        assert record.epoch > RESTORE_STRIDE
+        assert all(ledger < 2 * record.epoch for ledger, _ in found)
+
+    asyncio.run(scenario())
+
+
+def test_a_problem_is_named_and_nothing_is_written_unless_forced(tmp_path: Path) -> None:
+    """With the log gone the bundle stays named in the store: its owner will name the file, instead of beginning anew."""
+
+    async def scenario() -> None:
+        lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+        async with storage_with_messages(tmp_path, lost) as volume:
+            backup = await read_backup(lost, 0)
+            [log] = [name for name in await volume.list(names.LOGS) if names.log_number(name) == 0]
+            await volume.remove(log)
+            with pytest.raises(InvalidRequest, match=r"nothing was written: .*00000000.log"):
+                await restore_store(fresh, volume, CLOCK, backup=backup, source="backup")
+            assert (await fresh.range("")).items == ()
+            done = await restore_store(fresh, volume, CLOCK, backup=backup, source="backup", force=True)
+            assert done.number == 2
+            assert len(done.store.problems) == 1
+            [item] = (await fresh.range(keys.BUNDLES)).items
+            assert BundleRecord.decode(item.value).chain
+
+    asyncio.run(scenario())
+
+
+def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_broker(tmp_path, store=store) as broker, volume_in(tmp_path) as volume:
+            with pytest.raises(InvalidRequest, match=f"brokers are registered: {broker.incarnation}"):
+                await restore_store(store, volume, CLOCK, backup=None, source="storage")
+        async with volume_in(tmp_path) as volume:
+            backup = await read_backup(store, 0)
+            with pytest.raises(InvalidRequest, match="not empty"):
+                await restore_store(store, volume, CLOCK, backup=backup, source="backup")
+            other = replace(backup, storage_id="0" * 32)
+            with pytest.raises(InvalidRequest, match="is of storage 0000"):
+                await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=other, source="backup")
+            assert await read_restore_number(volume) == 0
+        (tmp_path / "another").mkdir()
+        async with volume_in(tmp_path / "another") as volume:
+            with pytest.raises(InvalidRequest, match="no storage id"):
+                await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=None, source="storage")
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_was_put_back_is_brought_in_line_in_place(tmp_path: Path) -> None:
+    """What only the store knew stays; what is not to come back goes; brokers may join again."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with storage_with_messages(tmp_path, store) as volume:
+            await store.put("tenants/acme", b"{}")
+            await store.put("intents/old", b"{}")
+            done = await restore_store(store, volume, CLOCK, backup=None, source="the store", in_place=True)
+            cluster = await store.get(keys.CLUSTER)
+            assert cluster is not None
+            assert ClusterRecord.decode(cluster.value).restore == done.number == 1
+            assert await store.get("tenants/acme") is not None
+            assert await store.get("intents/old") is None
+        assert len(await messages_in(tmp_path, store)) == 3
+
+    asyncio.run(scenario())
+
+
+def test_the_newest_whole_copy_in_storage_is_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, said = MemoryStore(CLOCK), list[str]()
+        async with storage_with_messages(tmp_path, store) as volume:
+            assert await newest_backup(volume) is None
+            good = await keep_backup(store, volume, await read_backup(store, 0), kept=3)
+            await volume.put_if_absent(names.backup(7, 7), b"not a backup")
+            found = await newest_backup(volume, said.append)
+            assert found is not None
+            assert found[1] == good
+            assert len(said) == 1
+            assert names.backup(7, 7) in said[0]
+
+    asyncio.run(scenario())
+
+
+def test_without_any_copy_namespaces_come_from_their_bundles(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+        async with storage_with_messages(tmp_path, lost) as volume:
+            done = await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
+        assert any("public/default" in warning for warning in done.store.warnings)
+        item = await fresh.get("namespaces/public/default")
+        assert item is not None
+        record = NamespaceRecord.decode(item.value)
+        assert record.policies["retention_policies"] == {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+        [bundle] = (await fresh.range(keys.BUNDLES)).items
+        assert bundle.key.removeprefix(keys.BUNDLES) in map(str, bundles_of(NAME.namespace_name, record.boundaries))
+        assert len(await messages_in(tmp_path, fresh)) == 3
+
+    asyncio.run(scenario())
