@@ -30,7 +30,10 @@ Store = Annotated[
     typer.Option("--store", envvar="MAGNETAR_STORE", help="etcd://host:port[,host:port...]; of a standalone server: leave out."),
 ]
 Storage = Annotated[
-    Path | None, typer.Option("--volume", envvar="MAGNETAR_VOLUME", help="Directory shared by all brokers of the cluster.")
+    str,
+    typer.Option(
+        "--volume", envvar="MAGNETAR_VOLUME", help="The brokers' storage: a directory, link:///path or s3://bucket/prefix."
+    ),
 ]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Data directory of a standalone server, which must be stopped.")]
 Force = Annotated[
@@ -54,7 +57,7 @@ def restore_command(
         str, typer.Argument(help="A copy made by `backup`, or by a broker (backups/ in the volume); - is standard input.")
     ] = "",
     store: Store = "",
-    volume: Storage = None,
+    volume: Storage = "",
     data_dir: DataDir = Path("data"),
     in_place: Annotated[
         bool,
@@ -71,7 +74,7 @@ def restore_command(
 @metadata.command("rebuild")
 def rebuild_command(
     store: Store = "",
-    volume: Storage = None,
+    volume: Storage = "",
     data_dir: DataDir = Path("data"),
     without_copy: Annotated[
         bool, typer.Option("--without-copy", help="Do not use the copies that brokers keep in the volume.")
@@ -124,7 +127,7 @@ def _write_file(path: Path, data: bytes) -> None:
         raise InvalidRequest(f"{path}: the backup cannot be written: {error.strerror}; choose another place") from error
 
 
-async def _restore(file: str, store: str, volume: Path | None, data_dir: Path, in_place: bool, force: bool) -> None:
+async def _restore(file: str, store: str, volume: str, data_dir: Path, in_place: bool, force: bool) -> None:
     from magnetar.metadata.backup import decode_backup
     from magnetar.storage.restoring import restore_store
 
@@ -142,7 +145,7 @@ async def _restore(file: str, store: str, volume: Path | None, data_dir: Path, i
         _print(await restore_store(opened, storage, clock, backup=backup, source=source, in_place=in_place, force=force, say=_say))
 
 
-async def _rebuild(store: str, volume: Path | None, data_dir: Path, without_copy: bool, force: bool) -> None:
+async def _rebuild(store: str, volume: str, data_dir: Path, without_copy: bool, force: bool) -> None:
     from magnetar.storage.restoring import newest_backup, restore_store
 
     async with _open_both(store, volume, data_dir) as (opened, storage, clock):
@@ -172,21 +175,21 @@ def _print(restored: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _open_both(store: str, volume: Path | None, data_dir: Path) -> AsyncIterator[tuple[Any, Any, Any]]:
+async def _open_both(store: str, volume: str, data_dir: Path) -> AsyncIterator[tuple[Any, Any, Any]]:
     """The store, the volume and a clock."""
     from magnetar.clock import SystemClock
-    from magnetar.storage.posix import PosixVolume
+    from magnetar.storage.opening import is_directory, open_volume
 
-    if store and volume is None:
+    if store and not volume:
         raise InvalidRequest(
-            "--volume (MAGNETAR_VOLUME): name the directory that the brokers share; the log in it knows what the store has lost"
+            "--volume (MAGNETAR_VOLUME): name the storage that the brokers share; the log in it knows what the store has lost"
         )
-    directory = volume if volume is not None else data_dir / "storage"
-    if not directory.is_dir():
+    location = volume or str(data_dir / "storage")
+    if is_directory(location) and not Path(location).is_dir():
         raise InvalidRequest(
-            f"{directory} is not a directory: name the brokers' with --volume, or a standalone server's with --data-dir"
+            f"{location} is not a directory: name the brokers' with --volume, or a standalone server's with --data-dir"
         )
-    opened_volume = PosixVolume(directory)
+    opened_volume = await open_volume(location, SystemClock())
     try:
         async with _open_store(store, data_dir, create=True) as opened:
             yield opened, opened_volume, SystemClock()
