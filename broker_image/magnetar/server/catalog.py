@@ -288,10 +288,12 @@ class BundleCatalog:
             if await self._holds(file):
                 files.append(file)
 
+        known = self.manifest.generation
+
         def edit(manifest: Manifest) -> Manifest | None:
-            if manifest.generation < self.manifest.generation:
+            if manifest.generation < known:
                 # Split meanwhile, or the store is lost: a restore would take what is written on top for what was committed.
-                raise StoreError(f"manifest of {self._bundle}: the store has forgotten generation {self.manifest.generation}")
+                raise StoreError(f"manifest of {self._bundle}: the store has forgotten generation {known}")
             covered = manifest.with_files(files, reached)
             return None if covered == manifest else covered
 
