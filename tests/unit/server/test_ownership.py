@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from magnetar.errors import StoreUnavailable
+from magnetar.errors import NotOwner, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.memory import MemoryStore
@@ -383,5 +383,23 @@ def test_bundles_of_a_deleted_namespace_go(tmp_path: Path) -> None:
             await until(lambda: all(broker.views.bundles.get(str(bundle)) is None for broker in brokers))
             assert all(str(bundle) not in broker.ownership.owned for broker in brokers)
             assert (await cluster.record()).state is BundleState.OWNED
+
+    asyncio.run(scenario())
+
+
+def test_who_is_sent_here_before_we_know_of_it_waits(tmp_path: Path) -> None:
+    """The destination's watch is late: a producer that its former owner has sent makes it read the record, and is not refused."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            name = str(await cluster.bundle())
+            await cluster.second.views.bundles.stop()
+            await cluster.first.ownership.move(name, cluster.second.incarnation, "test")
+            assert cluster.second.views.bundles.items[name].record.incarnation == cluster.first.incarnation, "an old view"
+            async with open_peer(cluster.second) as peer:
+                await peer.produce()
+                assert await peer.send(b"here") > (0, 0)
+            with pytest.raises(NotOwner):
+                await cluster.first.ownership.serving(await cluster.bundle())
 
     asyncio.run(scenario())
