@@ -200,6 +200,12 @@ class InUse(MagnetarError):
     wire_code, http_status, retry = WireCode.CONSUMER_BUSY, 412, Retry.NEVER
 
 
+class DestinationRefused(MagnetarError):
+    """A broker that was named for a bundle takes none: it is gone, draining or cordoned."""
+
+    wire_code, http_status, retry = WireCode.METADATA, 412, Retry.NEVER
+
+
 class LimitExceeded(MagnetarError):
     """A named limit on size, count or queue was reached."""
 

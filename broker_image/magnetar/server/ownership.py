@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from magnetar.balance import bundles as rules
-from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
+from magnetar.errors import DestinationRefused, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     RESTORE_STRIDE,
@@ -346,12 +346,16 @@ class Ownership:
     async def move(self, name: str, destination: str, reason: str) -> None:
         """Ask for a planned move of a bundle we own; `destination` "" lets the release choose. Returns when it is handed over.
 
-        Raises NotOwner if it is not ours. A move to nowhere (no other broker) frees the bundle cleanly.
+        Raises NotOwner if it is not ours, DestinationRefused. A move to nowhere (no other broker) frees the bundle cleanly.
         """
         async with self._moves:
             owned = self._owned.get(name)
             if owned is None:
                 raise NotOwner(f"bundle {name} is not served by this broker")
+            if destination and destination not in self.assigner.candidates():
+                raise DestinationRefused(
+                    f"destination: {destination} takes no bundles: it is gone, draining or cordoned; choose another"
+                )
             # Again if our own checkpoint changed the record first; never on the record of somebody who took the bundle from us.
             while self._owned.get(name) is owned:
                 viewed = self._views.bundles.get(name)  # None: it has been split, and that is history already

@@ -11,11 +11,19 @@ from typing import Any, cast
 
 import pytest
 
-from magnetar.errors import NotOwner, StoreUnavailable
+from magnetar.errors import DestinationRefused, NotOwner, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, LogPosition, LogRange, NamespaceRecord
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CordonRecord,
+    IncarnationRecord,
+    LogPosition,
+    LogRange,
+    NamespaceRecord,
+)
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.catalog import BundleCatalog
@@ -401,5 +409,25 @@ def test_who_is_sent_here_before_we_know_of_it_waits(tmp_path: Path) -> None:
                 assert await peer.send(b"here") > (0, 0)
             with pytest.raises(NotOwner):
                 await cluster.first.ownership.serving(await cluster.bundle())
+
+    asyncio.run(scenario())
+
+
+def test_a_move_to_a_broker_that_takes_no_bundles_is_refused(tmp_path: Path) -> None:
+    """Cordoned, or not there: the bundle stays, and serves."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            name, second = str(await cluster.bundle()), cluster.second
+            await cluster.store.put(keys.cordon("second"), CordonRecord(drain=False, reason="test").encode())
+            await until(lambda: cluster.first.views.cordons.get("second") is not None)
+            for destination in (second.incarnation, "nobody.1"):
+                with pytest.raises(DestinationRefused, match="takes no bundles"):
+                    await cluster.first.ownership.move(name, destination, "test")
+            assert cluster.first.ownership.owned[name].serving
+            await cluster.store.delete(keys.cordon("second"))
+            await until(lambda: cluster.first.views.cordons.get("second") is None)
+            await cluster.first.ownership.move(name, second.incarnation, "test")
+            assert await cluster.owner() is second
 
     asyncio.run(scenario())
