@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from magnetar.errors import MagnetarError, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage.fencing import SealedFile, fence
-from magnetar.storage.recovery import ScannedRecord, scan, scan_durable
+from magnetar.storage.recovery import ScannedRecord, scan, scan_durable, scan_part
 from magnetar.storage.volume import Volume
 
 SHORT_BYTES_MAX = 1 << 20
@@ -25,6 +25,7 @@ SHORT_BYTES_MAX = 1 << 20
 FENCED_HELD_MAX = 64
 """Incarnations whose sealed files are remembered: a fence holds for ever."""
 
+Scan = Callable[[Volume, str, LogPosition, LogPosition, Container[int]], AsyncIterator[ScannedRecord]]
 Take = Callable[[ScannedRecord], bool]
 """Gets one record of its term; True: nothing of that term follows in this log."""
 
@@ -135,7 +136,7 @@ class LogScans:
     async def _read_alone(self, incarnation: str, start: LogPosition, end: LogPosition, term: int, take: Take) -> None:
         """As `read`, without waiting for anybody."""
         alone = _Reader(term, start, end, take, asyncio.get_running_loop().create_future())
-        await self._walk(incarnation, [alone])
+        await self._walk(incarnation, [alone], scan_part if start.file == end.file else scan)
         await alone.reached
 
     def read_live(self, incarnation: str, start: LogPosition, term: int, take: Take) -> LiveRead:
@@ -163,7 +164,7 @@ class LogScans:
             for reader in walks.waiting:
                 reader.reached.cancel()
 
-    async def _walk(self, incarnation: str, readers: list[_Reader]) -> None:
+    async def _walk(self, incarnation: str, readers: list[_Reader], scan: Scan = scan) -> None:
         """One pass over a log that has ended, for these readers; each of them has its outcome afterwards."""
         group = _Group(readers)
         try:

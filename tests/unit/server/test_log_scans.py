@@ -15,7 +15,8 @@ from magnetar.storage import names
 from magnetar.storage.fencing import SealedFile, fence
 from magnetar.storage.log_format import EntriesRecord, encode_entries, encode_release
 from magnetar.storage.posix import PosixVolume
-from magnetar.storage.recovery import ScannedRecord
+from magnetar.storage.recovery import ScannedRecord, scan
+from magnetar.storage.seals import read_seal
 from magnetar.storage.volume import Volume
 from tests.unit.storage.logs import INCARNATION, START, Failures, new_writer, open_writer, run_on_volume
 
@@ -229,5 +230,29 @@ def test_a_read_that_is_cut_before_it_began_is_over_at_once(tmp_path: Path) -> N
         reading.cut()
         assert await reading.reached() == START
         assert found == []
+
+    run_on_volume(tmp_path, script)
+
+
+def test_a_short_range_is_read_at_once_and_checked_all_the_same(tmp_path: Path) -> None:
+    """What a move leaves to be read after RELEASE lies in one file: the same records as by a walk, and damage is named."""
+
+    async def script(volume: PosixVolume) -> None:
+        begins, end = await write_terms(volume, rounds=2)
+        short, walked = [], []  # type: ignore[var-annotated]
+        begin, part = begins[0], LogPosition(0, await read_seal(volume, INCARNATION, 0) or 0)
+        assert end.file > 0
+        scans = LogScans(volume)
+        await scans.read(INCARNATION, begin, part, 3, collector(short, 3))
+        async for scanned in scan(volume, INCARNATION, begin, part, {3}):
+            assert isinstance(scanned.record, EntriesRecord)
+            walked.append(scanned.record.first_entry)
+        assert short == walked != []
+        path = tmp_path / names.log_file(INCARNATION, 0)
+        data = bytearray(path.read_bytes())
+        data[begin.offset + 100] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(CorruptData, match="restore this file"):
+            await scans.read(INCARNATION, begin, part, 3, lambda _scanned: False)
 
     run_on_volume(tmp_path, script)
