@@ -28,6 +28,7 @@ HAPPENED_PER_SEED = {
     "acquired without a fence": 7,
     "bundle.released": 5,
     "bundle.move_requested": 1,
+    "preloaded": 4,
     "bundle.acquire_lost": 0.1,
     "bundle.commit_unknown": 0.3,
     "bundle.recovery_failed": 0.08,
