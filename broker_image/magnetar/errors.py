@@ -201,7 +201,7 @@ class InUse(MagnetarError):
 
 
 class DestinationRefused(MagnetarError):
-    """A broker that was named for a bundle takes none: it is gone, draining or cordoned."""
+    """A broker that was named for a bundle takes none: it is draining or cordoned."""
 
     wire_code, http_status, retry = WireCode.METADATA, 412, Retry.NEVER
 

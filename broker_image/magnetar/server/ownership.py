@@ -352,10 +352,9 @@ class Ownership:
             owned = self._owned.get(name)
             if owned is None:
                 raise NotOwner(f"bundle {name} is not served by this broker")
-            if destination and destination not in self.assigner.candidates():
-                raise DestinationRefused(
-                    f"destination: {destination} takes no bundles: it is gone, draining or cordoned; choose another"
-                )
+            # One that is gone is replaced by placement, as it is when it goes on the way.
+            if self._views.incarnations.get(destination) is not None and destination not in self.assigner.candidates():
+                raise DestinationRefused(f"destination: {destination} takes no bundles: it is draining or cordoned; choose another")
             # Again if our own checkpoint changed the record first; never on the record of somebody who took the bundle from us.
             while self._owned.get(name) is owned:
                 viewed = self._views.bundles.get(name)  # None: it has been split, and that is history already
