@@ -83,7 +83,12 @@ TIERS = {
         Tier(
             "clients",
             "real processes, real etcd, the official Python, Java and Go clients",
-            [*_programs("etcd"), S3_SERVER, _python("tests.clients.foreign_build", "java", "go"), _pytest("tests/clients")],
+            [
+                *_programs("etcd"),
+                S3_SERVER,
+                _python("tests.clients.foreign_build", "java", "go", "admin"),
+                _pytest("tests/clients"),
+            ],
         ),
         Tier("spark", "the jobs on a real Spark session", [_pytest("tests/spark")]),
         Tier(

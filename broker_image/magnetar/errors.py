@@ -120,6 +120,12 @@ class InvalidRequest(MagnetarError):
     wire_code, http_status, retry = WireCode.METADATA, 400, Retry.NEVER
 
 
+class BodyTooLarge(InvalidRequest):
+    """The body of an HTTP request is beyond the limit."""
+
+    http_status = 413
+
+
 # --- the world is not as the request assumed ----------------------------------------------------------------------------------
 
 

@@ -251,11 +251,34 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 """How each key that has an effect is read. All other keys are only stored and returned."""
 
 
+_SHAPES: Mapping[str, type] = MappingProxyType(
+    {
+        **dict.fromkeys(("persistence", "publishMaxMessageRate", "topicDispatchRate", "subscriptionDispatchRate"), dict),
+        **dict.fromkeys(("clusterSubscribeRate", "replicatorDispatchRate", "offload_policies", "entryFilters"), dict),
+        **dict.fromkeys(("bookie_affinity", "migration", "auth_policies", "properties"), dict),
+        **dict.fromkeys(("replication_clusters", "allowed_clusters"), list),
+        **dict.fromkeys(("schema_compatibility_strategy", "schema_auto_update_compatibility_strategy"), str),
+        **dict.fromkeys(("subscription_auth_mode", "anti_affinity", "resource_group_name"), str),
+        **dict.fromkeys(("schema_validation_enforced", "is_allow_auto_update_schema"), bool),
+        "dispatcherPauseOnAckStatePersistentEnabled": bool,
+        **dict.fromkeys(("offload_threshold", "offload_threshold_in_seconds", "offload_deletion_lag_ms"), int),
+    }
+)
+"""What is only stored must be of the kind that Pulsar's clients read: one wrong value keeps them from reading all policies of a namespace."""
+_KINDS: Mapping[type, str] = MappingProxyType(
+    {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a whole number"}
+)
+
+
 def check(policies: Mapping[str, Any]) -> None:
     """Refuse values that cannot be read. Raises InvalidRequest naming key and value."""
     for key, value in policies.items():
-        if key in READERS and value is not None:
+        if value is None:
+            continue
+        if key in READERS:
             READERS[key](key, value)
+        elif key in _SHAPES and type(value) is not _SHAPES[key]:
+            raise InvalidRequest(f"{key}: {str(value)[:80]!r} is not {_KINDS[_SHAPES[key]]}; send what Pulsar's admin API names so")
 
 
 def readable(policies: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The drivers of the official Java and Go clients, built once and cached.
+"""The drivers of the official Java and Go clients and of pulsar-admin, built once and cached.
 
-Owns: `<cache>/clients/`, keyed by the hash of what each part is made from; `python -m tests.clients.foreign_build java go` builds with progress.
+Owns: `<cache>/clients/`, keyed by the hash of what each part is made from;
+`python -m tests.clients.foreign_build java go admin` builds with progress.
 Imports: dev.kube (cache directory, atomic entries, progress lines).
 Invariants: a cache entry is complete or absent (one rename); packages come through Maven and Go and so through the machine's own settings, which
 also verify their checksums.
@@ -24,7 +25,7 @@ from dev.kube.paths import cache_directory
 from dev.kube.report import CommandFailed, run_with_progress, say
 
 HERE = Path(__file__).parent
-JAVA, GO = HERE / "java", HERE / "go"
+JAVA, GO, ADMIN = HERE / "java", HERE / "go", HERE / "java_admin"
 JVM_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 KEY_DIGITS = 16
 
@@ -65,24 +66,29 @@ def _need(program: str, package: str) -> None:
         raise CommandFailed(f"{program} is not installed; the tests with foreign clients need it (Debian: {package})")
 
 
-def _fetch_libraries(directory: Path) -> None:
-    _need("mvn", "maven")
-    copy = [
-        "mvn",
-        "-B",
-        "-f",
-        JAVA / "pom.xml",
-        "dependency:copy-dependencies",
-        "-DincludeScope=runtime",
-        f"-DoutputDirectory={directory}",
-    ]
-    run_with_progress([str(part) for part in copy], lambda lines: f"Java client: fetching libraries ({lines} lines of Maven)")
+def _fetch_libraries(project: Path) -> Callable[[Path], None]:
+    def fill(directory: Path) -> None:
+        _need("mvn", "maven")
+        copy = [
+            "mvn",
+            "-B",
+            "-f",
+            project / "pom.xml",
+            "dependency:copy-dependencies",
+            "-DincludeScope=runtime",
+            f"-DoutputDirectory={directory}",
+        ]
+        run_with_progress(
+            [str(part) for part in copy], lambda lines: f"{project.name}: fetching libraries ({lines} lines of Maven)"
+        )
+
+    return fill
 
 
-def _compile_java(libraries: Path) -> Callable[[Path], None]:
+def _compile_java(project: Path, libraries: Path) -> Callable[[Path], None]:
     def fill(directory: Path) -> None:
         _need("javac", "openjdk-17-jdk-headless")
-        sources = sorted((JAVA / "src").rglob("*.java"))
+        sources = sorted((project / "src").rglob("*.java"))
         command: list[str | Path] = [
             "javac",
             "-Xlint:all,-processing,-classfile,-serial,-try",
@@ -92,15 +98,15 @@ def _compile_java(libraries: Path) -> Callable[[Path], None]:
             directory,
             *sources,
         ]
-        run_with_progress(command, lambda _: "Java client: compiling its driver")
+        run_with_progress(command, lambda _: f"{project.name}: compiling")
 
     return fill
 
 
 def java() -> list[str]:
     """The command that starts the Java driver, built if need be. Raises CommandFailed saying what is missing."""
-    libraries = _ensure(f"java-libraries-{_key(JAVA, 'pom.xml')}", _fetch_libraries)
-    classes = _ensure(f"java-driver-{_key(JAVA, 'pom.xml', 'src/**/*.java')}", _compile_java(libraries))
+    libraries = _ensure(f"java-libraries-{_key(JAVA, 'pom.xml')}", _fetch_libraries(JAVA))
+    classes = _ensure(f"java-driver-{_key(JAVA, 'pom.xml', 'src/**/*.java')}", _compile_java(JAVA, libraries))
     logging = [
         f"-Dorg.slf4j.simpleLogger.{name}"
         for name in (
@@ -111,6 +117,14 @@ def java() -> list[str]:
         )
     ]
     return ["java", *JVM_OPTIONS, *logging, "-cp", f"{classes}:{libraries}/*", "magnetar.Main"]
+
+
+def pulsar_admin() -> list[str]:
+    """The command that starts pulsar-admin behind line-JSON, but for its URL. Raises CommandFailed saying what is missing."""
+    libraries = _ensure(f"admin-libraries-{_key(ADMIN, 'pom.xml')}", _fetch_libraries(ADMIN))
+    classes = _ensure(f"admin-shell-{_key(ADMIN, 'pom.xml', 'src/**/*.java')}", _compile_java(ADMIN, libraries))
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+    return ["java", *JVM_OPTIONS, quiet, "-cp", f"{classes}:{libraries}/*", "magnetar.Shell"]
 
 
 def _build_go(directory: Path) -> None:
@@ -141,7 +155,7 @@ def go() -> list[str]:
     return [str(_ensure(f"go-driver-{_key(GO, '*.go', 'go.mod', 'go.sum')}", _build_go) / "driver")]
 
 
-BUILDERS = {"java": java, "go": go}
+BUILDERS = {"java": java, "go": go, "admin": pulsar_admin}
 
 
 def main() -> None:

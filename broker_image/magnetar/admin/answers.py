@@ -1,25 +1,36 @@
 """What all routes share.
 
-Owns: refusals as `{"reason": ...}`, redirects to the owner of a topic, names from paths, bodies as clients send them.
+Owns: refusals as `{"reason": ...}`, redirects to the owner of a topic, names from paths, bodies as clients send them and their limit.
 Imports: FastAPI, names, errors.
 Source: facts on protocol 3: bare JSON scalars as bodies, under any content type; 307 to the broker that serves a topic.
-Invariants: every error leaves as its declared status with a reason; a success without a body is 204.
+Invariants: every error leaves as its declared status with a reason; a success without a body is 204; a body beyond the limit is refused before it
+is read.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+import structlog
+from fastapi import FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 
-from magnetar.errors import InvalidRequest, MagnetarError, NotOwner
+from magnetar.errors import BodyTooLarge, InvalidRequest, MagnetarError, NotOwner
 from magnetar.names import NamespaceName, TopicName
 
+log = structlog.get_logger(__name__)
+
 BODY_BYTES_MAX = 1 << 20
+TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic:path}"
+NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+Domain = Annotated[str, Path(json_schema_extra={"enum": ["persistent", "non-persistent"]})]
+COMPRESSED_BYTES_MIN = 1 << 10
+"""Smaller answers gain nothing by compression."""
 NO_CONTENT = 204
 TEMPORARY_REDIRECT = 307
 
@@ -29,6 +40,8 @@ def add_refusals(application: FastAPI) -> None:
     application.add_exception_handler(MagnetarError, _refuse)
     application.add_exception_handler(RequestValidationError, _refuse_shape)
     application.add_exception_handler(HTTPException, _refuse_route)
+    application.add_exception_handler(Exception, _fail)
+    application.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -44,7 +57,7 @@ async def _refuse_shape(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    return JSONResponse({"reason": f"{place}: {first['msg']} (got {first.get('input')!r})"}, status_code=400)
+    return JSONResponse({"reason": f"{place}: {first['msg']} (got {str(first.get('input'))[:80]!r})"}, status_code=400)
 
 
 async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
@@ -52,6 +65,12 @@ async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     reason = f"{request.method} {request.url.path} is not offered ({error.detail}); GET /docs lists what is"
     return JSONResponse({"reason": reason}, status_code=error.status_code, headers=error.headers)
+
+
+async def _fail(request: Request, error: Exception) -> JSONResponse:
+    """A mistake of ours: named in the log, and told in the same shape."""
+    log.error("rest.failed", method=request.method, path=request.url.path, error=repr(error), exc_info=error)
+    return JSONResponse({"reason": f"the broker has made a mistake ({type(error).__name__}); its log tells more"}, status_code=500)
 
 
 def topic_name(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
@@ -64,29 +83,63 @@ def namespace_name(tenant: str, namespace: str) -> NamespaceName:
     return NamespaceName.parse(f"{tenant}/{namespace}")
 
 
+def body(what: str, schema: Mapping[str, Any], *, required: bool = True) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body with `body_of`: clients send JSON under any content type."""
+    content = {"application/json": {"schema": dict(schema)}}
+    return {"requestBody": {"description": what, "required": required, "content": content}}
+
+
+async def _read(request: Request) -> bytes:
+    """A request's body. Raises BodyTooLarge."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > BODY_BYTES_MAX:
+            raise BodyTooLarge(f"body: more than {BODY_BYTES_MAX} bytes are too many; send at most {BODY_BYTES_MAX}")
+    return bytes(data)
+
+
+async def text_of(request: Request) -> str | None:
+    """A request's body as a string, in JSON or bare as Java's client sends it; None without one. Raises InvalidRequest."""
+    try:
+        text = (await _read(request)).decode().strip()
+        found = json.loads(text) if text.startswith('"') else text
+    except ValueError as error:
+        raise InvalidRequest(f"body: it is not text in UTF-8 ({error}); send a name") from error
+    return found or None
+
+
 async def body_of(request: Request) -> Any:
-    """The JSON value of a request's body, None without one. Raises InvalidRequest."""
-    data = await request.body()
-    if len(data) > BODY_BYTES_MAX:
-        raise InvalidRequest(f"body: {len(data)} bytes are too many; send at most {BODY_BYTES_MAX}")
+    """The JSON value of a request's body, None without one. Raises InvalidRequest, BodyTooLarge."""
+    data = await _read(request)
     if not data.strip():
         return None
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"body: {data[:80]!r} is not JSON ({error})") from error
+        raise InvalidRequest(f"body: {data[:80]!r} is not JSON ({error}); send a JSON value") from error
 
 
 async def object_of(request: Request) -> dict[str, Any]:
     """The JSON object of a request's body, empty without one. Raises InvalidRequest."""
-    body = await body_of(request)
-    if body is None:
+    found = await body_of(request)
+    if found is None:
         return {}
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"body: {body!r} is not an object")
-    return body
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"body: {str(found)[:80]!r} is not an object; send one in braces")
+    return found
 
 
 def answer(value: Any) -> Response:
     """`value` as JSON; None as 204, which clients take for "not set"."""
     return Response(status_code=NO_CONTENT) if value is None else JSONResponse(value)
+
+
+def strings_of(field: str, found: Any) -> dict[str, str]:
+    """An object whose values are strings. Raises InvalidRequest naming the field."""
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{field}: {str(found)[:80]!r} is not an object; send one whose values are strings")
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{field}.{key}: {str(value)[:80]!r} is not a string; send it in quotes")
+    return found

@@ -17,7 +17,7 @@ from magnetar.names import BundleName, TopicName
 
 def explain_router(port: AdminPort) -> APIRouter:
     """The routes over `port`."""
-    router = APIRouter(prefix="/magnetar/v1")
+    router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
 
     @router.get("/explain")
     async def explain(topic: str = "", bundle: str = "") -> dict[str, Any]:

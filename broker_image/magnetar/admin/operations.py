@@ -19,7 +19,7 @@ REASON_CHARACTERS_MAX = 500
 
 def operation_router(port: AdminPort) -> APIRouter:
     """The routes over `port`."""
-    router = APIRouter(prefix="/magnetar/v1")
+    router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
 
     @router.get("/damage")
     async def damage(cluster: bool = False) -> dict[str, Any]:

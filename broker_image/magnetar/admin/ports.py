@@ -7,12 +7,21 @@ Invariant: every method raises errors of `magnetar.errors`, whose HTTP status th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from magnetar.names import BundleName, NamespaceName, TopicName
 
 ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
 """Which topics a list shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """An entry as REST shows it: what its metadata says, and its payload, uncompressed."""
+
+    headers: Mapping[str, str]
+    payload: bytes
 
 
 class HealthPort(Protocol):
@@ -44,9 +53,47 @@ class HealthPort(Protocol):
         """Pulsar's LookupData: brokerUrl, httpUrl, nativeUrl."""
         ...
 
+    async def bundle_range(self, topic: TopicName) -> str:
+        """The range of the bundle that a topic falls into. Raises NamespaceNotFound."""
+        ...
+
+
+class BrokerPort(Protocol):
+    """Brokers, their health, settings and load."""
+
+    async def check_health(self) -> None:
+        """Publish and read a message. Raises ServiceNotReady saying what failed."""
+        ...
+
+    async def brokers(self, cluster: str) -> list[str]:
+        """host:port of every live broker's HTTP. Raises TopicNotFound for a cluster that is not known."""
+        ...
+
+    async def leader_broker(self) -> dict[str, str]: ...
+
+    async def owned_bundles(self, cluster: str, broker: str) -> dict[str, Any]:
+        """Pulsar's NamespaceOwnershipStatus by bundle. Raises TopicNotFound for a broker that is not there."""
+        ...
+
+    async def check_backlog_quotas(self) -> None: ...
+
+    def configuration(self) -> dict[str, str]:
+        """Settings in force, as text."""
+        ...
+
+    def internal_configuration(self) -> dict[str, Any]: ...
+
+    def metrics_json(self) -> list[dict[str, Any]]: ...
+
+    def load_report(self) -> dict[str, Any]: ...
+
+    async def broker_topics(self) -> dict[str, Any]:
+        """TopicStats of all topics served here, by namespace, bundle and domain."""
+        ...
+
 
 class TenantPort(Protocol):
-    """Clusters, tenants and brokers."""
+    """Clusters, tenants and stored documents."""
 
     async def clusters(self) -> list[str]: ...
 
@@ -70,18 +117,16 @@ class TenantPort(Protocol):
         """Raises TopicExists (`create`), TopicNotFound (not `create`)."""
         ...
 
-    async def delete_tenant(self, name: str) -> None:
-        """Raises NotAllowed while it has namespaces."""
+    async def delete_tenant(self, name: str, force: bool) -> None:
+        """Raises NotAllowed while it has namespaces and `force` is not set."""
         ...
 
-    async def brokers(self) -> list[str]:
-        """host:port of every live broker's HTTP."""
+    async def documents(self, group: str) -> dict[str, Any]:
+        """What was stored in a group, by name."""
         ...
 
-    async def leader_broker(self) -> dict[str, str]: ...
-
-    def configuration(self) -> dict[str, str]:
-        """Settings in force, as text."""
+    async def write_document(self, group: str, name: str, value: Any) -> None:
+        """Store something, durably, or forget it (None)."""
         ...
 
 
@@ -102,8 +147,8 @@ class NamespacePort(Protocol):
         """Raises NotAllowed while it has topics and `force` is not set."""
         ...
 
-    async def unload_namespace(self, name: NamespaceName, bundle: str, destination: str) -> None:
-        """Hand over one bundle (by its range), or ("") all of the namespace that are served here."""
+    async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
+        """Hand over all bundles of a namespace, whoever serves them."""
         ...
 
     async def split_bundle(
@@ -112,13 +157,25 @@ class NamespacePort(Protocol):
         """Divide one bundle (by its range) as `algorithm` ("" = the default) says; `unload`: its children are then placed anew."""
         ...
 
-    async def clear_backlog(self, name: NamespaceName, subscription: str) -> None:
-        """Skip everything, for one subscription or ("") all, on all topics."""
+    async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
+        """Hand over one bundle (by its range). Raises NotOwner, TopicNotFound."""
         ...
 
-    async def unsubscribe_all(self, name: NamespaceName, subscription: str) -> None:
-        """Delete one subscription from all topics."""
+    async def clear_backlog(self, name: NamespaceName, bundle: str, subscription: str) -> None:
+        """Skip everything, for one subscription or ("") all, on all topics of a bundle or ("") of the namespace."""
         ...
+
+    async def unsubscribe_all(self, name: NamespaceName, bundle: str, subscription: str) -> None:
+        """Delete one subscription from all topics of a bundle or ("") of the namespace."""
+        ...
+
+    async def anti_affinity_namespaces(self, tenant: str, group: str) -> list[str]: ...
+
+    def topics_of_bundle(self, name: NamespaceName, bundle: str, topics: Sequence[str]) -> list[str]:
+        """Those of `topics` that fall into a bundle."""
+        ...
+
+    def hash_positions(self, topics: Sequence[str]) -> dict[str, int]: ...
 
     async def policies(self, target: NamespaceName | TopicName, applied: bool) -> dict[str, Any]:
         """Policies as they were set, by key; of a topic, with `applied`, those of its namespace where it has none."""
@@ -174,7 +231,17 @@ class TopicPort(Protocol):
 
     async def partitioned_stats(self, topic: TopicName, per_partition: bool) -> dict[str, Any]: ...
 
+    async def partitioned_internal_stats(self, topic: TopicName) -> dict[str, Any]: ...
+
     async def last_message_id(self, topic: TopicName) -> dict[str, Any]: ...
+
+    async def compaction_status(self, topic: TopicName) -> dict[str, Any]:
+        """Pulsar's LongRunningProcessStatus."""
+        ...
+
+    async def compact(self, topic: TopicName) -> None:
+        """Raises UnsupportedCommand saying how it is done."""
+        ...
 
     async def terminate(self, topic: TopicName) -> dict[str, Any]:
         """Let nothing more be published; the last message id."""
@@ -212,6 +279,10 @@ class SubscriptionPort(Protocol):
         """Begins at `position`, or (None) behind the last message. Raises TopicExists."""
         ...
 
+    async def subscription_properties(self, topic: TopicName, subscription: str) -> dict[str, str]: ...
+
+    async def replace_subscription_properties(self, topic: TopicName, subscription: str, properties: dict[str, str]) -> None: ...
+
     async def delete_subscription(self, topic: TopicName, subscription: str, force: bool) -> None:
         """Raises InUse while it has consumers and `force` is not set."""
         ...
@@ -247,6 +318,28 @@ class OperationPort(Protocol):
         ...
 
 
+class MessagePort(Protocol):
+    """Single messages. Positions are (ledger, entry), signed."""
+
+    async def peek(self, topic: TopicName, subscription: str, number: int) -> FoundMessage:
+        """The `number`-th entry (from 1) that is not acknowledged. Raises TopicNotFound if there are fewer."""
+        ...
+
+    async def examine(self, topic: TopicName, origin: str, number: int) -> FoundMessage:
+        """The `number`-th entry (from 1) from the "earliest" or the "latest"."""
+        ...
+
+    async def message(self, topic: TopicName, position: tuple[int, int]) -> FoundMessage: ...
+
+    async def message_id_at(self, topic: TopicName, timestamp_ms: int) -> dict[str, Any]: ...
+
+    async def analyze_backlog(self, topic: TopicName, subscription: str) -> dict[str, Any]:
+        """Pulsar's AnalyzeSubscriptionBacklogResult."""
+        ...
+
+    async def backlog_size(self, topic: TopicName, position: tuple[int, int]) -> int: ...
+
+
 class ExplainPort(Protocol):
     """Why things are as they are."""
 
@@ -259,5 +352,16 @@ class ExplainPort(Protocol):
         ...
 
 
-class AdminPort(HealthPort, TenantPort, NamespacePort, TopicPort, SubscriptionPort, OperationPort, ExplainPort, Protocol):
+class AdminPort(
+    HealthPort,
+    BrokerPort,
+    TenantPort,
+    NamespacePort,
+    TopicPort,
+    SubscriptionPort,
+    MessagePort,
+    OperationPort,
+    ExplainPort,
+    Protocol,
+):
     """The broker's side of every route."""

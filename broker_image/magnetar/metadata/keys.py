@@ -26,6 +26,7 @@ JOBS = "jobs/"
 POLICIES = "policies/"
 TENANTS = "tenants/"
 CLUSTERS = "clusters/"
+DOCUMENTS = "documents/"
 BROKERS = "brokers/"
 RESTORE = "restore-number"
 """Every change that a broker makes compares it: whoever lives on from before a restore changes nothing."""
@@ -49,6 +50,7 @@ DURABLE = (
     POLICIES,
     TENANTS,
     CLUSTERS,
+    DOCUMENTS,
 )
 
 
@@ -137,3 +139,8 @@ def tenant(name: str) -> str:
 def cluster_data(name: str) -> str:
     """What an administrator said about a cluster (Pulsar's ClusterData); `CLUSTER` is about ourselves."""
     return f"{CLUSTERS}{name}"
+
+
+def documents(group: str) -> str:
+    """What administrators store and only read back, by groups."""
+    return f"{DOCUMENTS}{group}"

@@ -262,6 +262,13 @@ class ClusterDataRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentsRecord(Record):
+    """`documents/<group>`: what administrators stored, by name; it has no effect and is returned as it came."""
+
+    documents: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestPointer(Record):
     """`manifests/<bundle>`: the bundle's current manifest object in the volume; `generation` grows by one per change."""
 

@@ -12,12 +12,11 @@ from typing import Any
 from magnetar import __version__
 from magnetar.metadata.records import BundleState
 from magnetar.names import TopicName
+from magnetar.server.administration.brokers import BrokerAdministration
 from magnetar.server.administration.explain import ExplainAdministration
-from magnetar.server.administration.namespaces import NamespaceAdministration
-from magnetar.server.administration.tenants import TenantAdministration
 
 
-class BrokerAdminPort(NamespaceAdministration, TenantAdministration, ExplainAdministration):
+class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
     """Answers the routes for whichever incarnation the process runs now."""
 
     def ready(self) -> bool:
@@ -94,3 +93,6 @@ class BrokerAdminPort(NamespaceAdministration, TenantAdministration, ExplainAdmi
             await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
         owner = await ownership.owner_of(topic)
         return {"brokerUrl": owner.service_url, "httpUrl": owner.http_url, "nativeUrl": owner.service_url}
+
+    async def bundle_range(self, topic: TopicName) -> str:
+        return (await self._broker.ownership.bundle_of(topic)).range

@@ -82,6 +82,11 @@ class BrokerProcess:
             location = str(directory / "storage" if self._options.store == EMBEDDED else directory)
         return str(Path(location).resolve()) if is_directory(location) else location
 
+    @property
+    def store_name(self) -> str:
+        """Where metadata is: "embedded" or etcd://host:port[,host:port...]."""
+        return self._options.store
+
     def stop(self) -> None:
         """Begin the planned end."""
         self._stopping.set()

@@ -16,10 +16,10 @@ class RateMeter:
 
     __slots__ = ("_counts", "_rates", "_since")
 
-    def __init__(self, now: float, counters: int) -> None:
-        """`now` in seconds on any clock that does not go back; all counters are 0."""
+    def __init__(self, now: float, counters: int, counts: Sequence[int] | None = None) -> None:
+        """`now` in seconds on any clock that does not go back; all counters are 0 unless `counts` says where they are."""
         self._since = now
-        self._counts: Sequence[int] = (0,) * counters
+        self._counts: Sequence[int] = (0,) * counters if counts is None else tuple(counts)
         self._rates: Sequence[float] | None = None
 
     def rates(self, now: float, counts: Sequence[int]) -> Sequence[float]:

@@ -22,6 +22,7 @@ from magnetar.server.entry_checks import PieceOfRun, checked_entries
 from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.log_span import LogSpan, bytes_ahead
 from magnetar.server.publishing import PublishBlock, Publishing, Recorded, highest_of
+from magnetar.server.rates import RateMeter
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.storage.log_format import TopicOperation, encode_entries, encode_topic
@@ -86,6 +87,7 @@ class TopicHost:
         core.limit(self._dispatch_limits())
         self.publishing = Publishing(self)
         self.unused_since_ms: int | None = None
+        self.meter: RateMeter | None = None  # made when somebody first asks for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
         }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
 import pytest
 
+from magnetar.admin.answers import BODY_BYTES_MAX
 from magnetar.admin.application import create_application
 from magnetar.admin.ports import ListMode
 from magnetar.errors import InvalidRequest, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, TopicExists, TopicNotFound
@@ -32,6 +34,14 @@ class MemoryPort:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    async def check_health(self) -> None:
+        if not self.is_ready:
+            raise ServiceNotReady("the broker is not healthy")
+
+    async def properties(self, target: NamespaceName | TopicName) -> dict[str, str]:
+        del target
+        return {}
 
     def live(self) -> bool:
         return True
@@ -143,7 +153,7 @@ def test_health_follows_the_broker(port: MemoryPort) -> None:
     for path in ("/ready", "/admin/v2/brokers/health", "/admin/v2/brokers/ready"):
         assert (ask(port, "GET", path).status_code, ask(port, "GET", path).text) == (200, "ok")
     port.is_ready = False
-    for path in ("/ready", "/admin/v2/brokers/health", "/admin/v2/brokers/ready"):
+    for path in ("/ready", "/admin/v2/brokers/health?topicVersion=V2", "/admin/v2/brokers/ready"):
         assert ask(port, "GET", path).status_code == 503
     assert ask(port, "GET", "/live").status_code == 200
 
@@ -284,7 +294,69 @@ def test_what_is_not_offered_says_so_in_the_same_shape(port: MemoryPort, method:
 
 
 def test_the_description_lists_every_route(port: MemoryPort) -> None:
-    """OpenAPI is complete enough to generate a client from."""
+    """OpenAPI is complete enough to generate a client from: every operation says what it does."""
     paths = ask(port, "GET", "/openapi.json").json()["paths"]
     for path in ("/ready", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", "/magnetar/v1/status"):
         assert path in paths
+    silent = [(method, path) for path, methods in paths.items() for method, said in methods.items() if not said.get("description")]
+    assert silent == []
+
+
+def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> None:
+    """Every route of the description is on it; no script, no style and no font is loaded."""
+    page = ask(port, "GET", "/docs").text
+    for path in ask(port, "GET", "/openapi.json").json()["paths"]:
+        assert f"<code>{path}</code>" in page
+    assert "<script" not in page
+    assert "src=" not in page
+    assert re.findall(r'href="([^"]*)"', page) == ["/openapi.json"]
+
+
+def test_answers_are_compressed_for_who_asks(port: MemoryPort) -> None:
+    """Java's client does; small answers are not worth it."""
+    asked = {"accept-encoding": "gzip"}
+    assert ask(port, "GET", "/openapi.json", headers=asked).headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in ask(port, "GET", "/ready", headers=asked).headers
+    assert "content-encoding" not in ask(port, "GET", "/openapi.json", headers={"accept-encoding": "identity"}).headers
+
+
+def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
+    """413 before all of it is in memory."""
+    body = b'{"a": "' + b"x" * BODY_BYTES_MAX + b'"}'
+    assert "too many" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", content=body), 413)
+    assert NamespaceName("a", "b") not in port.created
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/admin/v2/schemas/public/default/t/schema", 404),
+        ("GET", "/admin/v2/schemas/public/default/t/schema/0", 404),
+        ("POST", "/admin/v2/schemas/public/default/t/schema", 405),
+        ("POST", "/admin/v2/schemas/public/default/t/compatibility", 405),
+        ("GET", "/admin/v3/functions/public/default", 409),
+        ("POST", "/admin/v3/sinks/public/default/s", 409),
+        ("GET", "/admin/v2/worker/cluster", 409),
+        ("GET", "/admin/v3/transactions/coordinators", 503),
+        ("PUT", f"{TOPICS}/t/offload", 405),
+        ("GET", f"{TOPICS}/t/shadowTopics", 405),
+        ("GET", "/admin/v2/broker-stats/allocator-stats/default", 405),
+    ],
+)
+def test_what_is_not_offered_yet_is_refused_by_name(port: MemoryPort, method: str, path: str, status: int) -> None:
+    """Tools that ask for it get the status that Pulsar's clients understand, not "no such route"."""
+    assert "GET /docs lists" not in refused(ask(port, method, path), status)
+
+
+def test_a_mistake_of_ours_is_told_in_the_same_shape(port: MemoryPort) -> None:
+    """500 with a reason: nothing of what went wrong leaves the broker but its kind."""
+    port.failure = ValueError("secret")
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=port.application, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get(f"{TOPICS}/t/stats")
+
+    reason = refused(asyncio.run(run()), 500)
+    assert "ValueError" in reason
+    assert "secret" not in reason

@@ -25,6 +25,8 @@ ABSENT = TopicName.parse("persistent://public/default/absent")
 class Process:
     """A process as the port sees it: which incarnation runs now, and on what directory."""
 
+    store_name = "memory"
+
     def __init__(self, directory: Path, broker: Broker | None) -> None:
         self.volume_location, self.broker = str(directory), broker
 

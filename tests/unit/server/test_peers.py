@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from magnetar.errors import InUse, MagnetarError, ServiceNotReady, TopicNotFound
 from magnetar.names import TopicName
@@ -72,3 +73,15 @@ def test_a_peer_that_is_gone_is_not_ready() -> None:
 
     with pytest.raises(ServiceNotReady, match="does not answer"):
         asyncio.run(main())
+
+
+def test_the_loop_of_a_real_broker_carries_it_too() -> None:
+    """uvloop's transports are none of asyncio's classes."""
+
+    async def ask(url: str) -> Any:
+        return await ask_peer(AsyncioNetwork(), url, "PUT", TOPIC, "/subscription/s", {"ledgerId": 3})
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found, asked = runner.run(_with_peer(b"HTTP/1.1 204 No Content\r\n\r\n", ask))
+    assert found is None
+    assert b"Content-Length: 15\r\n" in asked

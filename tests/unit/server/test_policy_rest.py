@@ -34,6 +34,19 @@ VALUES: dict[str, Any] = {
     "autoTopicCreationOverride": {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2},
     "deduplicationEnabled": True,
     "encryption_required": True,
+    "replication_clusters": ["standalone"],
+    "allowed_clusters": ["standalone"],
+    "schema_compatibility_strategy": "BACKWARD",
+    "schema_auto_update_compatibility_strategy": "Full",
+    "subscription_auth_mode": "Prefix",
+    "anti_affinity": "g",
+    "resource_group_name": "g",
+    "schema_validation_enforced": True,
+    "is_allow_auto_update_schema": False,
+    "dispatcherPauseOnAckStatePersistentEnabled": True,
+    "offload_threshold": 1,
+    "offload_threshold_in_seconds": 1,
+    "offload_deletion_lag_ms": 1,
 }
 NUMBERS = frozenset(
     {
@@ -90,6 +103,9 @@ def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path)
     ("method", "path", "body", "status"),
     [
         ("POST", f"{NAMESPACE}/messageTTL", "soon", 400),
+        ("POST", f"{NAMESPACE}/dispatchRate", 5, 400),
+        ("POST", f"{NAMESPACE}/replication", {"a": 1}, 400),
+        ("POST", f"{NAMESPACE}/isAllowAutoUpdateSchema", 1, 400),
         ("POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": 5}, 400),
         ("POST", f"{NAMESPACE}/backlogQuota?backlogQuotaType=disk", {"limit": 1}, 400),
         ("POST", f"{NAMESPACE}/backlogQuota", {"limit": 1, "policy": "wait"}, 400),

@@ -9,7 +9,7 @@ change of a record is lost to nobody: whoever changed it first makes us read it 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreUnavailable, TopicExists
 from magnetar.metadata import keys
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 ATTEMPTS_MAX = 20
+CLUSTER_NAME = "standalone"
 
 
 class Administration:
@@ -93,9 +94,9 @@ class Administration:
         return [topic.with_partition(index) for index in range(count)] if count else [topic]
 
     async def _on_each(
-        self, topic: TopicName, act: Callable[[TopicName], Awaitable[T]], method: str, suffix: str
+        self, topic: TopicName, act: Callable[[TopicName], Awaitable[T]], method: str, suffix: str, body: Any = None
     ) -> dict[TopicName, T]:
-        """Act on every partition of a topic, here or by asking its owner `method` for `suffix` of the partition's path."""
+        """Act on every partition of a topic, here or by asking its owner `method` (with `body`) for `suffix` of the partition's path."""
         found: dict[TopicName, T] = {}
         for part in await self._parts(topic):
             try:
@@ -103,5 +104,5 @@ class Administration:
             except NotOwner as error:
                 if not error.http_url or part == topic:
                     raise
-                found[part] = await ask_peer(self._broker.context.network, error.http_url, method, part, suffix)
+                found[part] = await ask_peer(self._broker.context.network, error.http_url, method, part, suffix, body)
         return found

@@ -7,10 +7,13 @@ policies of a partitioned or non-persistent topic are a record of the store, tho
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from magnetar.balance.splits import boundaries_of
 from magnetar.errors import (
@@ -26,12 +29,24 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import NamespaceRecord, TopicPoliciesRecord
 from magnetar.names import BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
 from magnetar.policies import check
-from magnetar.server.administration.tenants import CLUSTER_NAME
+from magnetar.server.administration.base import CLUSTER_NAME
+from magnetar.server.administration.peers import ask_broker
 from magnetar.server.administration.topics import TopicAdministration
 from magnetar.server.effective_policies import PROPERTY, own_policies
 
 USER_PREFIX = "user."
 NAMESPACE_PROPERTIES = "properties"
+RATES = frozenset(
+    {
+        "publishMaxMessageRate",
+        "topicDispatchRate",
+        "subscriptionDispatchRate",
+        "replicatorDispatchRate",
+        "clusterDispatchRate",
+        "clusterSubscribeRate",
+    }
+)
+"""Policies that `Policies` holds once per cluster."""
 Edit = Callable[[dict[str, Any]], None]
 
 
@@ -47,11 +62,13 @@ class NamespaceAdministration(TopicAdministration):
         return {
             "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
             "replication_clusters": [CLUSTER_NAME],
-            **record.policies,
+            **{key: _by_cluster(key, value) for key, value in record.policies.items()},
             "bundles": {"boundaries": boundaries, "numBundles": len(boundaries) - 1},
         }
 
     async def create_namespace(self, name: NamespaceName, bundles: int, policies: dict[str, Any]) -> None:
+        own = {key: _of_this_cluster(key, value) for key, value in policies.items()}
+        policies = {key: value for key, value in own.items() if value is not None}
         check(policies)
         record = NamespaceRecord(boundaries=initial_boundaries(bundles), policies=policies)
         revision = await self._create(keys.namespace(name), record.encode(), f"namespace {name}")
@@ -71,13 +88,12 @@ class NamespaceAdministration(TopicAdministration):
                 await self._delete_anywhere(topic)
         await self._change(keys.namespace(name), NamespaceRecord, lambda _current: None)
 
-    async def unload_namespace(self, name: NamespaceName, bundle: str, destination: str) -> None:
-        """Hand over one bundle (`bundle` as its range) or all that this broker serves."""
+    async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
+        """Have all bundles of a namespace handed over by whoever serves them."""
         record = await self._namespace_record(name)
-        wanted = bundles_of(name, record.boundaries) if not bundle else [BundleName.parse(f"{name}/{bundle}")]
-        for found in wanted:
-            if bundle or str(found) in self._broker.ownership.owned:
-                await self._unload_bundle(found, destination)
+        if destination:
+            self._destination(destination)  # refuse it once, and before anything moves
+        await asyncio.gather(*(self._unload_anywhere(bundle, destination) for bundle in bundles_of(name, record.boundaries)))
 
     async def split_bundle(
         self, name: NamespaceName, bundle: str, algorithm: str, positions: Sequence[int], *, unload: bool
@@ -95,30 +111,75 @@ class NamespaceAdministration(TopicAdministration):
         except StoreUnavailable as error:
             raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
 
-    async def clear_backlog(self, name: NamespaceName, subscription: str) -> None:
-        """Skip everything, for one subscription or (with "") all, of all topics of the namespace."""
-        for topic in await self._persistent_topics(name):
-            await self._on_namespace_topic(topic, subscription, clear=True)
+    async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
+        """Hand over one bundle. Raises NotOwner, TopicNotFound for a range that is not a bundle."""
+        await self._unload_bundle(await self._bundle(name, bundle), destination)
 
-    async def unsubscribe_all(self, name: NamespaceName, subscription: str) -> None:
-        """Delete one subscription from all topics of the namespace."""
-        for topic in await self._persistent_topics(name):
-            await self._on_namespace_topic(topic, subscription, clear=False)
+    async def clear_backlog(self, name: NamespaceName, bundle: str, subscription: str) -> None:
+        """Skip everything, for one subscription or (with "") all, on the topics of a bundle, or (with "") of all bundles at their owners."""
 
-    async def _persistent_topics(self, name: NamespaceName) -> list[TopicName]:
-        await self._namespace_record(name)
-        return [TopicName.parse(topic) for topic in await self.topics(name)]
-
-    async def _on_namespace_topic(self, topic: TopicName, subscription: str, clear: bool) -> None:
-        """Topics of other brokers are left to them: Pulsar's clients send this to every bundle's owner."""
-        try:
+        async def clear(topic: TopicName) -> None:
             for found in [subscription] if subscription else await self.subscriptions(topic):
-                if clear:
-                    await self.skip(topic, found, None)
-                else:
-                    await self.delete_subscription(topic, found, force=False)
-        except (SubscriptionNotFound, TopicNotFound, NotOwner):
-            return
+                await self.skip(topic, found, None)
+
+        suffix = f"/{quote(subscription, safe='')}" if subscription else ""
+        await self._on_topics(name, bundle, clear, f"clearBacklog{suffix}")
+
+    async def unsubscribe_all(self, name: NamespaceName, bundle: str, subscription: str) -> None:
+        """Delete one subscription from the topics of a bundle, or (with "") of all bundles at their owners."""
+
+        async def unsubscribe(topic: TopicName) -> None:
+            await self.delete_subscription(topic, subscription, force=False)
+
+        await self._on_topics(name, bundle, unsubscribe, f"unsubscribe/{quote(subscription, safe='')}")
+
+    async def _on_topics(self, name: NamespaceName, bundle: str, act: Callable[[TopicName], Awaitable[None]], route: str) -> None:
+        """Act on the persistent topics of a bundle served here, or (with "") have that done for every bundle that has topics.
+
+        Topics without the subscription are passed over. Raises NotOwner for a bundle of another broker's.
+        """
+        topics = [TopicName.parse(topic) for topic in await self.topics(name)]
+        wanted = dict.fromkeys([await self._broker.ownership.bundle_of(topic) for topic in topics])
+        if bundle:
+            wanted = {await self._bundle(name, bundle): None}
+        for found in wanted:
+            try:
+                await self._bundle_served_here(found)
+            except NotOwner as error:
+                if bundle or not error.http_url:
+                    raise
+                path = f"/admin/v2/namespaces/{name}/{found.range}/{route}"
+                await ask_broker(self._broker.context.network, error.http_url, "POST", path)
+                continue
+            for topic in topics:
+                if found.contains(topic):
+                    with contextlib.suppress(SubscriptionNotFound, TopicNotFound):
+                        await act(topic)
+
+    async def _bundle(self, name: NamespaceName, span: str) -> BundleName:
+        """The bundle of a namespace with this range. Raises TopicNotFound, InvalidTopicName."""
+        bundle = BundleName.parse(f"{name}/{span.lower()}")
+        if bundle not in bundles_of(name, (await self._namespace_record(name)).boundaries):
+            raise TopicNotFound(
+                f"bundle {bundle} is not one of namespace {name}; GET /admin/v2/namespaces/{name}/bundles lists them"
+            )
+        return bundle
+
+    def topics_of_bundle(self, name: NamespaceName, bundle: str, topics: Sequence[str]) -> list[str]:
+        found = BundleName.parse(f"{name}/{bundle.lower()}")
+        return [topic for topic in topics if found.contains(TopicName.parse(topic))]
+
+    def hash_positions(self, topics: Sequence[str]) -> dict[str, int]:
+        return {topic: TopicName.parse(topic).hash for topic in topics}
+
+    async def anti_affinity_namespaces(self, tenant: str, group: str) -> list[str]:
+        """Namespaces (of a tenant, if named) whose policy names this group."""
+        found = self._broker.views.namespaces.items.items()
+        return sorted(
+            name
+            for name, viewed in found
+            if viewed.record.policies.get("anti_affinity") == group and name.startswith(f"{tenant}/" if tenant else "")
+        )
 
     # --- policies ----------------------------------------------------------------------------------------------------------------
 
@@ -189,6 +250,18 @@ class NamespaceAdministration(TopicAdministration):
             policies[NAMESPACE_PROPERTIES] = {name: value for name, value in merged.items() if name not in remove} or None
 
         await self.edit_policies(target, edit)
+
+
+def _by_cluster(key: str, value: Any) -> Any:
+    """A policy as Pulsar's `Policies` has it: rates by the name of their cluster."""
+    return {CLUSTER_NAME: value} if key in RATES else value
+
+
+def _of_this_cluster(key: str, value: Any) -> Any:
+    """The reverse, of what a client sends to create a namespace; None where it says nothing."""
+    if key in RATES and isinstance(value, dict):
+        return value.get(CLUSTER_NAME)
+    return None if key == "replication_clusters" and value == [] else value
 
 
 def _edited(policies: Mapping[str, Any], edit: Edit) -> dict[str, Any]:

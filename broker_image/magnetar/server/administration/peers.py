@@ -13,14 +13,20 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
-from magnetar.errors import InUse, InvalidRequest, MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
+from magnetar.errors import InUse, InvalidRequest, MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.network import Network
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 16 << 20
 READ_BYTES = 64 << 10
-REFUSALS: Mapping[int, type[MagnetarError]] = {400: InvalidRequest, 404: TopicNotFound, 409: NotAllowed, 412: InUse}
+REFUSALS: Mapping[int, type[MagnetarError]] = {
+    400: InvalidRequest,
+    404: TopicNotFound,
+    405: UnsupportedCommand,
+    409: NotAllowed,
+    412: InUse,
+}
 
 
 class _Exchange(asyncio.BufferedProtocol):
@@ -52,28 +58,31 @@ class _Exchange(asyncio.BufferedProtocol):
             self.done.set_result(bytes(self._answer))
 
 
-async def ask_peer(network: Network, http_url: str, method: str, topic: TopicName, suffix: str) -> Any:
+async def ask_peer(network: Network, http_url: str, method: str, topic: TopicName, suffix: str, body: Any = None) -> Any:
     """The JSON answer of another broker to `method` on a topic's admin path, None if it has none.
 
     Raises as `ask_broker`.
     """
-    path = f"/admin/v2/{topic.domain}/{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}{suffix}"
-    return await ask_broker(network, http_url, method, path)
+    path = f"/admin/v2/{topic.domain}/{quote(topic.tenant)}/{quote(topic.namespace)}/{quote(topic.local, safe='')}{suffix}"
+    return await ask_broker(network, http_url, method, path, body)
 
 
-async def ask_broker(network: Network, http_url: str, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """The JSON answer of another broker to `method` on `path`, None if it has none.
+async def ask_broker(
+    network: Network, http_url: str, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S
+) -> Any:
+    """The JSON answer of another broker to `method` on `path`, None if it has none; `body` is sent as JSON unless it is None.
 
     Raises what the peer refused with, ServiceNotReady if it cannot be reached.
     """
     where = urlsplit(http_url)
-    request = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    data = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     try:
         async with asyncio.timeout(timeout_s):
             exchange = await network.connect(where.hostname or "", where.port or 80, _Exchange)
             assert exchange.transport is not None
             try:
-                exchange.transport.write(request.encode())
+                exchange.transport.write(head.encode() + data)
                 answer = await exchange.done
             finally:
                 exchange.transport.close()

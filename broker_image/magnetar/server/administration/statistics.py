@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from magnetar.clock import iso8601
+from magnetar.server.rates import RateMeter
 from magnetar.server.sessions import ConsumerSession, ProducerSession
 from magnetar.server.statistics import consumer_rates
 from magnetar.server.subscription_host import SubscriptionHost
@@ -25,10 +26,12 @@ TYPE_NAMES: Mapping[SubscriptionType, str] = {
     SubscriptionType.FAILOVER: "Failover",
     SubscriptionType.KEY_SHARED: "Key_Shared",
 }
+TOPIC_RATES = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
 RATES = ("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate")
 """Of a subscription: the sums over its consumers."""
 SUMMED = frozenset(
     {
+        *TOPIC_RATES,
         *RATES,
         "msgDelayed",
         "msgInCounter",
@@ -54,6 +57,8 @@ def topic_stats(host: TopicHost) -> dict[str, Any]:
     core.age(host.context.clock.wall_ms())
     subscriptions = {name: _subscription_stats(found) for name, found in host.subscriptions.items()}
     return {
+        **_topic_rates(host),
+        "averageMsgSize": counters.bytes_in / counters.messages_in if counters.messages_in else 0.0,
         "msgInCounter": counters.messages_in,
         "bytesInCounter": counters.bytes_in,
         "msgOutCounter": counters.messages_out,
@@ -67,6 +72,15 @@ def topic_stats(host: TopicHost) -> dict[str, Any]:
         "deduplicationStatus": "Enabled" if host.policies.deduplication_enabled else "Disabled",
         "ownerBroker": host.context.http_url.removeprefix("http://"),
     }
+
+
+def _topic_rates(host: TopicHost) -> dict[str, float]:
+    """Per second since somebody asked last, or over a moment; from the second time on."""
+    counters, now = host.core.counters, host.context.clock.monotonic()
+    counts = (counters.messages_in, counters.bytes_in, counters.messages_out, counters.bytes_out)
+    if host.meter is None:
+        host.meter = RateMeter(now, len(counts), counts)
+    return dict(zip(TOPIC_RATES, host.meter.rates(now, counts), strict=True))
 
 
 def _publisher_stats(name: str, producer: Producer) -> dict[str, Any]:

@@ -7,9 +7,10 @@ Invariants: what is answered is durable; on a partitioned topic an operation act
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
-from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicExists
+from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicExists, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
 from magnetar.server.seeking import first_published_at, reset
@@ -42,7 +43,25 @@ class SubscriptionAdministration(Administration):
             created = host.open_subscription(subscription, start, durable=True, properties=dict(properties))
             await write(created)
 
-        await self._on_each(topic, create, "PUT", f"/subscription/{quote(subscription, safe='')}")
+        body: dict[str, Any] = {"properties": properties}
+        if position is not None:
+            body |= {"ledgerId": position[0], "entryId": position[1]}
+        await self._on_each(topic, create, "PUT", f"/subscription/{quote(subscription, safe='')}", body)
+
+    async def subscription_properties(self, topic: TopicName, subscription: str) -> dict[str, str]:
+        async def read(part: TopicName) -> dict[str, str]:
+            return dict((await self._subscription(part, subscription)).core.properties)
+
+        found = await self._on_each(topic, read, "GET", f"/subscription/{quote(subscription, safe='')}/properties")
+        return next(iter(found.values()))
+
+    async def replace_subscription_properties(self, topic: TopicName, subscription: str, properties: dict[str, str]) -> None:
+        async def replace(part: TopicName) -> None:
+            host = await self._subscription(part, subscription)
+            host.core.replace_properties(properties)
+            await write(host)
+
+        await self._on_each(topic, replace, "PUT", f"/subscription/{quote(subscription, safe='')}/properties", properties)
 
     async def delete_subscription(self, topic: TopicName, subscription: str, force: bool) -> None:
         """Raises InUse while consumers are connected and `force` is not set."""
@@ -84,11 +103,13 @@ class SubscriptionAdministration(Administration):
         await self._on_each(topic, act, "POST", f"/{which}/expireMessages/{seconds}")
 
     async def expire_to(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> None:
-        """Acknowledge everything up to `position`."""
+        """Acknowledge everything up to `position`, which is one of a single partition."""
+        await self._one_topic(topic, "Expire message at position")
         await expire_to(await self._subscription(topic, subscription), position)
 
     async def reset_to_position(self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool) -> None:
         """Make `position` (or, with `excluded`, the entry behind it) the next one to be delivered."""
+        await self._one_topic(topic, "Reset-cursor at position")
         host = await self._subscription(topic, subscription)
         ledgers = host.topic.core.ledgers
         await reset(host, ledgers.ordinal_after(position) if excluded else ledgers.clamp(position))
@@ -101,6 +122,11 @@ class SubscriptionAdministration(Administration):
             await reset(host, await first_published_at(host.topic, timestamp_ms))
 
         await self._on_each(topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/resetcursor/{timestamp_ms}")
+
+    async def _one_topic(self, topic: TopicName, what: str) -> None:
+        """Raises UnsupportedCommand for a partitioned topic, on which a position means nothing."""
+        if topic.partition < 0 and await self._broker.service.partitions(topic):
+            raise UnsupportedCommand(f"{what} is not allowed for partitioned-topic {topic}; name one of its partitions")
 
     async def _subscription(self, topic: TopicName, name: str) -> SubscriptionHost:
         """A durable subscription of a topic served here. Raises SubscriptionNotFound, TopicNotFound, NotOwner."""

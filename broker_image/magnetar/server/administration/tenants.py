@@ -1,4 +1,4 @@
-"""Clusters, tenants and brokers.
+"""Clusters, tenants and stored documents.
 
 Owns: their records and what REST sees of them. Imports: metadata, errors.
 Invariants: our own cluster is there without a record and cannot be deleted; a tenant is there if it has a record or a namespace.
@@ -6,20 +6,21 @@ Invariants: our own cluster is there without a record and cannot be deleted; a t
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from magnetar.errors import InvalidRequest, NotAllowed, TopicExists, TopicNotFound
+from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, TopicExists, TopicNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import ClusterDataRecord, TenantRecord
+from magnetar.metadata.records import ClusterDataRecord, DocumentsRecord, TenantRecord
 from magnetar.names import NamespaceName
-from magnetar.server.administration.base import Administration
+from magnetar.server.administration.base import CLUSTER_NAME
+from magnetar.server.administration.namespaces import NamespaceAdministration
 
-CLUSTER_NAME = "standalone"
+DOCUMENTS_MAX = 1000
+"""Documents of one group, which are one record."""
 
 
-class TenantAdministration(Administration):
-    """Clusters, tenants, brokers."""
+class TenantAdministration(NamespaceAdministration):
+    """Clusters, tenants, stored documents."""
 
     # --- clusters ----------------------------------------------------------------------------------------------------------------
 
@@ -87,8 +88,12 @@ class TenantAdministration(Administration):
             raise TopicNotFound(f"Tenant {name} does not exist; create it with PUT")
         await self._change(keys.tenant(name), TenantRecord, lambda _current: record)
 
-    async def delete_tenant(self, name: str) -> None:
-        if self._namespaces_of(name):
+    async def delete_tenant(self, name: str, force: bool) -> None:
+        """Raises NotAllowed while it has namespaces and `force` is not set, TopicNotFound."""
+        if force:
+            for namespace in self._namespaces_of(name):
+                await self.delete_namespace(NamespaceName.parse(namespace), force=True)
+        elif self._namespaces_of(name):
             raise NotAllowed(
                 f"The tenant {name} still has active namespaces: {', '.join(self._namespaces_of(name)[:5])}; delete them first"
             )
@@ -96,23 +101,23 @@ class TenantAdministration(Administration):
             raise TopicNotFound(f"Tenant {name} does not exist")
         await self._change(keys.tenant(name), TenantRecord, lambda _current: None)
 
-    # --- brokers -----------------------------------------------------------------------------------------------------------------
+    # --- documents ---------------------------------------------------------------------------------------------------------------
 
-    async def brokers(self) -> list[str]:
-        found = self._broker.views.incarnations.items.values()
-        return sorted(viewed.record.http_url.removeprefix("http://") for viewed in found)
+    async def documents(self, group: str) -> dict[str, Any]:
+        item = await self._broker.context.store.get(keys.documents(group))
+        return dict(DocumentsRecord.decode(item.value).documents) if item is not None else {}
 
-    async def leader_broker(self) -> dict[str, str]:
-        broker = self._broker
-        viewed = broker.views.incarnations.get(await broker.leader.current() or "")
-        if viewed is None:
-            raise TopicNotFound("there is no leader at this moment; ask again")
-        url = viewed.record.http_url
-        return {"serviceUrl": url, "brokerId": url.removeprefix("http://")}
+    async def write_document(self, group: str, name: str, value: Any) -> None:
+        """Raises LimitExceeded if a group would hold more than `DOCUMENTS_MAX`."""
 
-    def configuration(self) -> dict[str, str]:
-        settings = self._broker.context.settings
-        return {field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+        def change(current: DocumentsRecord | None) -> DocumentsRecord | None:
+            found = {**(current.documents if current is not None else {}), name: value}
+            kept = {key: stored for key, stored in found.items() if stored is not None}
+            if value is not None and len(kept) > DOCUMENTS_MAX:
+                raise LimitExceeded(f"{group}: {DOCUMENTS_MAX} are stored already; delete some first")
+            return DocumentsRecord(kept) if kept else None
+
+        await self._change(keys.documents(group), DocumentsRecord, change)
 
 
 def _names(body: dict[str, Any], field: str) -> tuple[str, ...]:

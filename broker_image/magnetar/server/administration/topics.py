@@ -9,6 +9,7 @@ Invariants: what is answered is durable; a topic with clients is deleted only by
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from magnetar.admin.ports import ListMode
 from magnetar.errors import (
@@ -23,9 +24,10 @@ from magnetar.errors import (
     UnsupportedCommand,
 )
 from magnetar.metadata import keys
-from magnetar.metadata.records import TopicPoliciesRecord
+from magnetar.metadata.records import IncarnationRecord, TopicPoliciesRecord
 from magnetar.names import BundleName, NamespaceName, TopicName
-from magnetar.server.administration.peers import ask_peer
+from magnetar.server.administration.messages import MessageAdministration
+from magnetar.server.administration.peers import ask_broker, ask_peer
 from magnetar.server.administration.statistics import internal_stats, sum_stats, topic_stats
 from magnetar.server.administration.subscriptions import SubscriptionAdministration
 from magnetar.server.service import Mode
@@ -35,7 +37,7 @@ from magnetar.topics.ledgers import Position
 from magnetar.wire.entries import parse_entry
 
 
-class TopicAdministration(SubscriptionAdministration):
+class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     """Topics as a whole."""
 
     # --- life --------------------------------------------------------------------------------------------------------------------
@@ -133,6 +135,16 @@ class TopicAdministration(SubscriptionAdministration):
         partitions = {str(part): stats for part, stats in found.items()} if per_partition else {}
         return {**sum_stats(found.values()), "metadata": {"partitions": count, "deleted": False}, "partitions": partitions}
 
+    async def partitioned_internal_stats(self, topic: TopicName) -> dict[str, Any]:
+        count = await self._broker.service.partitions(topic)
+        if not count:
+            raise TopicNotFound(f"Partitioned Topic not found: {topic}")
+        found = await self._on_each(topic, self.internal_stats, "GET", "/internalStats")
+        return {
+            "metadata": {"partitions": count, "deleted": False},
+            "partitions": {str(part): stats for part, stats in found.items()},
+        }
+
     async def last_message_id(self, topic: TopicName) -> dict[str, Any]:
         """MessageIdImpl of the last entry; with the index of its last message if that is a batch."""
         host = await self._host(topic)
@@ -178,12 +190,48 @@ class TopicAdministration(SubscriptionAdministration):
     async def roll(self, topic: TopicName) -> tuple[int, int]:
         return await self._broker.service.roll(topic)
 
+    async def compaction_status(self, topic: TopicName) -> dict[str, Any]:
+        """Whether a compacted view is there; what runs is known to the job that runs."""
+        host = await self._host((await self._parts(topic))[0])
+        if topic.persistent and await host.bundle.is_compacted(host):
+            return {"status": "SUCCESS", "lastError": ""}
+        return {"status": "NOT_RUN", "lastError": ""}
+
+    async def compact(self, topic: TopicName) -> None:
+        """Raises UnsupportedCommand: brokers do not run jobs."""
+        await self.compaction_status(topic)  # raises TopicNotFound
+        raise UnsupportedCommand(
+            f"compaction of {topic} is a job of Spark's, not of a broker's: apply a DataJob of kind compaction (examples/compaction.yaml)"
+        )
+
     async def unload_topic(self, topic: TopicName, destination: str) -> None:
-        ownership = self._broker.ownership
-        for part in await self._parts(topic):
-            bundle = await ownership.bundle_of(part)
-            if str(bundle) in ownership.owned or part == topic:
+        """Hand the topic's bundle over, of a partitioned topic those of all partitions. Raises NotOwner for a topic of another broker's."""
+        ownership, parts = self._broker.ownership, await self._parts(topic)
+        bundles = dict.fromkeys([await ownership.bundle_of(part) for part in parts])
+        for bundle in bundles:
+            if len(parts) == 1:
                 await self._unload_bundle(bundle, destination)
+            else:
+                await self._unload_anywhere(bundle, destination)
+
+    async def _unload_anywhere(self, bundle: BundleName, destination: str) -> None:
+        """Have a bundle handed over by whoever serves it; nothing if nobody does."""
+        owner = self._owner_of(str(bundle))
+        if owner is None:
+            return
+        if str(bundle) in self._broker.ownership.owned:
+            await self._unload_bundle(bundle, destination)
+            return
+        query = f"?destinationBroker={quote(destination, safe='')}" if destination else ""
+        path = f"/admin/v2/namespaces/{bundle.namespace}/{bundle.range}/unload{query}"
+        await ask_broker(self._broker.context.network, owner.http_url, "PUT", path)
+
+    def _owner_of(self, bundle: str) -> IncarnationRecord | None:
+        """The live incarnation that has a bundle, as far as we know."""
+        views = self._broker.views
+        viewed = views.bundles.get(bundle)
+        owner = views.incarnations.get(viewed.record.incarnation) if viewed is not None else None
+        return owner.record if owner is not None else None
 
     async def _bundle_served_here(self, bundle: BundleName) -> None:
         """Raises NotOwner with the owner's address if that is another broker."""
@@ -196,16 +244,19 @@ class TopicAdministration(SubscriptionAdministration):
 
     async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
         ownership = self._broker.ownership
+        target = self._destination(destination) if destination else ""
         await self._bundle_served_here(bundle)
-        target = ""
-        if destination:
-            target = next((i for i, v in self._broker.views.incarnations.items.items() if v.record.broker == destination), "")
-            if not target:
-                raise InvalidRequest(f"destinationBroker: {destination!r} is not a live broker")
         try:
             await ownership.move(str(bundle), target, "unload requested")
         except StoreUnavailable as error:
             raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
+
+    def _destination(self, name: str) -> str:
+        """The incarnation of a live broker, named or as host:port of its HTTP. Raises InvalidRequest."""
+        for identifier, viewed in self._broker.views.incarnations.items.items():
+            if name.removeprefix("http://") in (viewed.record.broker, viewed.record.http_url.removeprefix("http://")):
+                return identifier
+        raise InvalidRequest(f"destinationBroker: {name!r} is not a live broker; GET /admin/v2/brokers lists them")
 
 
 def _check_unused(host: TopicHost) -> None:

@@ -1,0 +1,193 @@
+"""Brokers.
+
+Owns: what REST sees of brokers: who there is, what they serve, their settings, load and statistics, and the health check. Imports: metadata, client,
+names, errors, server siblings.
+Source: facts on protocol 3; Pulsar's health check publishes to a topic of the broker's own and reads it back.
+Invariants: a health check ends within `HEALTH_S`; one runs at a time, and who asks meanwhile gets its result; its topics are in a system namespace,
+and are deleted as any unused topic is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from magnetar.client import Client
+from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
+from magnetar.metadata.records import IncarnationRecord, LoadRecord
+from magnetar.names import NamespaceName
+from magnetar.server.administration.base import CLUSTER_NAME
+from magnetar.server.administration.statistics import topic_stats
+from magnetar.server.administration.tenants import TenantAdministration
+from magnetar.server.broker import Broker
+from magnetar.server.topic_life import enforce_quota
+
+HEALTH_S = 10.0
+"""A round trip takes milliseconds; a bundle that changes hands may hold it up for a moment."""
+HEALTH_NAMESPACE = NamespaceName("pulsar", "system")
+MEBI = 1 << 20
+
+
+class BrokerAdministration(TenantAdministration):
+    """Brokers."""
+
+    _checking: asyncio.Task[None] | None = None
+
+    # --- who there is ------------------------------------------------------------------------------------------------------------
+
+    async def brokers(self, cluster: str) -> list[str]:
+        if cluster and cluster not in await self.clusters():
+            raise TopicNotFound(f"Cluster {cluster} does not exist; GET /admin/v2/clusters lists them")
+        return [] if cluster not in ("", CLUSTER_NAME) else sorted(_address(record) for record in self._live().values())
+
+    def _live(self) -> dict[str, IncarnationRecord]:
+        return {identifier: viewed.record for identifier, viewed in self._broker.views.incarnations.items.items()}
+
+    async def leader_broker(self) -> dict[str, str]:
+        broker = self._broker
+        record = self._live().get(await broker.leader.current() or "")
+        if record is None:
+            raise TopicNotFound("there is no leader at this moment; ask again")
+        return {"serviceUrl": record.http_url, "brokerId": _address(record)}
+
+    async def owned_bundles(self, cluster: str, broker: str) -> dict[str, Any]:
+        await self.brokers(cluster)
+        found = {identifier for identifier, record in self._live().items() if broker in (record.broker, _address(record))}
+        if not found:
+            raise TopicNotFound(f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones")
+        status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
+        items = self._broker.views.bundles.items
+        return {name: dict(status) for name, viewed in sorted(items.items()) if viewed.record.incarnation in found}
+
+    # --- health ------------------------------------------------------------------------------------------------------------------
+
+    async def check_health(self) -> None:
+        """Publish a message through this broker's own port, and read it. Raises ServiceNotReady saying what failed."""
+        broker = self._broker
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._round_trip(broker), name="health check")
+            self._checking.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have gone
+        await asyncio.shield(self._checking)
+
+    async def _round_trip(self, broker: Broker) -> None:
+        step = "reach the metadata store"
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                if broker.views.namespaces.get(str(HEALTH_NAMESPACE)) is None:
+                    await self._create_health_namespace()
+                step = "flush its log"
+                await broker.context.log.barrier()
+                step = "publish and read a message"
+                await _publish_and_read(broker)
+        except (MagnetarError, OSError, TimeoutError) as error:
+            raise ServiceNotReady(
+                f"the broker is not healthy: it could not {step} ({error or f'no answer in {HEALTH_S:.0f} s'})"
+            ) from error
+
+    async def _create_health_namespace(self) -> None:
+        try:
+            await self.create_namespace(HEALTH_NAMESPACE, 1, {})
+        except TopicExists:
+            return
+
+    async def check_backlog_quotas(self) -> None:
+        """Have backlogs of topics served here compared with their quotas at once."""
+        broker = self._broker
+        for owned in list(broker.ownership.owned.values()):
+            for topic in list(owned.topics.values()):
+                if owned.serving and not topic.frozen:
+                    await enforce_quota(topic, broker.context.clock.wall_ms())
+
+    # --- settings ----------------------------------------------------------------------------------------------------------------
+
+    def configuration(self) -> dict[str, str]:
+        settings = self._broker.context.settings
+        return {field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+    def internal_configuration(self) -> dict[str, Any]:
+        """Pulsar's InternalConfigurationData; there are no ledgers in BookKeeper, and the store is named by its kind only."""
+        return {
+            "metadataStoreUrl": self._process.store_name,
+            "configurationMetadataStoreUrl": self._process.store_name,
+            "ledgersRootPath": None,
+            "bookkeeperMetadataServiceUri": None,
+            "stateStorageServiceUrl": None,
+        }
+
+    # --- load and statistics -----------------------------------------------------------------------------------------------------
+
+    def metrics_json(self) -> list[dict[str, Any]]:
+        metrics = self._broker.context.metrics
+        counts = self._broker.service.counts()
+        named = dict(zip(("brk_bundles", "brk_topics_count", "brk_producers_count", "brk_consumers_count"), counts, strict=True))
+        named |= {"brk_msg_in": metrics.messages_in, "brk_bytes_in": metrics.bytes_in}
+        named |= {"brk_msg_out": metrics.messages_out, "brk_bytes_out": metrics.bytes_out}
+        return [{"metrics": named, "dimensions": {"broker": self._broker.context.broker, "metric": "broker"}}]
+
+    def load_report(self) -> dict[str, Any]:
+        """Pulsar's LoadManagerReport, as of the last report of this broker."""
+        broker = self._broker
+        context = broker.context
+        viewed = broker.views.load.get(broker.incarnation)
+        load = viewed.record if viewed is not None else None
+        bundles = sorted(broker.ownership.owned)
+        return {
+            "loadReportType": "LocalBrokerData",
+            "webServiceUrl": context.http_url,
+            "pulsarServiceUrl": context.service_url,
+            "persistentTopicsEnabled": True,
+            "nonPersistentTopicsEnabled": True,
+            "brokerVersionString": _version(broker),
+            "lastUpdate": load.updated_ms if load is not None else 0,
+            "cpu": {"usage": _percent(load, "cpu_usage"), "limit": 100.0},
+            "memory": {"usage": _percent(load, "memory_usage"), "limit": 100.0},
+            "lastStats": {},
+            "msgRateIn": load.message_rate_in if load is not None else 0.0,
+            "msgRateOut": load.message_rate_out if load is not None else 0.0,
+            "msgThroughputIn": load.bytes_rate_in if load is not None else 0.0,
+            "msgThroughputOut": load.bytes_rate_out if load is not None else 0.0,
+            "numBundles": len(bundles),
+            "numTopics": load.topics if load is not None else 0,
+            "numProducers": load.producers if load is not None else 0,
+            "numConsumers": load.consumers if load is not None else 0,
+            "bundles": bundles,
+        }
+
+    async def broker_topics(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, owned in sorted(self._broker.ownership.owned.items()):
+            topics = {
+                "persistent": {str(topic.name): topic_stats(topic) for topic in list(owned.topics.values())},
+                "non-persistent": {str(topic.name): topic_stats(topic) for topic in list(owned.non_persistent.by_name.values())},
+            }
+            kinds = {kind: stats for kind, stats in topics.items() if stats}
+            if kinds:
+                found.setdefault(str(owned.name.namespace), {})[name.rpartition("/")[2]] = kinds
+            await asyncio.sleep(0)
+        return found
+
+
+async def _publish_and_read(broker: Broker) -> None:
+    topic = f"persistent://{HEALTH_NAMESPACE}/healthcheck-{broker.context.broker}"
+    payload = f"{broker.incarnation}-{broker.context.clock.random_bits(32):08x}".encode()
+    client = Client(broker.service_url, network=broker.context.network, clock=broker.context.clock, operation_timeout_s=HEALTH_S)
+    async with client:
+        producer = await client.create_producer(topic)
+        sent = await producer.send(payload)
+        reader = await client.create_reader(topic, sent, inclusive=True)
+        while (await reader.receive()).value != payload:
+            pass
+
+
+def _address(record: IncarnationRecord) -> str:
+    return record.http_url.removeprefix("http://")
+
+
+def _percent(load: LoadRecord | None, field: str) -> float:
+    return round(100 * float(getattr(load, field)), 2) if load is not None else 0.0
+
+
+def _version(broker: Broker) -> str:
+    viewed = broker.views.incarnations.get(broker.incarnation)
+    return viewed.record.version if viewed is not None else ""
