@@ -28,13 +28,14 @@ HAPPENED_PER_SEED = {
     "metadata.backup": 1.3,
     "trace: replaced": 1,
 }
+LOST = "invariant|did not end within|after a seek|never got"
 NOTICED_BY = {
     # brokers refuse the store, or their first commit does
     "number_is_not_raised": "did not end within|epoch",
-    "logs_are_not_asked": "invariant|did not end within",
-    "oldest_copy_is_taken": "invariant|did not end within|could not be restored",
-    "terms_begin_without_a_copy": "invariant|did not end within",
-    "manifests_are_forgotten": "invariant|did not end within",
+    "logs_are_not_asked": LOST,
+    "oldest_copy_is_taken": LOST,
+    "terms_begin_without_a_copy": LOST,
+    "manifests_are_forgotten": LOST,
 }
 
 
