@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -155,7 +155,8 @@ class World:
             self.loop.post_at(self.loop.kernel, self.loop.time() + delay, self._restart_if_dead, node.name, node)
 
     def _restart_if_dead(self, name: str, node: Node) -> None:
-        if self._places[name].node is node:
+        place = self._places[name]
+        if place.node is node and place.restarts:
             self.restart(name)
 
     def stored(self, name: str) -> bool:
@@ -191,6 +192,20 @@ class World:
         place = self._places[name]
         place.node, place.environment = self._new_life(name, place.node.life + 1)
         self._start(name)
+
+    def keep_down(self, names: Iterable[str]) -> None:
+        """Stop nodes that restart by themselves, until `let_restart`."""
+        for name in names:
+            self._places[name].restarts = False
+            self.crash(name)
+
+    def let_restart(self, names: Iterable[str]) -> None:
+        """Nodes restart by themselves, from now on; those that were kept down do at once."""
+        for name in names:
+            place = self._places[name]
+            if not place.restarts:
+                place.restarts = True
+                self.restart(name)
 
     def pause(self, name: str) -> None:
         """SIGSTOP: nothing of it runs; timers, deliveries and completions queue up; its kernel goes on accepting and buffering."""

@@ -28,7 +28,7 @@ from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, Evidence
 COPIED_S = (2.0, 8.0)
 LOST_AFTER_S = (0.5, 8.0)
 AGAIN_S = 4.0
-TROUBLE_S = 24.0
+TROUBLE_S = 18.0
 RESTORE_TRIES_MAX = 40
 RESTORE_TIMEOUT_S = 15.0
 WAYS = ("copy", "kept copy", "storage alone", "in place")
@@ -58,8 +58,9 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
             cluster.run(chance.uniform(*LOST_AFTER_S))
             _lose_store(cluster, chance, snapshot if way == "in place" else None)
             cluster.complete(_bring_back(cluster, way, copy), within_s=60.0)
+            cluster.let_restart(BROKERS)
             cluster.evidence.counts[f"restored from {way}"] += 1
-        cluster.run(AGAIN_S)
+        cluster.run(max(AGAIN_S, TROUBLE_S - cluster.now))
         cluster.calm()
         cluster.settle()
         finish(cluster, probe, read_back)
@@ -90,6 +91,9 @@ async def _copy(cluster: Cluster) -> bytes:
 
 def _lose_store(cluster: Cluster, chance: random.Random, snapshot: Any) -> None:
     """The store's disks are gone: an empty one (or one made of an older snapshot) answers at its address, at another revision."""
+    if snapshot is not None:
+        # Nothing may run between: a store that is merely older looks like an intact one.
+        cluster.keep_down(BROKERS)
     for name in BROKERS:
         fate = chance.random()
         if fate < 0.4:
