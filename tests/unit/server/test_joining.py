@@ -125,6 +125,8 @@ def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> No
         await store.put(keys.RESTORE, RestoreRecord(1).encode())
         with pytest.raises(StoreError, match="was replaced"):
             await ours.transact((), (Put("tenants/a", b"2"),))
+        with pytest.raises(StoreError, match="was replaced"):
+            await ours.get("tenants/a")
         assert await store.get("tenants/a") is None
         assert len(told) == 1
 
