@@ -7,7 +7,6 @@ created by looking at it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -23,7 +22,7 @@ from magnetar.errors import InvalidRequest
 ETCD_SCHEME = "etcd://"
 STANDARD = "-"
 
-metadata = group("Copy the metadata store; bring a lost one back from a copy and storage, or from storage alone.")
+metadata = group("Copy the metadata store; bring back a lost one.")
 
 Store = Annotated[
     str,
@@ -86,6 +85,8 @@ def rebuild_command(
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
+    import asyncio
+
     from magnetar.server.logs import configure_logs
 
     configure_logs("warning")

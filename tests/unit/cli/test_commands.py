@@ -140,6 +140,6 @@ def test_help_lists_every_command() -> None:
     shown = magnetar("--help", environment={"COLUMNS": "80"}).stdout
     for name in ("standalone", "broker", "operator", "status", "explain", "unload", "drain", "produce", "consume", "apply"):
         assert f"  {name} " in shown
-    for name in ("topics", "subscriptions", "namespaces", "bundles", "completion"):
+    for name in ("topics", "subscriptions", "namespaces", "bundles", "metadata", "completion"):
         assert f"  {name} " in shown
     assert "..." not in shown.removeprefix("Usage: magnetar [OPTIONS] COMMAND [ARGS]...")
