@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Container, Iterable
 from dataclasses import dataclass, field
 
-from magnetar.errors import MagnetarError, StorageError
+from magnetar.errors import StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage.fencing import SealedFile, fence
 from magnetar.storage.recovery import ScannedRecord, scan, scan_durable, scan_part
@@ -173,7 +173,7 @@ class LogScans:
                 if not group.by_term:
                     break
             group.finish(group.end)
-        except (MagnetarError, OSError) as error:
+        except Exception as error:  # as above: a walk has nobody else to tell
             group.fail(error)
         finally:
             group.abandon()
@@ -190,7 +190,7 @@ class LogScans:
                 if not group.by_term:
                     break
             group.finish(reached)
-        except (MagnetarError, OSError) as error:
+        except Exception as error:  # as above: a walk has nobody else to tell
             group.fail(error)
         finally:
             group.abandon()
@@ -223,7 +223,7 @@ class _Group:
         """What a reader's own state has against a record is its own failure."""
         try:
             reader.over = reader.take(scanned)
-        except (MagnetarError, OSError) as error:
+        except Exception as error:  # whatever it is, it belongs to whoever waits for the reader
             reader.shared = False
             reader.reached.set_exception(error)
             self._leave(reader)

@@ -22,7 +22,7 @@ import structlog
 
 from magnetar.balance import bundles as rules
 from magnetar.balance.splits import children_of_split, with_boundaries
-from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady, StoreError, StoreUnavailable
+from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady, StorageError, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     RESTORE_STRIDE,
@@ -47,6 +47,8 @@ from magnetar.storage.manifest import Manifest, load_manifest, write_manifest
 log = structlog.get_logger(__name__)
 
 STORE_RETRY_S = 0.1
+PLANS_FAILED_MAX = 3
+"""Times that the children's manifests cannot be written before a split is called off: the bundle waits for it."""
 GONE = frozenset({BundleState.DELETED, BundleState.FREE})
 """States in which a record of a range, left from an earlier life of its namespace, makes room for a child."""
 
@@ -150,7 +152,7 @@ class Splitter:
         epoch = self._context.restore * RESTORE_STRIDE + splitting.mod_revision
         try:
             plan: _Plan | None = await self._plan(bundle, record)
-        except (StoreError, SplitRefused):
+        except (StoreError, StorageError, SplitRefused):
             plan = None  # looked into below, when it must not be put off any more
         started = self._context.clock.monotonic()
         owned.freeze(parking=True)
@@ -207,10 +209,11 @@ class Splitter:
     async def _commit(
         self, bundle: BundleName, splitting: Viewed[BundleRecord], plan: _Plan | None, epoch: int, end: LogPosition
     ) -> _Plan:
-        """The transaction, again until it is done; what it committed. Raises SplitRefused, TransitionRefused, StorageError."""
+        """The transaction, again until it is done; what it committed. Raises SplitRefused, TransitionRefused, Fenced."""
         deleted, records = rules.divided(splitting.record, bundle, epoch=epoch, end=end)
         await self._keep_copies(records, epoch)
         attempted: list[_Plan] = []
+        failed = 0
         while True:
             try:
                 plan = plan or await self._plan(bundle, splitting.record)
@@ -230,6 +233,12 @@ class Splitter:
                 done = await self._done_before_if_known(bundle, splitting, attempted, epoch)
                 if done is not None:
                     return done
+            except StorageError as error:
+                failed += 1
+                log.warning("bundle.split_unplanned", bundle=str(bundle), error=str(error))
+                if failed == PLANS_FAILED_MAX:
+                    raise SplitRefused(f"manifests cannot be written or read: {error}") from error
+                await asyncio.sleep(STORE_RETRY_S)
 
     async def _keep_copies(self, records: Mapping[BundleName, BundleRecord], epoch: int) -> None:
         """Copies of all the children's records in the log, durable before any of them can be taken over. Raises StorageError.

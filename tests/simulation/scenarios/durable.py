@@ -32,6 +32,7 @@ from tests.simulation.scenarios.durable_clients import (
     produce_once,
     produce_subscribed,
     publish_exclusively,
+    subscribe_once,
 )
 from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
 from tests.simulation.scenarios.tracer import TROUBLE_S, WORLDS_PER_COLLECTION, finish
@@ -128,6 +129,8 @@ def start_clients(cluster: Cluster, shares: list[Sharing]) -> None:
 async def probe(cluster: Cluster, environment: Environment) -> None:
     """One message to every topic, by a client that nobody knows yet."""
     client, history = client_of(environment), cluster.history
+    # What nobody has subscribed to may be trimmed unseen.
+    await until_done(environment, partial(subscribe_once, client, TRIMMED))
     plain = [topic for topic in TOPICS if topic != FORCED]
     probes = [publish_one(history, client, topic, "prober", environment) for topic in plain]
     await asyncio.gather(publish_exclusively(history, client, FORCED, "prober", environment), *probes)

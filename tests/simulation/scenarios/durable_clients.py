@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from magnetar.client import Client, Consumer, Message
 from magnetar.errors import MagnetarError
@@ -108,13 +109,14 @@ async def produce_keyed(history: History, topic: str, environment: Environment) 
 
 async def produce_subscribed(history: History, topic: str, environment: Environment) -> None:
     """As `produce_keyed`, once there is a subscription: what nobody has subscribed to may be trimmed unseen."""
-
-    async def subscribe() -> None:
-        consumer = await client_of(environment).subscribe(topic, "subscription", type="Shared", initial_position="Earliest")
-        await consumer.close()
-
-    await until_done(environment, subscribe)
+    await until_done(environment, partial(subscribe_once, client_of(environment), topic))
     await produce_keyed(history, topic, environment)
+
+
+async def subscribe_once(client: Client, topic: str) -> None:
+    """Have a subscription there, without a consumer."""
+    consumer = await client.subscribe(topic, "subscription", type="Shared", initial_position="Earliest")
+    await consumer.close()
 
 
 async def produce_delayed(history: History, topic: str, environment: Environment) -> None:

@@ -101,7 +101,7 @@ async def take_over(world: World, acknowledged: Acknowledged, chance: random.Ran
     while not acknowledged.registered:
         await asyncio.sleep(0.001)
     world.node("taker", lambda environment: take(environment, acknowledged, removes_first))
-    await asyncio.sleep(chance.uniform(0.0, 0.002))
+    await asyncio.sleep(chance.uniform(0.0, 0.0005))  # a read and a removal take less than this
     world.pause("taker")
     await asyncio.sleep(chance.uniform(0.0, 0.02))
     world.resume("taker")
