@@ -24,6 +24,7 @@ from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord, Nam
 from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName, bundles_of
 from magnetar.server.context import BrokerContext
+from magnetar.server.shared_task import outcome
 from magnetar.server.views import ClusterViews
 
 log = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ class Assigner:
             task = asyncio.create_task(self._assign_quietly(name), name=f"assign {name}")
             self._assigning[name] = task
             task.add_done_callback(lambda done: self._assigned(name, done))
-        await asyncio.shield(task)
+        await outcome(task)
 
     def _assigned(self, name: str, task: asyncio.Task[None]) -> None:
         """Who asked gets the error, and nobody is missed whose client has left meanwhile."""

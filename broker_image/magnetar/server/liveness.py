@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from magnetar import __version__
 from magnetar.metadata.records import IncarnationRecord
 from magnetar.server.context import BrokerContext
+from magnetar.server.shared_task import outcome
 from magnetar.wire import requests
 from magnetar.wire.commands import PROTOCOL_VERSION
 
@@ -90,7 +91,7 @@ class Liveness:
         if given_up:
             return True
         if peer.asking is not None:
-            await asyncio.shield(peer.asking)
+            await outcome(peer.asking)
         return peer.silent_since is None
 
     async def _ask(self, peer: _Peer, record: IncarnationRecord) -> None:

@@ -9,7 +9,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from magnetar.clock import SystemClock
+from magnetar.errors import ServiceNotReady
 from magnetar.metadata.records import IncarnationRecord
 from magnetar.network import AsyncioNetwork
 from magnetar.server import liveness
@@ -100,5 +103,22 @@ def test_a_broker_that_is_gone_is_not_named_and_forgotten_with_its_registration(
             assert await found.may_be_named("b.2", record)
             found.forget(frozenset({"b.2"}))
             assert list(found._peers) == ["b.2"]
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_a_broker_that_stops_is_told_so() -> None:
+    """A request is answered with an error that its client tries again after; it is not cancelled (found by `make soak`: a 500 without a reason)."""
+
+    async def scenario() -> None:
+        async with listening() as (listener, record, peers, _clock):
+            listener.answers = False
+            waiting = asyncio.create_task(peers.may_be_named("b.1", record))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await peers.stop()
+            with pytest.raises(ServiceNotReady):
+                await waiting
 
     asyncio.run(scenario())
