@@ -28,12 +28,12 @@ ENV PATH=/opt/magnetar/bin:/usr/local/bin:/usr/bin:/bin \
 # Spark alone is 490 MB: below everything that changes with our own dependencies.
 FROM system AS dependencies
 COPY requirements-spark.lock /tmp/locks/
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
     pip install --require-hashes --requirement /tmp/locks/requirements-spark.lock
 COPY requirements.lock requirements-operator.lock /tmp/locks/
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
     pip install --require-hashes --requirement /tmp/locks/requirements.lock \
@@ -43,7 +43,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 # A stage of its own, so that the build tool is not in the image.
 FROM dependencies AS project
 COPY dev/image/requirements-build.lock /tmp/locks/
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
     pip install --require-hashes --requirement /tmp/locks/requirements-build.lock

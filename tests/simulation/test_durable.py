@@ -5,16 +5,11 @@ The seeds run on every core, in chunks; a failure names its seed, which `python 
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import cache
-
 import pytest
 
-from tests.simulation.scenarios.seeds import Verdict, run_seeds
+from tests.simulation.scenarios.seeds import SeedRange
 
-SEEDS = 300
-CHUNK = 50
-SHOWN_CHARACTERS_MAX = 6000
+SEEDS = SeedRange("durable:counted", 300, chunk=50)
 
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written
@@ -33,29 +28,16 @@ HAPPENED_PER_SEED = {
 }
 
 
-@cache
-def verdicts(first: int) -> list[Verdict]:
-    """Of one chunk; run once, whichever test asks first."""
-    return run_seeds("durable:counted", range(first, first + CHUNK))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", SEEDS.firsts)
 def test_every_feature_keeps_its_promise(first: int) -> None:
     """Invariants 1 to 4 and 9, no duplicate, no producer after its successor, keys in order, nothing late for ever; at every seed of the chunk."""
-    failures = [verdict for verdict in verdicts(first) if verdict.error]
-    shown = "\n\n".join(f"seed {verdict.seed}:\n{verdict.error[-SHOWN_CHARACTERS_MAX:]}" for verdict in failures[:3])
-    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed\n{shown}"
+    SEEDS.check_passed(first)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_feature_met_trouble_often() -> None:
     """A scenario that is too kind proves nothing."""
-    total: Counter[str] = Counter()
-    for first in range(0, SEEDS, CHUNK):
-        for verdict in verdicts(first):
-            total.update(verdict.counts)
-    rare = {kind: (total[kind] / SEEDS, least) for kind, least in HAPPENED_PER_SEED.items() if total[kind] < least * SEEDS}
-    assert not rare, f"(mean per seed, wanted): {rare}"
+    SEEDS.check_happened(HAPPENED_PER_SEED)

@@ -5,16 +5,11 @@ The seeds run on every core, in chunks; a failure names its seed, which `python 
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import cache
-
 import pytest
 
-from tests.simulation.scenarios.seeds import Verdict, run_seeds
+from tests.simulation.scenarios.seeds import SHOWN_CHARACTERS_MAX, SeedRange, run_seeds
 
-SEEDS = 300
-CHUNK = 50
-SHOWN_CHARACTERS_MAX = 6000
+SEEDS = SeedRange("tracer:counted", 300, chunk=50)
 
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written
@@ -80,19 +75,11 @@ KEPT_SEEDS = {
 """Beyond the range above, and once wrong; what went wrong within it is told by the stories."""
 
 
-@cache
-def verdicts(first: int) -> list[Verdict]:
-    """Of one chunk; run once, whichever test asks first."""
-    return run_seeds("tracer:counted", range(first, first + CHUNK))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", SEEDS.firsts)
 def test_nothing_acknowledged_is_lost_and_service_comes_back(first: int) -> None:
     """Invariants 1 to 4 and 9, at every seed of the chunk."""
-    failures = [verdict for verdict in verdicts(first) if verdict.error]
-    shown = "\n\n".join(f"seed {verdict.seed}:\n{verdict.error[-SHOWN_CHARACTERS_MAX:]}" for verdict in failures[:3])
-    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed\n{shown}"
+    SEEDS.check_passed(first)
 
 
 @pytest.mark.slow
@@ -104,9 +91,4 @@ def test_seeds_that_once_failed_pass() -> None:
 @pytest.mark.slow
 def test_every_kind_of_trouble_met_the_brokers_often() -> None:
     """A scenario that is too kind proves nothing: takeovers, moves, fences, zombies, power losses all happened, on average so often."""
-    total: Counter[str] = Counter()
-    for first in range(0, SEEDS, CHUNK):
-        for verdict in verdicts(first):
-            total.update(verdict.counts)
-    rare = {kind: (total[kind] / SEEDS, least) for kind, least in HAPPENED_PER_SEED.items() if total[kind] < least * SEEDS}
-    assert not rare, f"(mean per seed, wanted): {rare}"
+    SEEDS.check_happened(HAPPENED_PER_SEED)

@@ -15,12 +15,10 @@ import pytest
 
 from tests.simulation.scenarios import planted_slots, slot_takeovers
 from tests.simulation.scenarios.planted import CONTROL
-from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
+from tests.simulation.scenarios.seeds import SHOWN_CHARACTERS_MAX, SeedRange, Verdict, hunt, run_seeds
 
-SEEDS = 60
-CHUNK = 20
+SEEDS = SeedRange("tracer:counted_on_slots", 60, chunk=20)
 PLANTED_SEEDS = range(200)
-SHOWN_CHARACTERS_MAX = 6000
 
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written
@@ -41,12 +39,6 @@ TAKEOVER_SEEDS = 100
 
 
 @cache
-def verdicts(first: int) -> list[Verdict]:
-    """Of one chunk; run once, whichever test asks first."""
-    return run_seeds("tracer:counted_on_slots", range(first, first + CHUNK))
-
-
-@cache
 def hunts() -> dict[str, Future[Verdict | None]]:
     """All hunts, begun together so that they use every core."""
     return {bug: hunt(f"planted_slots:run:{bug}", PLANTED_SEEDS) for bug in planted_slots.BUGS}
@@ -60,24 +52,17 @@ def found(bug: str) -> Verdict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", SEEDS.firsts)
 def test_nothing_acknowledged_is_lost_and_service_comes_back(first: int) -> None:
     """Invariants 1 to 4 and 9, at every seed of the chunk."""
-    failures = [verdict for verdict in verdicts(first) if verdict.error]
-    shown = "\n\n".join(f"seed {verdict.seed}:\n{verdict.error[-SHOWN_CHARACTERS_MAX:]}" for verdict in failures[:3])
-    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed\n{shown}"
+    SEEDS.check_passed(first)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_service_was_as_bad_as_it_may_be() -> None:
     """A scenario that is too kind proves nothing: requests and answers were lost, refused and late, and brokers were taken over."""
-    total: Counter[str] = Counter()
-    for first in range(0, SEEDS, CHUNK):
-        for verdict in verdicts(first):
-            total.update(verdict.counts)
-    rare = {kind: (total[kind] / SEEDS, least) for kind, least in HAPPENED_PER_SEED.items() if total[kind] < least * SEEDS}
-    assert not rare, f"(mean per seed, wanted): {rare}"
+    SEEDS.check_happened(HAPPENED_PER_SEED)
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from magnetar.amounts import size_text
 from magnetar.cli.failures import WrongUsage
 from magnetar.cli.names import target_of
-from magnetar.cli.screen import Screen, broker_of, size_text
+from magnetar.cli.screen import Screen, broker_of
 from magnetar.cli.session import Session
 from magnetar.names import NamespaceName, TopicName
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
+from magnetar.amounts import age_text
 from magnetar.clock import SystemClock
 
 STYLES = {
@@ -29,7 +30,6 @@ STYLES = {
     "gone": "red",
     "unreachable": "red",
 }
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class OutputFormat(enum.StrEnum):
@@ -123,23 +123,6 @@ def _is_right(column: Sequence[str]) -> bool:
     """Whether a column is of numbers, with or without units."""
     known = [text for text in column if text != "-"]
     return bool(known) and all(text.partition(" ")[0].rstrip("%").replace(".", "", 1).isdigit() for text in known)
-
-
-def size_text(count: float) -> str:
-    """Bytes for people: 0 B, 4.0 KiB, 1.5 MiB."""
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{int(count)} B"
-
-
-def age_text(seconds: float) -> str:
-    """A duration for people: 12 s, 5 min, 3.2 h, 4.1 days."""
-    if seconds < 120:
-        return f"{max(0, int(seconds))} s"
-    if seconds < 7200:
-        return f"{int(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
 def since_text(since_ms: int | None) -> str:

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from magnetar.amounts import size_text
 from magnetar.cli.names import namespace_of, pairs_of, topic_of
 from magnetar.cli.rest import Rest, topic_path
-from magnetar.cli.screen import Screen, size_text
+from magnetar.cli.screen import Screen
 from magnetar.cli.session import Session, connected, group
 from magnetar.names import TopicName
 

@@ -117,12 +117,16 @@ class Assigner:
             assigned = rules.assign(record, destination, reason="lookup")
         else:
             assigned = rules.override(record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone")
-        value = assigned.encode()
-        compare = Compare(keys.bundle(BundleName.parse(name)), "mod", "=", item.mod_revision if item is not None else 0)
-        result = await self._context.store.transact([compare, *guards], [Put(compare.key, value)])
+        if await self._write(name, item.mod_revision if item is not None else 0, assigned, *guards):
+            log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason)
+
+    async def _write(self, name: str, expected: int, record: BundleRecord, *guards: Compare) -> bool:
+        """Compare-and-swap a bundle's record, the guards holding as well; whether it was done."""
+        key, value = keys.bundle(BundleName.parse(name)), record.encode()
+        result = await self._context.store.transact([Compare(key, "mod", "=", expected), *guards], [Put(key, value)])
         if result.succeeded:
-            log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason, revision=result.revision)
             self._views.bundles.observe(name, value, result.revision)
+        return result.succeeded
 
     async def reassign(self, name: str, guard: Compare, reason: str) -> bool:
         """Give a bundle that waits for its destination to another one; whether that was done. Raises ServiceNotReady if there is no other."""
@@ -130,12 +134,10 @@ class Assigner:
         if viewed is None or viewed.record.state is not BundleState.ASSIGNING:
             return False
         destination = self.place(rules.former_owners(viewed.record))
-        value, key = rules.reassign(viewed.record, destination, reason).encode(), keys.bundle(BundleName.parse(name))
-        result = await self._context.store.transact([Compare(key, "mod", "=", viewed.mod_revision), guard], [Put(key, value)])
-        if result.succeeded:
+        done = await self._write(name, viewed.mod_revision, rules.reassign(viewed.record, destination, reason), guard)
+        if done:
             log.warning("bundle.reassigned", bundle=name, destination=destination, reason=reason)
-            self._views.bundles.observe(name, value, result.revision)
-        return result.succeeded
+        return done
 
     async def _still_a_bundle(self, bundle: BundleName) -> Compare:
         """That the range is a bundle of its namespace. Raises BundleSplit, NamespaceNotFound."""
@@ -184,12 +186,8 @@ class Assigner:
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.OWNED:
             return
-        value = rules.release(viewed.record, destination, reason=reason).encode()
-        key = keys.bundle(BundleName.parse(name))
-        result = await self._context.store.transact([Compare(key, "mod", "=", viewed.mod_revision), guard], [Put(key, value)])
-        if result.succeeded:
+        if await self._write(name, viewed.mod_revision, rules.release(viewed.record, destination, reason=reason), guard):
             log.info("bundle.move_requested", bundle=name, destination=destination, reason=reason)
-            self._views.bundles.observe(name, value, result.revision)
 
     async def stop(self) -> None:
         """Cancel what is under way."""

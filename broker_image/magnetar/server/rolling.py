@@ -11,6 +11,7 @@ import asyncio
 
 from magnetar.metadata.records import BundleRecord, LogPosition, LogRange
 from magnetar.server.context import BrokerContext
+from magnetar.server.shared_task import outcome
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 
 SMALL_FILE_BYTES_MAX = 256 << 10
@@ -55,7 +56,7 @@ class LogRoller:
         if self._rolling is None:
             self._rolling = asyncio.create_task(self._roll(reason), name="roll")
             self._rolling.add_done_callback(lambda _task: setattr(self, "_rolling", None))
-        return await asyncio.shield(self._rolling)
+        return await outcome(self._rolling)
 
     async def _roll(self, reason: str) -> LogPosition:
         number = self._context.log.position.file

@@ -1,6 +1,7 @@
 """Many seeds, on every core.
 
-Owns: `run_seeds` and `hunt`, which run a function of a seed in worker processes and return plain verdicts. Imports: the standard library; the
+Owns: `run_seeds` and `hunt`, which run a function of a seed in worker processes and return plain verdicts; `SeedRange`, what a tier asserts of a
+range of them. Imports: the standard library; the
 scenarios are imported by the workers.
 Invariants: a worker is a fresh interpreter, so that nothing another test has configured (logs, above all) reaches a run; the verdict of a seed
 does not depend on which worker ran it, nor after which other seed.
@@ -12,12 +13,14 @@ import importlib
 import multiprocessing
 import os
 import traceback
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
 WORKERS_MAX = 2
+SHOWN_CHARACTERS_MAX = 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,35 @@ def run_seeds(case: str, seeds: Iterable[int]) -> list[Verdict]:
 def hunt(case: str, seeds: range) -> Future[Verdict | None]:
     """Begin to look for the first seed that fails."""
     return _pool().submit(first_failure, case, seeds)
+
+
+class SeedRange:
+    """The seeds from 0 to `seeds` of a case, run in chunks; each chunk once, whichever test asks first."""
+
+    def __init__(self, case: str, seeds: int, chunk: int) -> None:
+        self._case, self._seeds, self._chunk = case, seeds, chunk
+        self._verdicts: dict[int, list[Verdict]] = {}
+        self.firsts = range(0, seeds, chunk)
+
+    def verdicts(self, first: int) -> list[Verdict]:
+        """Of the chunk that begins with seed `first`."""
+        if first not in self._verdicts:
+            self._verdicts[first] = run_seeds(self._case, range(first, first + self._chunk))
+        return self._verdicts[first]
+
+    def check_passed(self, first: int) -> None:
+        """Raises AssertionError naming the seeds of the chunk that failed."""
+        failures = [verdict for verdict in self.verdicts(first) if verdict.error]
+        shown = "\n\n".join(f"seed {verdict.seed}:\n{verdict.error[-SHOWN_CHARACTERS_MAX:]}" for verdict in failures[:3])
+        assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed\n{shown}"
+
+    def check_happened(self, least_per_seed: Mapping[str, float]) -> None:
+        """Raises AssertionError naming what happened less often than this, on average over all seeds."""
+        total: Counter[str] = Counter()
+        for first in self.firsts:
+            for verdict in self.verdicts(first):
+                total.update(verdict.counts)
+        rare = {
+            kind: (total[kind] / self._seeds, least) for kind, least in least_per_seed.items() if total[kind] < least * self._seeds
+        }
+        assert not rare, f"(mean per seed, wanted): {rare}"

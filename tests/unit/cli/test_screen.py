@@ -8,8 +8,9 @@ import json
 import pytest
 import yaml
 
+from magnetar.amounts import age_text, size_text
 from magnetar.cli.failures import CommandFailed, Refused, Unreachable, WrongUsage, exit_code_of, lines_of, without_secrets
-from magnetar.cli.screen import OutputFormat, Screen, age_text, size_text
+from magnetar.cli.screen import OutputFormat, Screen
 from magnetar.errors import InvalidRequest, NotOwner, ServiceNotReady
 
 ROWS = [("broker-0", "serving", 12, 3.25, None), ("b1", "draining", 0, 100.0, "x")]

@@ -39,11 +39,13 @@ class Listener:
 
     async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.comers += 1
-        await reader.read(100)
-        if self.answers:
-            writer.write(b"hello")
-        await reader.read()
-        writer.close()
+        try:
+            await reader.read(100)
+            if self.answers:
+                writer.write(b"hello")
+            await reader.read()
+        finally:
+            writer.transport.abort()  # also if the loop ends first, which cancels this task: nothing is left to a later test's garbage collection
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """Why a bundle is where it is, and what would happen if it moved: the words.
 
-Owns: the sentences of `GET /magnetar/v1/explain`, made of the facts that `explain` has gathered. Imports: nothing. Pure.
+Owns: the sentences of `GET /magnetar/v1/explain`, made of the facts that `explain` has gathered. Imports: amounts. Pure.
 Invariants: equal facts, equal words; what is not known is said to be not known; a reason that nobody has written words for is quoted.
 """
 
@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from magnetar.amounts import age_text, size_text
+
 Facts = Mapping[str, Any]
 NAMES_MAX = 5
 _GONE = re.compile(r"^(?P<incarnation>\S+) is gone$")
 _STUCK = re.compile(r"^Assigning by (?P<incarnation>\S+) for (?P<seconds>\d+) s$")
 _SPLIT = re.compile(r"^split (?:of|from) (?P<parent>\S+)$")
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def explain_in_words(facts: Facts) -> dict[str, list[str]]:
@@ -70,7 +71,7 @@ def _topic(facts: Facts) -> list[str]:
         return ["No such topic exists now; non-persistent topics live as long as they have clients."]
     if topic is None or not topic["stored"]:
         return []
-    what = f"It holds {_count(topic['entries'], 'entry', 'entries')} ({_size(topic['bytes'])})"
+    what = f"It holds {_count(topic['entries'], 'entry', 'entries')} ({size_text(topic['bytes'])})"
     users = f"{_count(topic['producers'], 'producer')} and {_count(topic['subscriptions_total'], 'subscription')}"
     ended = "; it is terminated" if topic["terminated"] else ""
     return [f"{what} in {_count(len(topic['ledgers']) + topic['ledgers_before'], 'ledger')}, and has {users}{ended}."]
@@ -85,7 +86,7 @@ def _state(facts: Facts) -> str:
     if owner is not None and not owner["alive"]:
         return f"Its record says {state} by {who}, which is gone: the leader gives it to somebody else as soon as it can."
     since = facts["owned"]["since_ms"] if facts["owned"] is not None else None
-    age = f" for {_age((facts['now_ms'] - since) / 1000)}" if since else ""
+    age = f" for {age_text((facts['now_ms'] - since) / 1000)}" if since else ""
     if state == "Owned":
         return f"{who} ({owner['service_url']}) has served it{age}, in {term}."
     if state == "Assigning":
@@ -162,7 +163,7 @@ def _if_owner_died(facts: Facts) -> list[str]:
         if not takers["all"]:
             return ["No broker takes bundles now: it cannot be served before one comes, or a cordon is lifted."]
         return [f"It has no owner to lose. A lookup would give it to {takers['first']}."]
-    cost = f"{_count(recovery['files'], 'log file')}, {_size(recovery['bytes'])}"
+    cost = f"{_count(recovery['files'], 'log file')}, {size_text(recovery['bytes'])}"
     about = "about" if recovery["exact"] else "at most about"
     if not takers["all"]:
         return [
@@ -204,7 +205,7 @@ def _kept(facts: Facts) -> list[str]:
         )
         others = sorted({by["bundle"] for row in files["files"] for by in row["kept_by"]} - {facts["bundle"]})
         found.append(
-            f"{_count(files['count'], 'sealed log file')} ({_size(files['bytes'])}) "
+            f"{_count(files['count'], 'sealed log file')} ({size_text(files['bytes'])}) "
             f"{'is' if files['count'] == 1 else 'are'} kept: {recovered} for its recovery, {listed} for its messages."
         )
         if others:
@@ -219,7 +220,7 @@ def _kept(facts: Facts) -> list[str]:
 
 def _pin(pin: Facts) -> str:
     """What keeps a topic's entries."""
-    held = f"{pin['topic']} keeps {_size(pin['bytes'])} from {pin['oldest']} on: "
+    held = f"{pin['topic']} keeps {size_text(pin['bytes'])} from {pin['oldest']} on: "
     waiting = f"subscription {pin['subscription']} has not acknowledged {_count(pin['waiting_entries'], 'entry', 'entries')}"
     retained = f"retention, or trimming that is yet to come, holds {_count(pin['retained_entries'], 'entry', 'entries')}"
     parts = ([waiting] if pin["subscription"] is not None else []) + ([retained] if pin["retained_entries"] else [])
@@ -244,18 +245,3 @@ def _times(number: int) -> str:
 def _names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:NAMES_MAX])
     return f"{shown} and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else shown
-
-
-def _size(count: float) -> str:
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{int(count)} B"
-
-
-def _age(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(0, int(seconds))} s"
-    if seconds < 7200:
-        return f"{int(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
