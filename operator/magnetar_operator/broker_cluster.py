@@ -24,7 +24,6 @@ from magnetar_operator.refusals import ApiRefused
 from magnetar_operator.resources import BY_KIND, CHILDREN, NODE, POD
 from magnetar_operator.rolling import RollPlan, plan_roll
 from magnetar_operator.scaling import Fleet, ScalePlan, plan_scale
-from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
 
@@ -86,14 +85,10 @@ async def _read_state(world: World, cluster: BrokerCluster, children: dict[Ident
     if cluster.spec.etcd.managed is not None and (etcd is None or not etcd.get("status", {}).get("readyReplicas")):
         return None, f"etcd pod {names.etcd_set(cluster.name)}-0 is not ready"
     try:
-        return await read_cluster_state(_store(world, cluster).reader), ""
+        return await read_cluster_state((await world.store_of(cluster)).reader), ""
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
         return None, f"etcd {', '.join(etcd_endpoints(cluster))}: {str(error) or 'no answer in time'}"
-
-
-def _store(world: World, cluster: BrokerCluster) -> ClusterStore:
-    return world.stores.of(etcd_endpoints(cluster))
 
 
 async def _lost_nodes(world: World, pods: list[Manifest]) -> tuple[tuple[str, float], ...]:
@@ -140,10 +135,10 @@ async def _apply_cordons(world: World, cluster: BrokerCluster, scale: ScalePlan)
     """Lift what is to be lifted, then cordon. Raises NotLeading."""
     try:
         for broker in scale.uncordon:
-            await _store(world, cluster).uncordon(broker)
+            await (await world.store_of(cluster)).uncordon(broker)
             await world.events.normal(cluster, "Uncordoned", f"{broker} may take bundles again, or is gone")
         if scale.cordon:
-            await _store(world, cluster).cordon(scale.cordon)
+            await (await world.store_of(cluster)).cordon(scale.cordon)
             await world.events.normal(cluster, "Cordoned", f"{scale.cordon} hands its bundles over before it is removed")
     except (StoreError, TimeoutError) as error:
         return [Problem(Reason.STORE_UNAVAILABLE, f"cordons could not be written: {str(error) or 'no answer in time'}")]

@@ -15,7 +15,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
 from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.driver_pod import driver_pod
-from magnetar_operator.builders.object import Manifest, etcd_endpoints
+from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.service_account import spark_account, spark_binding
 from magnetar_operator.conditions import Finding, Reason, Type, timestamp, wall_ms_of
 from magnetar_operator.desired import identity_of
@@ -72,7 +72,7 @@ async def _wait(world: World, job: DataJob, run: str, reason: Reason, message: s
 
 async def _read_record(world: World, job: DataJob, cluster: BrokerCluster, run: str) -> JobRunRecord | None:
     """Raises StoreError, TimeoutError."""
-    store = world.stores.of(etcd_endpoints(cluster))
+    store = await world.store_of(cluster)
     async with asyncio.timeout(READ_TIMEOUT_S):
         item = await store.reader.get(keys.job_run(f"{job.namespace}/{job.name}", run))
     return JobRunRecord.decode(item.value) if item is not None else None

@@ -17,7 +17,6 @@ from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import Compare, Delete, KeyValue, Put
 from magnetar.names import initial_boundaries
 from magnetar_operator import names
-from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.conditions import Finding, Reason, Type, wall_ms_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
@@ -55,7 +54,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     await _match_finalizer(world, resource)
     try:
         await _require_oldest(world, resource)
-        store = _store(world, await _admitting_cluster(world, resource))
+        store = await _store(world, await _admitting_cluster(world, resource))
         record = await _ensure_record(world, resource, store)
     except Blocked as blocked:
         await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
@@ -110,8 +109,12 @@ async def _admitting_cluster(world: World, resource: TopicNamespace) -> BrokerCl
     return cluster
 
 
-def _store(world: World, cluster: BrokerCluster) -> ClusterStore:
-    return world.stores.of(etcd_endpoints(cluster))
+async def _store(world: World, cluster: BrokerCluster) -> ClusterStore:
+    """Raises Blocked if the cluster's etcd cannot be addressed."""
+    try:
+        return await world.store_of(cluster)
+    except StoreError as error:
+        raise Blocked(Reason.STORE_UNAVAILABLE, str(error)) from error
 
 
 # --- the record ---------------------------------------------------------------------------------------------------------------
@@ -205,7 +208,7 @@ async def _finalize(world: World, resource: TopicNamespace) -> float | None:
 
 async def _delete_record(world: World, resource: TopicNamespace) -> None:
     """Remove the record of an empty namespace that this resource owns. Raises Blocked, NotLeading."""
-    store = _store(world, await _admitting_cluster(world, resource))
+    store = await _store(world, await _admitting_cluster(world, resource))
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             item = await store.reader.get(keys.namespace(resource.spec.name))

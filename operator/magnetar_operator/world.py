@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from magnetar.clock import Clock
 from magnetar.errors import MagnetarError
 from magnetar_operator import names
-from magnetar_operator.builders.object import Defaults, Manifest
+from magnetar_operator.builders.object import Defaults, Manifest, etcd_endpoints
 from magnetar_operator.conditions import Finding, Reason, Type, merged
 from magnetar_operator.events import Events
 from magnetar_operator.kubernetes_api import KubernetesApi
@@ -23,7 +23,7 @@ from magnetar_operator.models.base import API_VERSION, Condition, CustomResource
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.planning import differences
 from magnetar_operator.resources import BROKER_CLUSTER, CUSTOM
-from magnetar_operator.stores import Stores
+from magnetar_operator.stores import ClusterStore, Stores
 from magnetar_operator.work_queue import Key
 
 R = TypeVar("R", bound=CustomResource)
@@ -53,6 +53,10 @@ class World:
         """A cluster that other resources refer to. Raises InvalidResource, KubernetesError."""
         found = await self.api.get(BROKER_CLUSTER, namespace, name)
         return parsed(found, BrokerCluster) if found is not None else None
+
+    async def store_of(self, cluster: BrokerCluster) -> ClusterStore:
+        """The cluster's metadata store; connects when first used. Raises StoreError if its credentials are missing."""
+        return self.stores.of(etcd_endpoints(cluster))
 
     async def list_everywhere(self, kind: str) -> list[Manifest]:
         """All objects of a kind in the namespaces that this operator watches. Raises KubernetesError."""
