@@ -1,6 +1,6 @@
 """Reconciling a `BrokerCluster`.
 
-Owns: the order of steps and their effects. Imports: world, desired, planning, scaling, rolling, cluster_status.
+Owns: the order of steps; cordons. Imports: world, desired, children, pod_care, scaling, cluster_status.
 Invariants: decisions are pure functions of one look at the world, effects follow them; children are applied even while the metadata store is away;
 a broker leaves only as `plan_scale` allows; the status is written last and only when it differs.
 """
@@ -14,15 +14,15 @@ import structlog
 from magnetar.errors import StoreError
 from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
+from magnetar_operator.children import apply_children
 from magnetar_operator.cluster_state import ClusterState, read_cluster_state
-from magnetar_operator.cluster_status import Observed, Problem, derive, findings_of
-from magnetar_operator.conditions import Finding, Reason, Type
+from magnetar_operator.cluster_status import Observed, derive, findings_of
+from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.planning import Create, Remove, Step, Taken, describe, plan
-from magnetar_operator.refusals import ApiRefused
-from magnetar_operator.resources import BY_KIND, CHILDREN, NODE, POD
-from magnetar_operator.rolling import RollPlan, plan_roll
+from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
+from magnetar_operator.resources import CHILDREN, POD
+from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import Fleet, ScalePlan, plan_scale
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
@@ -46,10 +46,12 @@ async def reconcile(world: World, key: Key) -> float | None:
     observed = await observe(world, cluster)
     scale = plan_scale(cluster.spec.replicas, _fleet(cluster, observed))
     problems = await _apply_cordons(world, cluster, scale)
-    problems += await _apply_children(world, cluster, observed, scale.replicas)
+    problems += await apply_children(
+        world, cluster, desired(cluster, world.defaults, scale.replicas, observed.children), observed.children
+    )
     roll = _plan_roll(cluster, observed, scale)
-    await _restart(world, cluster, observed, roll)
-    await _delete_lost(world, cluster, observed)
+    await restart(world, cluster, observed.pods, roll)
+    await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
     await _write_status(world, cluster, observed, scale, roll, problems)
     return _again_after_s(observed, scale)
 
@@ -76,7 +78,7 @@ async def observe(world: World, cluster: BrokerCluster) -> Observed:
     children = {identity_of(child): child for found in lists for child in found}
     mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.broker_set(cluster.name)}-")]
     state, problem = await _read_state(world, cluster, children)
-    return Observed(children, tuple(mine), state, problem, await _lost_nodes(world, mine))
+    return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine))
 
 
 async def _read_state(world: World, cluster: BrokerCluster, children: dict[Identity, Manifest]) -> tuple[ClusterState | None, str]:
@@ -89,22 +91,6 @@ async def _read_state(world: World, cluster: BrokerCluster, children: dict[Ident
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
         return None, f"etcd {', '.join(etcd_endpoints(cluster))}: {str(error) or 'no answer in time'}"
-
-
-async def _lost_nodes(world: World, pods: list[Manifest]) -> tuple[tuple[str, float], ...]:
-    """Nodes of broker pods that are not ready, and for how long. Nodes are read only when a pod of theirs is in trouble."""
-    suspects = sorted({broker_pods.node_of(pod) for pod in pods if not broker_pods.is_ready(pod)} - {""})
-    found = []
-    for name in suspects:
-        try:
-            node = await world.api.get(NODE, "", name)
-        except ApiRefused as error:
-            log.warning("node.unreadable", node=name, error=str(error))  # an installation without rights on nodes
-            continue
-        seconds = broker_pods.lost_for_s(node, world.clock.wall_ms()) if node is not None else 0.0
-        if seconds:
-            found.append((name, seconds))
-    return tuple(found)
 
 
 def _fleet(cluster: BrokerCluster, observed: Observed) -> Fleet:
@@ -121,11 +107,7 @@ def _fleet(cluster: BrokerCluster, observed: Observed) -> Fleet:
 
 def _plan_roll(cluster: BrokerCluster, observed: Observed, scale: ScalePlan) -> RollPlan:
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
-    status = brokers.get("status", {}) if brokers is not None else {}
-    # Until the StatefulSet's controller has seen the newest template, its update revision is that of an older one.
-    seen = brokers is not None and status.get("observedGeneration") == brokers["metadata"].get("generation")
-    view = broker_pods.rolling_view(observed.pods, brokers)
-    return plan_roll(view, status.get("updateRevision", "") if seen else "", scale.replicas, scale.reason is not None)
+    return roll_of(observed.pods, brokers, scale.replicas, scaling=scale.reason is not None)
 
 
 # --- effects ------------------------------------------------------------------------------------------------------------------
@@ -145,74 +127,6 @@ async def _apply_cordons(world: World, cluster: BrokerCluster, scale: ScalePlan)
     if scale.reason is Reason.DRAINING:
         await world.events.once(cluster, "Normal", Reason.DRAINING.word, scale.message)
     return []
-
-
-async def _apply_children(world: World, cluster: BrokerCluster, observed: Observed, replicas: int) -> list[Problem]:
-    """Make the children what they should be; what the API server refuses becomes a problem, and the others are still applied."""
-    wanted = desired(cluster, world.defaults, replicas, observed.children)
-    have = dict(observed.children)
-    for manifest in wanted:
-        kind, name = identity_of(manifest)
-        if (kind, name) not in have:
-            # Somebody else's object of that name carries none of our labels, so that the list did not show it.
-            found = await world.api.get(BY_KIND[kind], cluster.namespace, name)
-            if found is not None:
-                have[kind, name] = found
-    problems = []
-    for step in plan(wanted, have, cluster.metadata.uid):
-        try:
-            problem = await _perform(world, cluster, step)
-        except ApiRefused as error:
-            problem = Problem(Reason.REFUSED, str(error))
-            await world.events.once(cluster, "Warning", Reason.REFUSED.word, str(error))
-        if problem is not None:
-            problems.append(problem)
-    return problems
-
-
-async def _perform(world: World, cluster: BrokerCluster, step: Step) -> Problem | None:
-    """One step of the plan. Raises KubernetesError."""
-    if isinstance(step, Taken):
-        kind, name = step.identity
-        message = f"{kind} {name} exists and belongs to {step.owner or 'somebody else'}"
-        await world.events.once(cluster, "Warning", Reason.NAME_TAKEN.word, f"{message}. {Reason.NAME_TAKEN.remedy}")
-        return Problem(Reason.NAME_TAKEN, message)
-    if isinstance(step, Remove):
-        kind, name = identity_of(step.observed)
-        if await world.api.delete(step.observed):
-            await world.events.normal(cluster, "Removed", f"{kind} {name} is not wanted any more")
-        return None
-    kind, name = identity_of(step.manifest)
-    await world.api.apply(step.manifest)
-    if isinstance(step, Create):
-        await world.events.normal(cluster, "Created", f"{kind} {name}")
-    elif step.drift:
-        await world.events.warning(
-            cluster, "DriftCorrected", f"{kind} {name} was changed by somebody else: {describe(step.changes)}"
-        )
-    else:
-        await world.events.normal(cluster, "Updated", f"{kind} {name}: {describe(step.changes)}")
-    return None
-
-
-async def _restart(world: World, cluster: BrokerCluster, observed: Observed, roll: RollPlan) -> None:
-    """Delete the one pod whose turn it is: SIGTERM makes it hand its bundles over."""
-    for pod in observed.pods:
-        if broker_pods.name_of(pod) == roll.restart and await world.api.delete(pod):
-            why = dict(roll.pending)[roll.restart]
-            await world.events.normal(
-                cluster, "Restarting", f"{roll.restart}: {why} has changed; {len(roll.pending) - 1} more follow"
-            )
-
-
-async def _delete_lost(world: World, cluster: BrokerCluster, observed: Observed) -> None:
-    """Free the names of pods whose node is gone: their successors fence them, so that no message is lost or doubled."""
-    lost = {node: seconds for node, seconds in observed.lost_nodes if seconds > broker_pods.NODE_LOST_S}
-    for pod in observed.pods:
-        node = broker_pods.node_of(pod)
-        if node in lost and not broker_pods.is_ready(pod) and await world.api.delete(pod, grace_s=0):
-            text = f"{broker_pods.name_of(pod)} was deleted by force: node {node} has not answered for {lost[node]:.0f} s"
-            await world.events.warning(cluster, Reason.NODE_LOST.word, text)
 
 
 async def _write_status(

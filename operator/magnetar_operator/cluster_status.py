@@ -13,20 +13,12 @@ from magnetar_operator import names
 from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, phase_of, sorted_by_ordinal, trouble_of
 from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
-from magnetar_operator.conditions import Finding, Reason, Type
+from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity
 from magnetar_operator.models.base import Condition
 from magnetar_operator.models.broker_cluster import BrokerCluster, BrokerClusterStatus, BrokerStatus, Endpoints, PendingRestart
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import ScalePlan
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that keeps the cluster from being as desired."""
-
-    reason: Reason
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

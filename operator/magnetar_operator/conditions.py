@@ -110,6 +110,14 @@ class Finding:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps an object from being as desired."""
+
+    reason: Reason
+    message: str
+
+
 def timestamp(wall_ms: int) -> str:
     """RFC 3339 in seconds, as Kubernetes writes it."""
     return datetime.fromtimestamp(wall_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

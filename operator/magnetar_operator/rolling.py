@@ -35,8 +35,8 @@ class RollPlan:
     waits_for: str = ""
 
 
-def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: bool) -> RollPlan:
-    """The next restart. `revision` is the StatefulSet's update revision ("" = not known yet)."""
+def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: bool, what: str = "brokers") -> RollPlan:
+    """The next restart. `revision` is the StatefulSet's update revision ("" = not known yet); `what` the pods are, in the plural."""
     ordered = sorted(pods, key=lambda pod: names.ordinal_of(pod.name))
     outdated = [pod for pod in ordered if revision and pod.revision != revision and not pod.terminating]
     pending = tuple((pod.name, pod.difference) for pod in outdated)
@@ -44,13 +44,13 @@ def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: 
         return RollPlan()
     terminating = next((pod.name for pod in ordered if pod.terminating), "")
     if scaling or terminating:
-        return RollPlan(pending=pending, waits_for=terminating or "the change of the number of brokers")
+        return RollPlan(pending=pending, waits_for=terminating or f"the change of the number of {what}")
     sick = next((pod.name for pod in outdated if not pod.ready), "")
     if sick:
         return RollPlan(sick, pending)
     unready = next((pod.name for pod in ordered if not pod.ready), "")
     if unready or len(ordered) < replicas:
-        return RollPlan(pending=pending, waits_for=unready or f"{replicas - len(ordered)} brokers that do not exist yet")
+        return RollPlan(pending=pending, waits_for=unready or f"{replicas - len(ordered)} {what} that do not exist yet")
     # The highest ordinal first, as a StatefulSet does it: the lowest is the one that scaling keeps longest.
     return RollPlan(outdated[-1].name, pending)
 

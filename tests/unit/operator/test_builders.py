@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar_operator import names
-from magnetar_operator.builders.broker_set import GRACE_BEYOND_DRAIN_S
 from magnetar_operator.builders.driver_pod import driver_pod
+from magnetar_operator.builders.magnetar_pod import GRACE_BEYOND_DRAIN_S
 from magnetar_operator.builders.storage_claim import storage_claim
 from magnetar_operator.desired import desired, identity_of
 from magnetar_operator.planning import plan, sealed
@@ -84,6 +87,28 @@ def test_the_grace_period_outlasts_the_drain(seconds: int) -> None:
     assert pod["spec"]["terminationGracePeriodSeconds"] == seconds + GRACE_BEYOND_DRAIN_S
     data = manifests(drainTimeoutSeconds=seconds)["ConfigMap", "main-broker"]["data"]
     assert data["MAGNETAR_DRAIN_TIMEOUT_S"] == str(seconds)
+
+
+def test_the_brokers_template_is_the_reviewed_one() -> None:
+    """An upgrade of the operator restarts every broker whose template differs by a byte: a change must be meant.
+
+    After an intended one: UPDATE_GOLDEN=1 python -m pytest tests/unit/operator/test_builders.py, and read the diff.
+    """
+    additions = {"labels": {"team": "a"}, "annotations": {"b": "c"}, "nodeSelector": {"d": "e"}, "tolerations": [{"key": "f"}]}
+    full = broker_pod(
+        image={"repository": "r.example/m", "tag": "7", "pullPolicy": "Always"},
+        config={"keep_alive_s": "9"},
+        podTemplate=additions,
+        drainTimeoutSeconds=7,
+        resources={"requests": {"cpu": 1}, "limits": {"memory": "1Gi"}},
+        storage={"volumeClaim": {"existingClaim": "mine"}},
+        etcd={"external": {"endpoints": ["http://a:1", "b:2"]}},
+    )
+    text = json.dumps({"default": broker_pod(), "full": full}, indent=1) + "\n"
+    golden = Path(__file__).parent / "golden" / "broker_template.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
 def test_settings_change_the_template_and_replicas_do_not() -> None:

@@ -6,8 +6,8 @@ import re
 
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord
 from magnetar_operator.cluster_state import ClusterState, broker_of, bundle_counts
-from magnetar_operator.cluster_status import Observed, Problem, derive, findings_of
-from magnetar_operator.conditions import Finding, Reason, Type, merged
+from magnetar_operator.cluster_status import Observed, derive, findings_of
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, merged
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import Cordon, ScalePlan
 from tests.unit.operator.samples import cluster

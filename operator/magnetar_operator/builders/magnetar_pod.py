@@ -1,0 +1,119 @@
+"""Pods that run our image and stay.
+
+Owns: what the pods of every long-running component share: account, security, placement, probes, environment, volumes, the additions that users may
+make. Imports: builders.object, names, models. Pure.
+Invariants: the pods hold no rights and write nowhere but to the volume and /tmp; a user's additions never replace what is the operator's; the same
+parts give the same template, byte for byte, because a template that differs restarts every pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from magnetar_operator import names
+from magnetar_operator.builders.object import (
+    Defaults,
+    Manifest,
+    claim_name,
+    container_security,
+    digest,
+    field_variable,
+    image_of,
+    pod_security,
+    store_url,
+)
+from magnetar_operator.models.broker_cluster import BrokerCluster, PodTemplate, Resources
+
+GRACE_BEYOND_DRAIN_S = 30
+"""After the drain: sealing the log, leaving the store, ending the process."""
+CONTAINER_PORTS = (("pulsar", names.BROKER_PORT), ("http", names.HTTP_PORT))
+
+
+@dataclass(frozen=True, slots=True)
+class PodParts:
+    """What one component has of its own.
+
+    `component` names the container and the command (`magnetar <component>`); `account` is the service account and the ConfigMap with `settings`;
+    `arguments` follow those that every component takes; `labels` are all labels of the pod and `selector` those that choose it.
+    """
+
+    component: str
+    account: str
+    settings: Mapping[str, str]
+    labels: Mapping[str, str]
+    selector: Mapping[str, str]
+    resources: Resources
+    additions: PodTemplate
+    drain_timeout_s: int
+    arguments: tuple[str, ...] = ()
+
+
+def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> Manifest:
+    """The template of a StatefulSet whose pods run `magnetar <component>` on the cluster's store and volume."""
+    chosen = parts.additions
+    pod: Manifest = {
+        "serviceAccountName": parts.account,
+        "automountServiceAccountToken": False,
+        # Hundreds of services in a namespace would otherwise become thousands of variables.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": parts.drain_timeout_s + GRACE_BEYOND_DRAIN_S,
+        "securityContext": pod_security(),
+        "topologySpreadConstraints": [_spread(parts, key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")],
+        "containers": [_container(cluster, defaults, parts)],
+        "volumes": [
+            {"name": "storage", "persistentVolumeClaim": {"claimName": claim_name(cluster)}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    if chosen.node_selector:
+        pod["nodeSelector"] = dict(chosen.node_selector)
+    if chosen.tolerations:
+        pod["tolerations"] = [
+            {key: value for key, value in toleration.model_dump().items() if value} for toleration in chosen.tolerations
+        ]
+    annotations = chosen.annotations | {names.CONFIG_HASH: digest(dict(parts.settings))}
+    return {"metadata": {"labels": chosen.labels | dict(parts.labels), "annotations": annotations}, "spec": pod}
+
+
+def _spread(parts: PodParts, topology: str) -> Manifest:
+    return {
+        "maxSkew": 1,
+        "topologyKey": topology,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(parts.selector)},
+    }
+
+
+def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> Manifest:
+    image, pull_policy = image_of(cluster, defaults)
+    return {
+        "name": parts.component,
+        "image": image,
+        "imagePullPolicy": pull_policy,
+        "args": [
+            "magnetar", parts.component,
+            "--name", "$(POD_NAME)",
+            "--store", store_url(cluster),
+            "--volume", names.VOLUME_PATH,
+            "--advertised-address", "$(POD_IP)",
+            "--broker-port", str(names.BROKER_PORT),
+            "--http-port", str(names.HTTP_PORT),
+            *parts.arguments,
+        ],
+        "env": [field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP")],
+        "envFrom": [{"configMapRef": {"name": parts.account}}],
+        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in CONTAINER_PORTS],
+        "resources": {key: dict(value) for key, value in parts.resources.model_dump().items() if value},
+        "securityContext": container_security(),
+        # A process starts in under a second, but first waits for etcd: the start may take minutes, silence afterwards may not.
+        "startupProbe": _probe("/live", period=1, failures=300),
+        "readinessProbe": _probe("/ready", period=2, failures=2),
+        "livenessProbe": _probe("/live", period=10, failures=3),
+        "volumeMounts": [{"name": "storage", "mountPath": names.VOLUME_PATH}, {"name": "tmp", "mountPath": "/tmp"}],
+    }  # fmt: skip
+
+
+def _probe(path: str, period: int, failures: int) -> Manifest:
+    get = {"path": path, "port": "http", "scheme": "HTTP"}
+    return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}

@@ -1,0 +1,65 @@
+"""Making children what they should be.
+
+Owns: carrying out a plan of objects, and what is told of it. Imports: world, planning, desired, resources, conditions.
+Invariants: what the API server refuses becomes a problem, and the other objects are still applied; another owner's object is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.conditions import Problem, Reason
+from magnetar_operator.desired import Identity, identity_of
+from magnetar_operator.models.base import CustomResource
+from magnetar_operator.planning import Create, Remove, Step, Taken, describe, plan
+from magnetar_operator.refusals import ApiRefused
+from magnetar_operator.resources import BY_KIND
+from magnetar_operator.world import World
+
+
+async def apply_children(
+    world: World, owner: CustomResource, wanted: Sequence[Manifest], observed: Mapping[Identity, Manifest]
+) -> list[Problem]:
+    """Apply what differs and remove what is not wanted any more. Raises KubernetesError."""
+    have = dict(observed)
+    for manifest in wanted:
+        kind, name = identity_of(manifest)
+        if (kind, name) not in have:
+            # Somebody else's object of that name carries none of our labels, so that the list did not show it.
+            found = await world.api.get(BY_KIND[kind], owner.namespace, name)
+            if found is not None:
+                have[kind, name] = found
+    problems = []
+    for step in plan(wanted, have, owner.metadata.uid):
+        try:
+            problem = await _perform(world, owner, step)
+        except ApiRefused as error:
+            problem = Problem(Reason.REFUSED, str(error))
+            await world.events.once(owner, "Warning", Reason.REFUSED.word, str(error))
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+async def _perform(world: World, owner: CustomResource, step: Step) -> Problem | None:
+    """One step of the plan. Raises KubernetesError."""
+    if isinstance(step, Taken):
+        kind, name = step.identity
+        message = f"{kind} {name} exists and belongs to {step.owner or 'somebody else'}"
+        await world.events.once(owner, "Warning", Reason.NAME_TAKEN.word, f"{message}. {Reason.NAME_TAKEN.remedy}")
+        return Problem(Reason.NAME_TAKEN, message)
+    if isinstance(step, Remove):
+        kind, name = identity_of(step.observed)
+        if await world.api.delete(step.observed):
+            await world.events.normal(owner, "Removed", f"{kind} {name} is not wanted any more")
+        return None
+    kind, name = identity_of(step.manifest)
+    await world.api.apply(step.manifest)
+    if isinstance(step, Create):
+        await world.events.normal(owner, "Created", f"{kind} {name}")
+    elif step.drift:
+        await world.events.warning(owner, "DriftCorrected", f"{kind} {name} was changed by somebody else: {describe(step.changes)}")
+    else:
+        await world.events.normal(owner, "Updated", f"{kind} {name}: {describe(step.changes)}")
+    return None
