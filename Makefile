@@ -17,7 +17,7 @@ export PYTHONPATH := broker_image:operator:spark_jobs:.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak lock proto crds clean
+.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak lock proto crds docs clean
 
 help: ## List the tasks
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -77,6 +77,10 @@ proto: setup ## Regenerate the protocol's Python from its .proto
 
 crds: setup ## Regenerate the CRDs from the operator's models
 	@$(PY) -m dev.crds
+	@$(PY) -m dev.docs
+
+docs: setup ## Regenerate the chart's README and schema texts, dashboards, and the reference in docs/
+	@$(PY) -m dev.docs
 
 clean: ## Remove what builds and tests left in the checkout (not the caches)
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,6 +1,8 @@
-{{/* Names and labels. */}}
+{{/* Names, labels and images. */}}
 {{- define "magnetar.name" -}}
-{{- if contains "magnetar" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-magnetar" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if contains "magnetar" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-magnetar" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
 {{- define "magnetar.account" -}}
@@ -14,29 +16,40 @@ app.kubernetes.io/component: operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Labels of objects that no selector should take for the operator's own. */}}
+{{- define "magnetar.common" -}}
+{{- $ours := dict "app.kubernetes.io/part-of" "magnetar" "app.kubernetes.io/managed-by" .Release.Service }}
+{{- $_ := set $ours "app.kubernetes.io/version" .Chart.AppVersion }}
+{{- $_ := set $ours "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) }}
+{{- merge $ours .Values.commonLabels | toYaml }}
+{{- end }}
+
 {{- define "magnetar.labels" -}}
-{{ include "magnetar.selector" . }}
-app.kubernetes.io/part-of: magnetar
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- merge (include "magnetar.selector" . | fromYaml) (include "magnetar.common" . | fromYaml) | toYaml }}
 {{- end }}
 
 {{- define "magnetar.image" -}}
-{{- if not .Values.image.repository }}
-{{- fail (include "magnetar.no-image" .) }}
-{{- end }}
-{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- if .Values.image.digest }}{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end }}
 {{- end }}
 
-{{- define "magnetar.no-image" }}
+{{/* The `restricted` pod security standard, as the user of the image. */}}
+{{- define "magnetar.pod-security" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
 
-image.repository is empty: this chart knows no published image. Make one from the checkout, then install again.
+{{- define "magnetar.container-security" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
 
-  a registry:    make image REPO=registry.example/you/magnetar      (builds it)
-                 docker push registry.example/you/magnetar:{{ .Chart.AppVersion }}
-                 helm upgrade --install {{ .Release.Name }} charts/magnetar --set image.repository=registry.example/you/magnetar
-  kind:          docker build -t magnetar:{{ .Chart.AppVersion }} . && kind load docker-image magnetar:{{ .Chart.AppVersion }}
-                 helm upgrade --install {{ .Release.Name }} charts/magnetar --set image.repository=magnetar
-  this machine:  make cluster                                       (does all of it)
-{{ end }}
+{{/* Whether to make objects of prometheus-operator: `magnetar.monitored (list $ enabled)` is "yes" or "". */}}
+{{- define "magnetar.monitored" -}}
+{{- $known := (index . 0).Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}
+{{- $wanted := index . 1 | toString }}
+{{- if or (eq $wanted "true") (and (eq $wanted "auto") $known) }}yes{{ end }}
+{{- end }}

@@ -1,0 +1,222 @@
+"""The chart: lint, golden renders, refusals, agreement with the operator's code.
+
+After an intended change: UPDATE_GOLDEN=1 python -m pytest tests/unit/chart/test_chart.py, and read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from magnetar_operator import names
+from magnetar_operator.builders.network_policy import OPERATOR_LABELS
+from magnetar_operator.models import KINDS
+from magnetar_operator.models.definitions import NAMINGS
+from magnetar_operator.settings import OperatorSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "charts" / "magnetar"
+GOLDEN = Path(__file__).parent / "golden"
+TEMPLATE_LINES_MAX = 180
+IMAGE = ("--set", "image.repository=registry.example/magnetar")
+VALUES = {
+    "default": IMAGE,
+    "minimal": ("--values", str(GOLDEN / "minimal.values.yaml")),
+    "full": ("--values", str(GOLDEN / "full.values.yaml")),
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def helm() -> str:
+    built = subprocess.run(
+        [sys.executable, "-m", "dev.kube", "binary", "helm"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if built.returncode != 0:
+        if os.environ.get("CI"):
+            raise RuntimeError(built.stderr)
+        pytest.skip(f"no helm, so THE CHART WAS NOT TESTED: {built.stderr.strip()[-200:]}")
+    return built.stdout.split()[-1]
+
+
+def render(helm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [helm, "template", "magnetar", str(CHART), "--namespace", "magnetar-system", "--kube-version", "1.34.4", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def documents(helm: str, *arguments: str) -> list[dict[str, Any]]:
+    rendered = render(helm, *arguments)
+    assert rendered.returncode == 0, rendered.stderr
+    return [document for document in yaml.safe_load_all(rendered.stdout) if document]
+
+
+def test_the_chart_lints(helm: str) -> None:
+    linted = subprocess.run([helm, "lint", "--strict", str(CHART), *IMAGE], capture_output=True, text=True, check=False)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+def test_renders_are_the_reviewed_ones(helm: str, name: str) -> None:
+    """Definitions are left out: a test of their own compares them with the models."""
+    kept = [document for document in documents(helm, *VALUES[name]) if document["kind"] != "CustomResourceDefinition"]
+    text = yaml.safe_dump_all(kept, sort_keys=True, width=120)
+    golden = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_an_empty_repository_fails_with_the_commands_to_run(helm: str) -> None:
+    refused = render(helm)
+    assert refused.returncode != 0
+    for words in ("image.repository is empty", "make image REPO=", "kind load docker-image", "make cluster"):
+        assert words in refused.stderr
+
+
+WRONG = [
+    ("replicas=0", "at '/replicas': minimum: got 0, want 1"),
+    ("replicas=two", "at '/replicas': got string, want integer"),
+    ("watchNamespaces=shop", "at '/watchNamespaces': got string, want array"),
+    ("watchNamespaces={Shop}", "'Shop' does not match pattern"),
+    ("operator.logLevel=loud", "at '/operator/logLevel': value must be one of 'debug', 'info'"),
+    ("operator.resources.limits.memory=much", "'much' does not match pattern"),
+    ("operator.affinity.nodeAfinity.x=1", "additional properties 'nodeAfinity' not allowed"),
+    ("unknown=1", "additional properties 'unknown' not allowed"),
+    ("image.digest=sha256:12", "'sha256:12' does not match pattern"),
+    ("metrics.alerts.enabled=maybe", "at '/metrics/alerts/enabled': value must be one of"),
+    ("image.tag=latest", "image.tag is latest: two brokers of one cluster could then run different versions"),
+    ("serviceAccount.create=false", "set the name of the account that the operator is to use"),
+    (
+        "metrics.alerts.disabled={MagnetarNothing}",
+        "MagnetarNothing, which is no alert of this chart. There are: MagnetarOperatorDown",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), WRONG, ids=[wrong for wrong, _ in WRONG])
+def test_wrong_values_are_refused_with_a_sentence(helm: str, wrong: str, sentence: str) -> None:
+    refused = render(helm, *IMAGE, "--set", wrong)
+    assert refused.returncode != 0
+    assert sentence in " ".join(refused.stderr.split())
+
+
+def test_definitions_are_upgraded_and_kept(helm: str) -> None:
+    found = [document for document in documents(helm, *IMAGE) if document["kind"] == "CustomResourceDefinition"]
+    assert {document["spec"]["names"]["kind"] for document in found} == set(KINDS)
+    assert all(document["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for document in found)
+
+
+def test_chart_and_operator_agree(helm: str) -> None:
+    """Variables, labels, the role's name: spelled in two places, compared here."""
+    found = documents(helm, *IMAGE)
+    (deployment,) = (document for document in found if document["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    assert OPERATOR_LABELS.items() <= template["metadata"]["labels"].items()
+    container = template["spec"]["containers"][0]
+    environment = {item["name"]: item.get("value", "x") for item in container["env"]}
+    settings = OperatorSettings.from_environment(environment)
+    assert settings.image == "registry.example/magnetar:0.1.0"
+    assert settings.http_port == container["ports"][0]["containerPort"]
+    roles = {document["metadata"]["name"]: document for document in found if document["kind"] == "ClusterRole"}
+    assert names.SPARK_ACCOUNT in roles
+    leases = next(document for document in found if document["kind"] == "Role")
+    assert settings.lease_name in str(leases["rules"])
+
+
+def test_a_namespaced_operator_gets_no_cluster_wide_rights_but_nodes(helm: str) -> None:
+    found = documents(helm, *IMAGE, "--set", "watchNamespaces={shop,lab}")
+    bound = {d["roleRef"]["name"] for d in found if d["kind"] == "ClusterRoleBinding"}
+    (cluster_role,) = (d for d in found if d["kind"] == "ClusterRole" and d["metadata"]["name"] in bound)
+    assert cluster_role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    roles = {d["metadata"]["namespace"] for d in found if d["kind"] == "Role" and d["metadata"]["name"] == "magnetar-operator"}
+    assert roles == {"shop", "lab", "magnetar-system"}
+
+
+def test_no_wildcard_and_no_deletion_of_volumes(helm: str) -> None:
+    people = ("-viewer", "-editor")
+    for document in documents(helm, *IMAGE):
+        if document["metadata"]["name"].endswith(people):
+            continue
+        for rule in document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            if "persistentvolumeclaims" in rule["resources"] and document["metadata"]["name"] != names.SPARK_ACCOUNT:
+                assert "delete" not in rule["verbs"]
+
+
+def test_people_get_roles_for_all_of_our_kinds(helm: str) -> None:
+    """Whoever may view, edit or administer a namespace may do so with every kind; nobody but the operator writes a status."""
+    roles = {d["metadata"]["name"]: d for d in documents(helm, *IMAGE) if d["kind"] == "ClusterRole"}
+    viewer, editor = roles["magnetar-magnetar-system-viewer"], roles["magnetar-magnetar-system-editor"]
+    plurals = {naming.plural for naming in NAMINGS.values()}
+    assert plurals < set(viewer["rules"][0]["resources"])
+    assert set(editor["rules"][0]["resources"]) == plurals
+    assert set(editor["rules"][2]["resources"]) == {f"{naming.plural}/scale" for naming in NAMINGS.values() if naming.scalable}
+    writing = {"create", "update", "patch", "delete", "deletecollection"}
+    for rule in (*viewer["rules"], *editor["rules"]):
+        assert not (writing & set(rule["verbs"]) and [name for name in rule["resources"] if name.endswith("/status")])
+    assert not writing & {verb for rule in viewer["rules"] for verb in rule["verbs"]}
+
+
+def test_two_operators_survive_node_drains_apart(helm: str) -> None:
+    """Replicas 2: a disruption budget of one, and other nodes preferred; a single operator has no budget, which would block every drain."""
+    two, one = documents(helm, *IMAGE, "--set", "replicas=2"), documents(helm, *IMAGE)
+    (budget,) = (d for d in two if d["kind"] == "PodDisruptionBudget")
+    (deployment,) = (d for d in two if d["kind"] == "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    rules = deployment["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert rules[0]["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert not [d for d in one if d["kind"] == "PodDisruptionBudget"]
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+def test_every_pod_passes_the_restricted_standard(helm: str, name: str) -> None:
+    pods = [d["spec"]["template"]["spec"] for d in documents(helm, *VALUES[name]) if d["kind"] in ("Deployment", "Job")]
+    assert pods
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["resources"]["limits"]["memory"]
+        assert not [volume for volume in pod["volumes"] if "hostPath" in volume] if "volumes" in pod else True
+
+
+def test_monitors_and_alerts_come_with_the_kind(helm: str) -> None:
+    """auto = if the cluster knows monitoring.coreos.com; true and false say so themselves."""
+
+    def monitored(*arguments: str) -> set[str]:
+        found = documents(helm, *IMAGE, *arguments)
+        return {d["kind"] for d in found if d["apiVersion"] == "monitoring.coreos.com/v1"}
+
+    known = ("--api-versions", "monitoring.coreos.com/v1")
+    both = {"PodMonitor", "PrometheusRule"}
+    assert monitored() == set()
+    assert monitored(*known) == both
+    assert monitored(*known, "--set", "metrics.alerts.enabled=false") == {"PodMonitor"}
+    assert monitored("--set", "metrics.alerts.enabled=true,metrics.podMonitor.enabled=true") == both
+
+
+def test_the_uninstall_check_may_list_and_nothing_else(helm: str) -> None:
+    """Its rights exist only while it runs, in the watched namespaces only."""
+    for arguments, kind in (((), "ClusterRole"), (("--set", "watchNamespaces={shop}"), "Role")):
+        hooks = [d for d in documents(helm, *IMAGE, *arguments) if "helm.sh/hook" in d["metadata"].get("annotations", {})]
+        assert {d["metadata"]["annotations"]["helm.sh/hook"] for d in hooks} == {"pre-delete"}
+        (role,) = (d for d in hooks if "rules" in d)
+        assert role["kind"] == kind
+        assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"list"}
+    assert not [d for d in documents(helm, *IMAGE, "--set", "uninstallCheck.enabled=false") if "helm.sh/hook" in str(d["metadata"])]
+
+
+def test_templates_stay_readable() -> None:
+    for path in (CHART / "templates").iterdir():
+        assert len(path.read_text().splitlines()) <= TEMPLATE_LINES_MAX, path.name
