@@ -86,6 +86,48 @@ class Reason(enum.Enum):
     SUCCEEDED = "Succeeded", "The run's durable record says that it succeeded.", "Nothing."
     FAILED = "Failed", "The run failed and is not tried again.", "Correct the cause, then set a new spec.runRequest."
     SUSPENDED = "Suspended", "spec.suspend is true.", "Set it to false to go on."
+    ETCD_SCALING = "EtcdScaling", "Members are added to the managed etcd or removed from it, one at a time.", "Wait."
+    ETCD_REPLACING = (
+        "EtcdReplacingMember",
+        "A member of the managed etcd has lost its data and is replaced by a new one.",
+        "Wait; then find out why the volume was lost.",
+    )
+    ETCD_ROLLING = "EtcdRolling", "etcd's pods are restarted one at a time, because their template changed.", "Wait."
+    ETCD_ROLL_WAITS = (
+        "EtcdRollWaits",
+        "A restart of an etcd pod waits until the other members are healthy.",
+        "Repair the pod named; a sick outdated pod is restarted first.",
+    )
+    ETCD_MEMBER_DOWN = (
+        "EtcdMemberDown",
+        "A member of the managed etcd does not answer or is behind; the others go on.",
+        "Look at the pod's events. If its volume is lost for good, delete its claim and the pod: it is replaced.",
+    )
+    ETCD_NO_QUORUM = (
+        "EtcdNoQuorum",
+        "Too few members of the managed etcd are healthy for it to change anything.",
+        "Bring the pods named back; do not delete their claims. If their volumes are lost, restore (docs/restore.md).",
+    )
+    ETCD_DATA_LOST = (
+        "EtcdDataLost",
+        "The volumes of so many etcd members are empty that the metadata store is lost; no message is.",
+        "Bring the volumes back, or restore the metadata store (docs/restore.md).",
+    )
+    ETCD_NO_SPACE = (
+        "EtcdOutOfSpace",
+        "The managed etcd has reached its quota and refuses writes; the operator compacts and defragments it.",
+        "If it lasts, raise spec.etcd.managed.quotaMib, or delete topics and namespaces that nobody needs.",
+    )
+    ETCD_CORRUPT = (
+        "EtcdCorrupt",
+        "The data of a member of the managed etcd differs from that of the others.",
+        "Delete the claim and the pod of the member named: it is replaced. With one member, restore (docs/restore.md).",
+    )
+    ETCD_STRANGER = (
+        "EtcdUnknownMember",
+        "etcd has a member that is none of the cluster's pods, so that the operator changes no members.",
+        "Remove it with etcdctl member remove.",
+    )
 
     @property
     def word(self) -> str:

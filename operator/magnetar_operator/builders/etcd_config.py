@@ -1,0 +1,35 @@
+"""How etcd's pods start.
+
+Owns: the ConfigMap that becomes their environment. Imports: builders.object, etcd_members, etcd_start, names. Pure.
+Invariants: it is read when a container starts, so that it changes without restarting anybody; a pod with data ignores it; it stays the same while
+nobody joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from magnetar_operator import etcd_start, names
+from magnetar_operator.builders.object import Manifest, cluster_object
+from magnetar_operator.etcd_members import Door
+from magnetar_operator.models.broker_cluster import BrokerCluster
+
+
+def start_variables(set_name: str, peers: Mapping[int, str], wanted: int, door: Door, token: str) -> dict[str, str]:
+    """Environment of all pods. `peers`: URLs by ordinal; etcd compares those of the members that there are with its own list."""
+    listed = door.ordinals if door.ordinal is not None else range(wanted)
+    return {
+        "ETCD_INITIAL_CLUSTER": ",".join(f"{set_name}-{ordinal}={peers[ordinal]}" for ordinal in listed),
+        "ETCD_INITIAL_CLUSTER_STATE": "new" if door.bootstrap else "existing",
+        "ETCD_INITIAL_CLUSTER_TOKEN": token,
+        etcd_start.OPEN: f"{set_name}-{door.ordinal}" if door.ordinal is not None else "",
+        etcd_start.MEMBER: f"{door.member:x}" if door.member else "",
+    }
+
+
+def etcd_config(cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, door: Door) -> Manifest:
+    """The token carries the resource's uid: members of an earlier life of the same name never take a new one for theirs."""
+    name = names.etcd_set(cluster.name)
+    token = f"{cluster.namespace}-{cluster.name}-{cluster.metadata.uid}"
+    config = cluster_object("v1", "ConfigMap", cluster, name, names.ETCD)
+    return config | {"data": start_variables(name, peers, wanted, door, token)}
