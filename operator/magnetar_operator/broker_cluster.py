@@ -21,7 +21,7 @@ from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
-from magnetar_operator.resources import CHILDREN, POD
+from magnetar_operator.resources import CHILDREN, POD, Resource
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import Fleet, ScalePlan, plan_scale
 from magnetar_operator.work_queue import Key
@@ -44,6 +44,8 @@ async def reconcile(world: World, key: Key) -> float | None:
         await _pause(world, cluster)
         return None
     observed = await observe(world, cluster)
+    if _is_grave(cluster, observed):
+        observed = await observe(world, cluster, live=True)
     scale = plan_scale(cluster.spec.replicas, _fleet(cluster, observed))
     problems = await _apply_cordons(world, cluster, scale)
     problems += await apply_children(
@@ -67,18 +69,27 @@ async def _pause(world: World, cluster: BrokerCluster) -> None:
 # --- reading the world --------------------------------------------------------------------------------------------------------
 
 
-async def observe(world: World, cluster: BrokerCluster) -> Observed:
-    """Everything that belongs to the cluster. Raises KubernetesError."""
-    selector = names.selector_text({names.CLUSTER: cluster.name, names.MANAGED_BY: names.FIELD_MANAGER})
-    pods_wanted = names.selector_text(names.selector(cluster.name, names.BROKER))
-    *lists, pods = await asyncio.gather(
-        *(world.api.list(resource, cluster.namespace, selector) for resource in CHILDREN),
-        world.api.list(POD, cluster.namespace, pods_wanted),
-    )
+async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> Observed:
+    """Everything that belongs to the cluster: from the caches, or `live` from the API server. Raises KubernetesError."""
+    mine_all = {names.CLUSTER: cluster.name, names.MANAGED_BY: names.FIELD_MANAGER}
+    brokers = names.selector(cluster.name, names.BROKER)
+
+    async def listed(resource: Resource, labels: dict[str, str]) -> list[Manifest]:
+        if live:
+            return await world.api.list(resource, cluster.namespace, names.selector_text(labels))
+        return world.labelled(resource.kind, cluster.namespace, labels)
+
+    *lists, pods = await asyncio.gather(*(listed(resource, mine_all) for resource in CHILDREN), listed(POD, brokers))
     children = {identity_of(child): child for found in lists for child in found}
     mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.broker_set(cluster.name)}-")]
     state, problem = await _read_state(world, cluster, children)
     return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine))
+
+
+def _is_grave(cluster: BrokerCluster, observed: Observed) -> bool:
+    """Whether what would be done next cannot be taken back: the caches find such work, a look at the API server itself decides."""
+    scale = plan_scale(cluster.spec.replicas, _fleet(cluster, observed))
+    return scale.reason is not None or bool(_plan_roll(cluster, observed, scale).restart) or bool(observed.lost_nodes)
 
 
 async def _read_state(world: World, cluster: BrokerCluster, children: dict[Identity, Manifest]) -> tuple[ClusterState | None, str]:

@@ -18,11 +18,10 @@ from magnetar_operator import broker_cluster, data_job, topic_namespace
 from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.conditions import Reason
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.refusals import ApiConflict, ApiRefused, ApiUnavailable, KubernetesError, NotLeading
 from magnetar_operator.resources import CUSTOM
 from magnetar_operator.work_queue import Key, WorkQueue
-from magnetar_operator.world import InvalidResource, World, parsed, stopped_status
+from magnetar_operator.world import InvalidResource, World, stopped_status
 
 log = structlog.get_logger(__name__)
 
@@ -130,11 +129,12 @@ class Controller:
         """Enqueue every custom resource, and forget the stores of clusters that are gone. Raises KubernetesError."""
         stores: set[tuple[str, ...]] = set()
         for kind in RECONCILERS:
-            for found in await self._world.list_everywhere(kind):
-                self._queue.add(Key(kind, found["metadata"]["namespace"], found["metadata"]["name"]))
+            for key in self._world.keys(kind):
+                self._queue.add_routine(key)
                 if kind == "BrokerCluster":
                     try:
-                        stores.add(etcd_endpoints(parsed(found, BrokerCluster)))
+                        cluster = await self._world.cluster(key.namespace, key.name)
+                        stores |= {etcd_endpoints(cluster)} if cluster is not None else set()
                     except InvalidResource:
-                        stores = stores | self._world.stores.known()
+                        stores |= self._world.stores.known()
         await self._world.stores.retain(stores)

@@ -34,14 +34,15 @@ PROMETHEUS_TYPE = "text/plain"
 class Health:
     """Collects signs of life and judges them."""
 
-    def __init__(self, clock: Clock, queue: WorkQueue, leading: Callable[[], bool]) -> None:
-        self._clock, self._queue, self._leading = clock, queue, leading
+    def __init__(self, clock: Clock, queue: WorkQueue, leading: Callable[[], bool], unread: Callable[[], str]) -> None:
+        """`unread` names the kind that could not be listed yet and why, or is ""."""
+        self._clock, self._queue, self._leading, self._unread = clock, queue, leading, unread
         now = clock.monotonic()
         self._turned, self._seen, self._led_since = now, now, now
         self._was_leading = False
         self.watching = False
 
-    def saw_sentinel(self, _beat: str) -> None:
+    def saw_sentinel(self) -> None:
         """A sentinel's event arrived: the watches work."""
         self._seen = self._clock.monotonic()
         self.watching = True
@@ -57,6 +58,11 @@ class Health:
         if self._leading() and silent_s > BEAT_S * BEATS_MISSED_MAX:
             return f"the watches have shown nothing of the sentinel for {silent_s:.0f} s"
         return ""
+
+    def unready(self) -> str:
+        """What is missing until this process could take over, or ""."""
+        unread = self._unread()
+        return f"not everything is known yet: {unread}" if unread else "" if self.watching else "the watches are not open yet"
 
     async def pulse(self) -> None:
         """Note that the loop turns, until cancelled."""
@@ -101,9 +107,8 @@ def application(health: Health, metrics: OperatorMetrics) -> web.Application:
         return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def ready(_: web.Request) -> web.Response:
-        return web.Response(
-            text="ok" if health.watching else "the watches are not open yet", status=200 if health.watching else 503
-        )
+        problem = health.unready()
+        return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def exposition(_: web.Request) -> web.Response:
         return web.Response(body=metrics.render(), content_type=PROMETHEUS_TYPE, charset="utf-8")

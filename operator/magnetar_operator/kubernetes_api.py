@@ -1,58 +1,58 @@
 """The Kubernetes API as the operator uses it.
 
 Owns: requests, their deadlines and metrics, the mapping of answers to errors, the leader's gate before every write.
-Imports: kubernetes.aio, resources, refusals, metrics.
+Imports: connection, resources, refusals, metrics.
 Invariants: every write asks `may_write` right before it is sent and has a deadline shorter than what the Lease leaves after that; deletes carry the
 uid and resourceVersion that the decision was made on; applies use one field manager.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
-
-import aiohttp
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from magnetar.clock import Clock
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
+from magnetar_operator.connection import Answer, Connection, connect
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.refusals import ApiConflict, ApiUnavailable, KubernetesError, NotLeading, from_status
+from magnetar_operator.refusals import ApiConflict, ApiUnavailable, NotLeading, from_status
 from magnetar_operator.resources import BY_KIND, EVENT, Resource
 
+__all__ = ["WRITE_TIMEOUT_S", "KubernetesApi", "Page", "connect"]
+
 READ_TIMEOUT_S = 15.0
-WRITE_TIMEOUT_S = 3.0
+WRITE_TIMEOUT_S = 1.5
 PAGE_OBJECTS = 500
-CONNECTIONS_MAX = 32
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
-async def connect() -> ApiClient:
-    """A client with the pod's account, or with the kubeconfig. Raises KubernetesError if there is neither."""
-    configuration = Configuration()
-    try:
-        try:
-            load_incluster_config(client_configuration=configuration)
-        except ConfigException:
-            await load_kube_config(config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration)
-    except ConfigException as error:
-        raise KubernetesError(f"neither a pod's service account nor a kubeconfig was found ({error}); set KUBECONFIG") from error
-    configuration.connection_pool_maxsize = CONNECTIONS_MAX
-    return ApiClient(configuration)
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list, and the version that the whole list was read at."""
+
+    version: str
+    items: list[Manifest]
 
 
 class KubernetesApi:
     """Typed access to any kind of object, as plain manifests."""
 
-    def __init__(self, client: Any, clock: Clock, metrics: OperatorMetrics, may_write: Callable[[], bool]) -> None:
-        self._client, self._clock, self._metrics, self._may_write = client, clock, metrics, may_write
+    def __init__(
+        self,
+        connection: Connection,
+        clock: Clock,
+        metrics: OperatorMetrics,
+        may_write: Callable[[], bool],
+        written: Callable[[Manifest], None] | None = None,
+    ) -> None:
+        """`written` gets every object as the API server answers our own writes with it."""
+        self._connection, self._clock, self._metrics, self._may_write = connection, clock, metrics, may_write
+        self._written = written
 
     # --- reads -----------------------------------------------------------------------------------------------------------------
 
@@ -62,19 +62,25 @@ class KubernetesApi:
 
     async def list(self, resource: Resource, namespace: str, selector: str = "") -> list[Manifest]:
         """All objects with these labels; namespace "" = all namespaces. Raises KubernetesError."""
-        found: list[Manifest] = []
+        return [item async for page in self.pages(resource, namespace, selector) for item in page.items]
+
+    async def pages(
+        self, resource: Resource, namespace: str, selector: str = "", objects: int = PAGE_OBJECTS
+    ) -> AsyncIterator[Page]:
+        """The same in pages of that many objects, all of one version. Raises KubernetesError."""
         continuation = ""
         while True:
-            query = f"?limit={PAGE_OBJECTS}"
+            query = f"?limit={objects}"
             query += f"&labelSelector={quote(selector)}" if selector else ""
             query += f"&continue={quote(continuation)}" if continuation else ""
             answer = await self._request("GET", resource.path(namespace) + query)
             assert answer is not None
             # Items of a list carry neither kind nor version.
-            found += [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
+            common = {"apiVersion": resource.api_version, "kind": resource.kind}
+            yield Page(answer["metadata"].get("resourceVersion", ""), [{**common, **item} for item in answer["items"]])
             continuation = answer["metadata"].get("continue", "")
             if not continuation:
-                return found
+                return
 
     async def discover(self, path: str) -> Manifest | None:
         """A discovery document, or None if the API has none there."""
@@ -150,45 +156,39 @@ class KubernetesApi:
         writes = method != "GET"
         if writes and not self._may_write():
             raise NotLeading(f"{method} {path}: this process does not lead")
+        encoded = _ENCODE(body).encode() if body is not None else None
+        timeout_s = READ_TIMEOUT_S
+        if writes:
+            timeout_s = WRITE_TIMEOUT_S
+            # The API server gives up then too, so that a write that it sat on does not happen after our time.
+            path += f"{'&' if '?' in path else '?'}timeout={int(WRITE_TIMEOUT_S * 1000)}ms"
         started = self._clock.monotonic()
-        status, text, retry_after_s = await self._exchange(
-            method, path, body, content_type, WRITE_TIMEOUT_S if writes else READ_TIMEOUT_S
-        )
-        self._metrics.request(method, status, self._clock.monotonic() - started)
-        if status == 404 and absent_is_none:
-            return None
-        answer = _document(text)
-        if not 200 <= status < 300:
-            raise from_status(status, f"{method} {path.partition('?')[0]}: {status} {_reason(answer, text)}", retry_after_s)
-        return answer
-
-    async def _exchange(
-        self, method: str, path: str, body: Manifest | None, content_type: str, timeout_s: float
-    ) -> tuple[int, str, float]:
-        """Status, body and Retry-After in seconds. Raises ApiUnavailable if no answer came."""
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
         try:
-            async with asyncio.timeout(timeout_s):
-                request = await self._client.param_serialize(method, "", header_params=headers, auth_settings=["BearerToken"])
-                url = request[1] + path
-                answer = await self._client.call_api(method, url, request[2], body=body, _request_timeout=timeout_s)
-                text = (await answer.read()).decode(errors="replace")
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            self._metrics.request(method, 0, timeout_s)
-            raise ApiUnavailable(f"{method} {path.partition('?')[0]}: no answer: {error!r}") from error
-        after = answer.headers.get("Retry-After", "0")
-        return int(answer.status), text, float(after) if after.isdigit() else 0.0
+            answer = await self._connection.exchange(method, path, encoded, content_type, timeout_s)
+        except ApiUnavailable:
+            self._metrics.request(method, 0, self._clock.monotonic() - started)
+            raise
+        self._metrics.request(method, answer.status, self._clock.monotonic() - started)
+        if answer.status == 404 and absent_is_none:
+            return None
+        document = _document(answer.body)
+        if not 200 <= answer.status < 300:
+            text = f"{method} {path.partition('?')[0]}: {answer.status} {_reason(document, answer)}"
+            raise from_status(answer.status, text, answer.retry_after_s)
+        if writes and self._written is not None and "uid" in document.get("metadata", {}):
+            self._written(document)
+        return document
 
 
-def _document(text: str) -> Manifest:
+def _document(body: bytes) -> Manifest:
     try:
-        document = json.loads(text)
+        document = json.loads(body)
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
 
 
-def _reason(answer: Manifest, text: str) -> str:
+def _reason(document: Manifest, answer: Answer) -> str:
     """The API server's own sentence."""
-    message = answer.get("message") or text[:300]
-    return f"{answer.get('reason', '')}: {message}".removeprefix(": ")
+    message = document.get("message") or answer.body[:300].decode(errors="replace")
+    return f"{document.get('reason', '')}: {message}".removeprefix(": ")

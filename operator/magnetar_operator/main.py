@@ -7,60 +7,63 @@ Invariants: watches run on a standby too, so a new leader knows all keys; on SIG
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
+import uvloop
 
 from magnetar.clock import Clock, SystemClock
+from magnetar_operator.connection import Connection
 from magnetar_operator.controller import Controller
 from magnetar_operator.events import Events
 from magnetar_operator.health import Health, application, beat, serve_http
+from magnetar_operator.informers import Informers
 from magnetar_operator.kubernetes_api import KubernetesApi, connect
 from magnetar_operator.leadership import Leadership
 from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.object_cache import ObjectCache, Shown, owner_of
 from magnetar_operator.refusals import KubernetesError
 from magnetar_operator.resources import CUSTOM, GROUP_VERSION_PATH
 from magnetar_operator.settings import OperatorSettings
 from magnetar_operator.stores import Stores
-from magnetar_operator.watching import watch, watching_registry
-from magnetar_operator.work_queue import Key, WorkQueue
+from magnetar_operator.work_queue import WorkQueue
 from magnetar_operator.world import World
 
 log = structlog.get_logger(__name__)
 
 DEFINITIONS_POLL_S = 2.0
-T = TypeVar("T")
 
 
 class Operator:
     """One operator process: all parts, and their life."""
 
-    def __init__(self, settings: OperatorSettings, client: Any, clock: Clock) -> None:
+    def __init__(self, settings: OperatorSettings, connection: Connection, clock: Clock) -> None:
         self.settings, self.metrics = settings, OperatorMetrics()
         self.queue = WorkQueue(clock, self.metrics)
-        self._client, self._clock = client, clock
+        self._connection, self._clock = connection, clock
         identity = f"{settings.identity}_{clock.random_bits(32):08x}"
         self.leadership = Leadership(
             clock, self.metrics, settings.lease_namespace, settings.lease_name, identity, self._leadership_changed
         )
         may_write = self.leadership.may_write
-        self.api = KubernetesApi(client, clock, self.metrics, may_write)
+        self.cache = ObjectCache(self._changed)
+        self.api = KubernetesApi(connection, clock, self.metrics, may_write, lambda manifest: self.informers.written(manifest))
         self.stores = Stores(clock, self.metrics, identity, may_write)
         events = Events(self.api, clock, self.metrics, identity)
-        self.world = World(self.api, self.stores, events, clock, settings.defaults, settings.namespaces)
+        self.world = World(self.api, self.stores, events, clock, settings.defaults, settings.namespaces, self.cache)
         self.controller = Controller(self.world, self.queue, self.metrics, self._leads, settings.workers)
-        self.health = Health(clock, self.queue, self._leads)
+        self.health = Health(clock, self.queue, self._leads, lambda: self.informers.problem())
+        self.informers = Informers(
+            self.api, self.cache, clock, self.metrics, settings.namespaces, settings.lease_namespace, self.health.saw_sentinel
+        )
         self.http_port = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set. Raises what ended a part that should not end."""
         settings = self.settings
-        unwatch = threading.Event()
         http = serve_http(application(self.health, self.metrics), settings.http_host, settings.http_port, self._bound)
         parts = [asyncio.create_task(http, name="http"), asyncio.create_task(self.health.pulse(), name="pulse")]
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -68,37 +71,30 @@ class Operator:
             await self._until_defined(stopping)
             if stop.is_set():
                 return
-            lease = asyncio.create_task(self.leadership.run(self._client), name="lease")
-            watching = asyncio.create_task(self._watch(unwatch), name="watch")
+            lease = asyncio.create_task(self.leadership.run(self._connection), name="lease")
+            informers = self.informers.run(settings.resync_s, self._require_definitions)
+            watching = asyncio.create_task(informers, name="watch")
             sentinel = beat(self.api, self._clock, self.metrics, settings.lease_namespace, settings.lease_name, self._leads)
             parts += [
                 asyncio.create_task(sentinel, name="sentinel"),
-                asyncio.create_task(self.controller.run(settings.resync_s), name="controller"),
+                asyncio.create_task(self._control(), name="controller"),
             ]
             done, _ = await asyncio.wait([stopping, lease, watching, *parts], return_when=asyncio.FIRST_COMPLETED)
             # Work ends before the Lease is given up, so that the successor meets no unfinished pass.
             await _cancelled(parts)
             await _cancelled([lease])
-            unwatch.set()
-            await asyncio.wait([watching])
+            await _cancelled([watching])
             for task in done:
                 task.result()
         finally:
-            unwatch.set()
             await _cancelled([stopping, *parts])
             self.queue.close()
             await self.stores.close()
 
-    async def _watch(self, stop: threading.Event) -> None:
-        """Watch in kopf's thread, and hand every key over to this loop."""
-        loop = asyncio.get_running_loop()
-        registry = watching_registry(
-            lambda key: _hand_over(loop, self._enqueue, key), lambda beat: _hand_over(loop, self.health.saw_sentinel, beat)
-        )
-        namespaces = self.settings.namespaces
-        # The sentinel lives beside the Lease, whether or not clusters may.
-        watched = {*namespaces, self.settings.lease_namespace} if namespaces else set()
-        await watch(registry, sorted(watched), stop)
+    async def _control(self) -> None:
+        """Work, once everything is known: who knows a part would delete and conclude too much."""
+        await self.informers.synced()
+        await self.controller.run(self.settings.resync_s)
 
     def _leads(self) -> bool:
         return self.leadership.leading
@@ -122,8 +118,9 @@ class Operator:
                 log.warning("definitions.unknown", error=str(error))
             await asyncio.sleep(DEFINITIONS_POLL_S)
 
-    def _enqueue(self, key: Key) -> None:
-        if not self.settings.namespaces or key.namespace in self.settings.namespaces:
+    def _changed(self, object_changed: Shown, _gone: bool) -> None:
+        key = owner_of(object_changed)
+        if key is not None:
             self.queue.add(key)
 
     def _leadership_changed(self, leading: bool) -> None:
@@ -132,12 +129,6 @@ class Operator:
     def _bound(self, port: int) -> None:
         self.http_port = port
         log.info("operator.http", port=port)
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[[T], None], value: T) -> None:
-    """Call from another thread; what arrives after the end of the loop is dropped."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback, value)
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -154,16 +145,16 @@ async def serve(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    client = await connect()
+    connection = await connect()
     try:
-        operator = Operator(settings, client, SystemClock())
+        operator = Operator(settings, connection, SystemClock())
         if started is not None:
             started(operator)
         await operator.run(stop)
     finally:
-        await client.close()
+        await connection.close()
 
 
 def run(namespaces: Sequence[str] = (), settings: OperatorSettings | None = None) -> None:
     """What `magnetar operator` does. Raises InvalidRequest for settings that will not do, KubernetesError without an API server."""
-    asyncio.run(serve(settings or OperatorSettings.from_environment(os.environ, namespaces)))
+    uvloop.run(serve(settings or OperatorSettings.from_environment(os.environ, namespaces)))

@@ -1,14 +1,17 @@
 """Metrics under the names that dashboards for operators know.
 
 Owns: controller-runtime's and client-go's metric names and ours. Imports: prometheus_client.
-Invariant: labels come from closed sets (kinds, results, verbs, status codes), never from names of objects.
+Invariants: labels come from closed sets (kinds, results, verbs, status codes), never from names of objects; label sets that every pass or request
+touches are looked up once.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Sequence
 
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 QUEUE = "magnetar"
 
 
@@ -16,54 +19,90 @@ class OperatorMetrics:
     """Every metric of one operator process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.reconciles = Counter(
-            "controller_runtime_reconcile_total", "Reconciliations by result", ["controller", "result"], registry=registry
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._reconciliations()
+        self._queue()
+        self._requests()
+        self._caches()
+        self.leading = self._gauge("leader_election_master_status", "1 while this process leads", "name")
+        self.store_writes = self._counter("magnetar_operator_store_writes_total", "Transactions sent to clusters' etcd")
+        self.beats = self._counter("magnetar_operator_sentinel_beats_total", "Changes of the sentinel by this leader")
+        self.events = self._counter("magnetar_operator_events_total", "Events written", "reason")
+
+    def _reconciliations(self) -> None:
+        one, many = self._counter, self._histogram
+        self.reconciles = one("controller_runtime_reconcile_total", "Reconciliations by result", "controller", "result")
+        self.reconcile_errors = one("controller_runtime_reconcile_errors_total", "Reconciliations that failed", "controller")
+        self.terminal_errors = one(
+            "controller_runtime_terminal_reconcile_errors_total",
+            "Reconciliations that only a change of the object can mend",
+            "controller",
         )
-        self.reconcile_errors = Counter(
-            "controller_runtime_reconcile_errors_total", "Reconciliations that failed", ["controller"], registry=registry
+        self.panics = one(
+            "controller_runtime_reconcile_panics_total",
+            "Reconciliations that ended by an error of the operator's own",
+            "controller",
         )
-        self.reconcile_seconds = Histogram(
-            "controller_runtime_reconcile_time_seconds",
-            "Duration of a reconciliation",
-            ["controller"],
-            buckets=_SECONDS,
-            registry=registry,
+        self.timeouts = one("controller_runtime_reconcile_timeouts_total", "Reconciliations that were cut off", "controller")
+        self.reconcile_seconds = many("controller_runtime_reconcile_time_seconds", "Duration of a reconciliation", "controller")
+        self.active_workers = self._gauge("controller_runtime_active_workers", "Workers that reconcile now", "controller")
+        self.workers_max = self._gauge("controller_runtime_max_concurrent_reconciles", "Workers", "controller")
+        self.steady = one(
+            "magnetar_operator_reconcile_steady_state_total", "Reconciliations that found nothing to write", "controller"
         )
-        self.active_workers = Gauge(
-            "controller_runtime_active_workers", "Workers that reconcile now", ["controller"], registry=registry
+        self.last_success = self._gauge(
+            "magnetar_operator_reconcile_last_success_timestamp_seconds", "When a reconciliation last succeeded", "controller"
         )
-        self.workers_max = Gauge("controller_runtime_max_concurrent_reconciles", "Workers", ["controller"], registry=registry)
-        self.queue_depth = Gauge("workqueue_depth", "Keys that wait", ["name"], registry=registry)
-        self.queue_adds = Counter("workqueue_adds_total", "Keys added", ["name"], registry=registry)
-        self.queue_retries = Counter("workqueue_retries_total", "Keys added again after a failure", ["name"], registry=registry)
-        self.queue_wait = Histogram(
-            "workqueue_queue_duration_seconds",
-            "Time from being added to being taken",
-            ["name"],
-            buckets=_SECONDS,
-            registry=registry,
+
+    def _queue(self) -> None:
+        one, many = self._counter, self._histogram
+        self.queue_depth = self._gauge("workqueue_depth", "Keys that wait", "name").labels(QUEUE)
+        self.queue_adds = one("workqueue_adds_total", "Keys added", "name").labels(QUEUE)
+        self.queue_retries = one("workqueue_retries_total", "Keys added again after a failure", "name").labels(QUEUE)
+        self.queue_wait = many("workqueue_queue_duration_seconds", "Time from being added to being taken", "name").labels(QUEUE)
+        self.queue_work = many("workqueue_work_duration_seconds", "Time from being taken to being done", "name").labels(QUEUE)
+        self.unfinished = self._gauge(
+            "workqueue_unfinished_work_seconds", "Ages of all reconciliations under way, added up", "name"
+        ).labels(QUEUE)
+        self.longest = self._gauge(
+            "workqueue_longest_running_processor_seconds", "Age of the oldest reconciliation under way", "name"
+        ).labels(QUEUE)
+
+    def _requests(self) -> None:
+        self.requests = self._counter("rest_client_requests_total", "Requests to the API server", "method", "code")
+        self.request_seconds = self._histogram(
+            "rest_client_request_duration_seconds", "Duration of requests to the API server", "verb"
         )
-        self.queue_work = Histogram(
-            "workqueue_work_duration_seconds", "Time from being taken to being done", ["name"], buckets=_SECONDS, registry=registry
+        self.rate_limiter_seconds = self._histogram(
+            "rest_client_rate_limiter_duration_seconds", "Time that requests waited because the API server had said so", "verb"
         )
-        self.longest = Gauge(
-            "workqueue_longest_running_processor_seconds", "Age of the oldest reconciliation under way", ["name"], registry=registry
+
+    def _caches(self) -> None:
+        one = self._counter
+        self.cached = self._gauge("magnetar_operator_cached_objects", "Objects in the cache", "kind")
+        self.watch_age = self._gauge(
+            "magnetar_operator_watch_last_event_age_seconds", "Time since the watch last told something", "kind"
         )
-        self.requests = Counter("rest_client_requests_total", "Requests to the API server", ["method", "code"], registry=registry)
-        self.request_seconds = Histogram(
-            "rest_client_request_duration_seconds",
-            "Duration of requests to the API server",
-            ["verb"],
-            buckets=_SECONDS,
-            registry=registry,
+        self.watch_lag = self._histogram(
+            "magnetar_operator_watch_lag_seconds", "Time from the answer to a write of ours until the watch shows it", "kind"
         )
-        self.leading = Gauge("leader_election_master_status", "1 while this process leads", ["name"], registry=registry)
-        self.store_writes = Counter(
-            "magnetar_operator_store_writes_total", "Transactions sent to clusters' etcd", registry=registry
+        self.watch_events = one("magnetar_operator_watch_events_total", "Events of the watches", "kind")
+        self.watch_restarts = one("magnetar_operator_watch_restarts_total", "Times that all watches were opened again")
+        self.watch_overdue = one(
+            "magnetar_operator_watch_overdue_total", "Times that a watch did not show a write of ours in time", "kind"
         )
-        self.beats = Counter("magnetar_operator_sentinel_beats_total", "Changes of the sentinel by this leader", registry=registry)
-        self.events = Counter("magnetar_operator_events_total", "Events written", ["reason"], registry=registry)
+        self.list_news = one("magnetar_operator_list_news_total", "Objects that a periodic list told of before the watch", "kind")
+        self.stale_lists = one("magnetar_operator_stale_lists_total", "Lists older than an earlier one", "kind")
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(name, what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(name, what, labels, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(name, what, labels, buckets=buckets, registry=self.registry)
 
     def request(self, method: str, status: int, seconds: float) -> None:
         """Note one request; status 0 = no answer."""

@@ -23,7 +23,7 @@ from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
 from magnetar_operator.resources import TOPIC_NAMESPACE
 from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
-from magnetar_operator.world import InvalidResource, World, is_paused, parsed
+from magnetar_operator.world import World, is_paused
 
 RETRY_S = 2.0
 LOOK_AGAIN_S = 60.0
@@ -53,7 +53,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         return None
     await _match_finalizer(world, resource)
     try:
-        await _require_oldest(world, resource)
+        _require_oldest(world, resource)
         store = await _store(world, await _admitting_cluster(world, resource))
         record = await _ensure_record(world, resource, store)
     except Blocked as blocked:
@@ -80,15 +80,10 @@ def seniority(resource: TopicNamespace) -> tuple[str, str, str]:
     return resource.metadata.creation_timestamp, resource.namespace, resource.name
 
 
-async def _require_oldest(world: World, resource: TopicNamespace) -> None:
+def _require_oldest(world: World, resource: TopicNamespace) -> None:
     """Raises Blocked if an older resource speaks for the same tenant and namespace of the same cluster."""
-    for found in await world.list_everywhere("TopicNamespace"):
-        try:
-            other = parsed(found, TopicNamespace)
-        except InvalidResource:
-            continue  # it cannot act either
-        same = (other.cluster_key, other.spec.name) == (resource.cluster_key, resource.spec.name)
-        if same and other.metadata.uid != resource.metadata.uid and seniority(other) < seniority(resource):
+    for other in world.claimants(resource.cluster_key, resource.spec.tenant, resource.spec.namespace):
+        if other.metadata.uid != resource.metadata.uid and seniority(other) < seniority(resource):
             raise Blocked(
                 Reason.CONFLICT, f"{other.reference} is older and owns {resource.spec.name}; delete one of the two", LOOK_AGAIN_S
             )

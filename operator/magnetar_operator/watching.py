@@ -1,92 +1,112 @@
 """Watching the API server through kopf.
 
-Owns: which objects are watched, with which server-side filters, and the map from an event to a key. Imports: kopf, resources, names, work_queue.
-Invariants: handlers only enqueue keys: no state of ours, no finalizer and no annotation of kopf's ever reaches an object (event handlers alone cause
-none); objects that the operator did not make are filtered out by the API server; our own status writes wake nobody.
+Owns: which objects are watched, with which server-side filters, and handing what is seen over to the operator's loop in batches.
+Imports: kopf, resources, names, object_cache.
+Invariants: handlers only pass on what they see: no state of ours, no finalizer and no annotation of kopf's ever reaches an object (event handlers
+alone cause none); objects that the operator did not make are filtered out by the API server; order is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
 from magnetar_operator import names
-from magnetar_operator.models.base import GROUP
+from magnetar_operator.object_cache import Shown, is_sentinel, shown
 from magnetar_operator.resources import CHILDREN, CUSTOM, POD, Resource
-from magnetar_operator.work_queue import Key
 
-Enqueue = Callable[[Key], None]
-REMEMBERED_MAX = 200_000
-
-
-class EventFilter:
-    """Tells changes that matter from echoes of our own status writes."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[Any, ...]] = {}
-
-    def is_news(self, kind: str | None, body: Any) -> bool:
-        """Whether a custom resource's event shows anything but a new status."""
-        metadata = body["metadata"]
-        identity = f"{body['kind']}/{metadata.get('namespace')}/{metadata['name']}"
-        if kind == "DELETED":
-            self._seen.pop(identity, None)
-            return True
-        shown = (
-            metadata.get("uid"),
-            metadata.get("generation"),
-            metadata.get("deletionTimestamp"),
-            tuple(sorted(metadata.get("annotations", {}).items())),
-            tuple(metadata.get("finalizers", ())),
-        )
-        if self._seen.get(identity) == shown:
-            return False
-        if len(self._seen) >= REMEMBERED_MAX:
-            self._seen.clear()
-        self._seen[identity] = shown
-        return True
+WATCHED_CHILDREN = (POD, *CHILDREN)
+WATCHED = (*CUSTOM.values(), *WATCHED_CHILDREN)
 
 
-def key_of_child(body: Any) -> Key | None:
-    """Whom a child object belongs to, by its labels."""
-    metadata = body["metadata"]
-    labels, namespace = metadata.get("labels", {}), metadata.get("namespace", "")
-    if names.JOB in labels:
-        return Key("DataJob", namespace, labels[names.JOB])
-    if names.CLUSTER in labels:
-        return Key("BrokerCluster", namespace, labels[names.CLUSTER])
-    return None
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One event: an object, whether it is gone, whether it is the operator's own sign of life, and whether a watch told it (not a list)."""
+
+    object: Shown
+    gone: bool
+    sentinel: bool
+    by_watch: bool
 
 
-def watching_registry(enqueue: Enqueue, beat: Callable[[str], None]) -> kopf.OperatorRegistry:
-    """Handlers for every watched kind. `enqueue` and `beat` (which gets the sentinel's content) are called in kopf's thread."""
+class Inbox:
+    """Carries events from kopf's thread to the operator's loop: many at once when they come fast."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Iterable[Seen]], None]) -> None:
+        self._loop, self._deliver = loop, deliver
+        self._waiting: deque[Seen] = deque()
+        self._lock = threading.Lock()
+        self._called = False
+
+    def put(self, seen: Seen) -> None:
+        """From any thread; what arrives after the end of the loop is dropped."""
+        with self._lock:
+            self._waiting.append(seen)
+            if self._called:
+                return
+            self._called = True
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        with self._lock:
+            batch, self._waiting, self._called = self._waiting, deque(), False
+        self._deliver(batch)
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """kopf copies every object to find out what has changed; nothing here asks."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """No handler here has progress to be remembered."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+def watching_registry(put: Callable[[Seen], None]) -> kopf.OperatorRegistry:
+    """Handlers for every watched kind. `put` is called in kopf's thread."""
     registry = kopf.OperatorRegistry()
-    news = EventFilter()
 
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
-    async def custom(type: str | None, body: kopf.Body, **_: Any) -> None:
-        if news.is_news(type, body):
-            enqueue(Key(str(body["kind"]), str(body["metadata"]["namespace"]), str(body["metadata"]["name"])))
-
-    async def child(body: kopf.Body, **_: Any) -> None:
-        if names.SENTINEL in body["metadata"].get("labels", {}):
-            beat(str(body.get("data", {}).get("beat", "")))
-            return
-        key = key_of_child(body)
-        if key is not None:
-            enqueue(key)
+    async def pass_on(event: Any, **_: Any) -> None:
+        manifest, how = event["object"], event["type"]
+        put(Seen(shown(manifest), how == "DELETED", is_sentinel(manifest), how is not None))
 
     kopf.on.login(registry=registry, id="login")(login)
-    for resource in CUSTOM.values():
-        kopf.on.event(GROUP, resource.version, resource.plural, registry=registry, id=resource.plural)(custom)
-    for resource in (POD, *CHILDREN):
-        kopf.on.event(*_selector(resource), registry=registry, id=resource.plural)(child)
+    for resource in WATCHED:
+        kopf.on.event(*_selector(resource), registry=registry, id=resource.plural)(pass_on)
     return registry
 
 
@@ -100,16 +120,21 @@ def watching_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = _NoDiffBase()
+    settings.persistence.progress_storage = _NoProgress()
+    settings.queueing.idle_timeout = (
+        0.05  # a worker per object lives that long after its last event: ten thousand must not wait together
+    )
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 10
     settings.watching.chunk_size = 500
-    for resource in (POD, *CHILDREN):
+    for resource in WATCHED_CHILDREN:
         settings.watching.label_selectors[_selector(resource)] = names.WATCH_SELECTOR
     return settings
 
 
 async def watch(registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop: threading.Event) -> None:
-    """Deliver events until `stop` is set. Raises what kopf cannot mend (no rights, no API server).
+    """Deliver events until `stop` is set. Raises what kopf cannot mend (no rights, no API server, a kind that has gone).
 
     kopf gets a thread and an event loop of its own: it takes signals and, at its end, cancels every task of the loop that it does not know.
     """

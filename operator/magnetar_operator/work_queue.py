@@ -2,17 +2,17 @@
 
 Owns: which object is reconciled next, deduplication, delays and back-off. Imports: asyncio, clock, metrics.
 Invariants: a key is in work at most once at a time; a key added while it is in work is taken again afterwards, so no change is lost; a failing key
-waits longer each time and never delays another.
+waits longer each time and never delays another; what has changed goes before what is only looked at again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from magnetar.clock import Clock
-from magnetar_operator.metrics import QUEUE, OperatorMetrics
+from magnetar_operator.metrics import OperatorMetrics
 
 BACKOFF_BASE_S = 0.2
 BACKOFF_MAX_S = 60.0
@@ -36,25 +36,44 @@ class WorkQueue:
 
     def __init__(self, clock: Clock, metrics: OperatorMetrics) -> None:
         self._clock, self._metrics = clock, metrics
-        self._waiting: deque[Key] = deque()
-        self._added: dict[Key, float] = {}
+        self._urgent: OrderedDict[Key, float] = OrderedDict()
+        self._routine: OrderedDict[Key, float] = OrderedDict()
         self._working: dict[Key, float] = {}
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, tuple[float, asyncio.TimerHandle]] = {}
-        self._wakeup = asyncio.Event()
+        self._takers: deque[asyncio.Future[None]] = deque()
+        metrics.queue_depth.set_function(lambda: len(self._urgent) + len(self._routine))
+        metrics.longest.set_function(lambda: self.longest_work_s)
+        metrics.unfinished.set_function(lambda: sum(self._ages()))
 
     def add(self, key: Key) -> None:
         """Have `key` reconciled soon."""
         self._cancel_timer(key)
         if key in self._working:
             self._again.add(key)
-        elif key not in self._added:
-            self._added[key] = self._clock.monotonic()
-            self._waiting.append(key)
-            self._metrics.queue_adds.labels(QUEUE).inc()
-            self._wakeup.set()
-        self._measure()
+        elif key not in self._urgent:
+            since = self._routine.pop(key, None)
+            self._line_up(key, self._urgent, since)
+
+    def add_routine(self, key: Key) -> None:
+        """Have `key` reconciled when nothing urgent waits: a periodic look at what nothing is known to have happened to."""
+        self._cancel_timer(key)
+        if key not in self._working and key not in self._urgent and key not in self._routine:
+            self._line_up(key, self._routine, None)
+
+    def _line_up(self, key: Key, line: OrderedDict[Key, float], since: float | None) -> None:
+        line[key] = self._clock.monotonic() if since is None else since
+        if since is None:
+            self._metrics.queue_adds.inc()
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                return
 
     def add_after(self, key: Key, delay_s: float) -> None:
         """Have `key` reconciled in `delay_s` seconds at the latest; an earlier appointment stands."""
@@ -70,7 +89,7 @@ class WorkQueue:
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay: float = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 20)) * self._clock.uniform(1 - JITTER, 1 + JITTER)
-        self._metrics.queue_retries.labels(QUEUE).inc()
+        self._metrics.queue_retries.inc()
         self.add_after(key, max(delay, at_least_s))
         return max(delay, at_least_s)
 
@@ -80,33 +99,41 @@ class WorkQueue:
 
     async def take(self) -> Key:
         """The next key; it is in work until `done`."""
-        while not self._waiting:
-            self._wakeup.clear()
-            await self._wakeup.wait()
-        key = self._waiting.popleft()
+        while not self._urgent and not self._routine:
+            taker = asyncio.get_running_loop().create_future()
+            self._takers.append(taker)
+            try:
+                await taker
+            except asyncio.CancelledError:
+                if taker.done() and not taker.cancelled():
+                    self._wake_one()  # we were called and cannot come
+                raise
+        key, added = (self._urgent or self._routine).popitem(last=False)
         now = self._clock.monotonic()
-        self._metrics.queue_wait.labels(QUEUE).observe(now - self._added.pop(key))
+        self._metrics.queue_wait.observe(now - added)
         self._working[key] = now
-        self._measure()
         return key
 
     def done(self, key: Key) -> None:
         """End of the work on `key`."""
-        self._metrics.queue_work.labels(QUEUE).observe(self._clock.monotonic() - self._working.pop(key))
+        self._metrics.queue_work.observe(self._clock.monotonic() - self._working.pop(key))
         if key in self._again:
             self._again.discard(key)
             self.add(key)
-        self._measure()
 
     @property
     def longest_work_s(self) -> float:
         """Age of the oldest work under way; 0 if there is none."""
-        return max((self._clock.monotonic() - started for started in self._working.values()), default=0.0)
+        return max(self._ages(), default=0.0)
+
+    def _ages(self) -> list[float]:
+        now = self._clock.monotonic()
+        return [now - started for started in self._working.values()]
 
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is in work (appointments aside)."""
-        return not self._waiting and not self._working
+        return not self._urgent and not self._routine and not self._working
 
     def close(self) -> None:
         """Drop all appointments."""
@@ -118,7 +145,3 @@ class WorkQueue:
         known = self._timers.pop(key, None)
         if known is not None:
             known[1].cancel()
-
-    def _measure(self) -> None:
-        self._metrics.queue_depth.labels(QUEUE).set(len(self._waiting))
-        self._metrics.longest.labels(QUEUE).set(self.longest_work_s)

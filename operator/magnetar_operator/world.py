@@ -1,12 +1,16 @@
 """What every reconciler works with.
 
-Owns: the bundle of ports, reading a custom resource, writing its status, pausing. Imports: kubernetes_api, stores, events, models, conditions.
-Invariants: a resource that cannot be understood gets a condition, never a crash; a status is written only when it differs.
+Owns: the bundle of ports, reading a custom resource, writing its status, pausing. Imports: kubernetes_api, object_cache, stores, events, models,
+conditions.
+Invariants: a resource that cannot be understood gets a condition, never a crash; a status is written only when it differs; what is read comes from
+the caches, which hold at least what this process wrote; what cannot be taken back is decided on a look at the API server itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,8 +25,9 @@ from magnetar_operator.events import Events
 from magnetar_operator.kubernetes_api import KubernetesApi
 from magnetar_operator.models.base import API_VERSION, Condition, CustomResource, StatusModel, sentence_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.topic_namespace import TopicNamespace
+from magnetar_operator.object_cache import OWNER_LABELS, ObjectCache, Shown, claim_slot, label_slot
 from magnetar_operator.planning import differences
-from magnetar_operator.resources import BROKER_CLUSTER, CUSTOM
 from magnetar_operator.stores import ClusterStore, Stores
 from magnetar_operator.work_queue import Key
 
@@ -43,27 +48,43 @@ class World:
     clock: Clock
     defaults: Defaults
     namespaces: tuple[str, ...]
+    cache: ObjectCache
 
     async def read(self, key: Key, model: type[R]) -> R | None:
-        """The resource, or None if it is gone. Raises InvalidResource, KubernetesError."""
-        found = await self.api.get(CUSTOM[key.kind], key.namespace, key.name)
-        return parsed(found, model) if found is not None else None
+        """The resource, or None if it is gone. Raises InvalidResource."""
+        found = self.cache.get(key.kind, key.namespace, key.name)
+        return parsed_json(found.data, model) if found is not None else None
 
     async def cluster(self, namespace: str, name: str) -> BrokerCluster | None:
-        """A cluster that other resources refer to. Raises InvalidResource, KubernetesError."""
-        found = await self.api.get(BROKER_CLUSTER, namespace, name)
-        return parsed(found, BrokerCluster) if found is not None else None
+        """A cluster that other resources refer to. Raises InvalidResource."""
+        found = self.cache.get("BrokerCluster", namespace, name)
+        return _cluster_of(found) if found is not None else None
 
     async def store_of(self, cluster: BrokerCluster) -> ClusterStore:
         """The cluster's metadata store; connects when first used. Raises StoreError if its credentials are missing."""
         return self.stores.of(etcd_endpoints(cluster))
 
     async def list_everywhere(self, kind: str) -> list[Manifest]:
-        """All objects of a kind in the namespaces that this operator watches. Raises KubernetesError."""
-        found: list[Manifest] = []
-        for namespace in self.namespaces or ("",):
-            found += await self.api.list(CUSTOM[kind], namespace)
+        """All objects of a kind in the namespaces that this operator watches."""
+        return [found.manifest for found in self.cache.all(kind)]
+
+    def keys(self, kind: str) -> list[Key]:
+        """The same, names only."""
+        return [Key(kind, *found.name) for found in self.cache.all(kind)]
+
+    def claimants(self, cluster: tuple[str, str], tenant: str, namespace: str) -> list[TopicNamespace]:
+        """All resources that speak for one Pulsar namespace of one cluster; one that cannot be understood cannot act, and is left out."""
+        found = []
+        for item in self.cache.find("TopicNamespace", claim_slot(cluster, tenant, namespace)):
+            with contextlib.suppress(InvalidResource):
+                found.append(parsed_json(item.data, TopicNamespace))
         return found
+
+    def labelled(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
+        """Objects of a watched kind with these labels, which must name their owner (`object_cache.OWNER_LABELS`)."""
+        owner = next(label for label in OWNER_LABELS if label in labels)
+        found = [item.manifest for item in self.cache.find(kind, label_slot(namespace, owner, labels[owner]))]
+        return [item for item in found if labels.items() <= item["metadata"].get("labels", {}).items()]
 
     async def write_status(self, resource: CustomResource, status: StatusModel) -> bool:
         """Write `status` if it differs from the one that was read; whether it did. Raises KubernetesError."""
@@ -94,6 +115,20 @@ def parsed(found: Manifest, model: type[R]) -> R:
         return model.model_validate(found)
     except ValidationError as error:
         raise InvalidResource(sentence_of(error)) from error
+
+
+def parsed_json(data: bytes, model: type[R]) -> R:
+    """The same from JSON. Raises InvalidResource."""
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise InvalidResource(sentence_of(error)) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _cluster_of(found: Shown) -> BrokerCluster:
+    """Thousands of namespaces ask for the same version of the same cluster."""
+    return parsed_json(found.data, BrokerCluster)
 
 
 def as_manifest(status: StatusModel) -> dict[str, Any]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 import yaml
 
 from tests.apiserver.control_plane import (
-    OPERATOR_NAMESPACE,
     ROOT,
     ControlPlane,
     ControlPlaneNotAvailable,
     EtcdProcess,
-    binary,
     is_ci,
 )
 
@@ -36,7 +33,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         for path in sorted((ROOT / "crds").glob("*.yaml")):
             plane.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text()))
         _wait_until_established(plane)
-        _install_rights(plane)
+        plane.install_rights()
         yield plane
     finally:
         plane.stop()
@@ -45,16 +42,6 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 def _wait_until_established(plane: ControlPlane) -> None:
     waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
     assert waited.returncode == 0, waited.stderr
-
-
-def _install_rights(plane: ControlPlane) -> None:
-    """The chart's roles: the operator under test has these and no others."""
-    chart = [binary("helm"), "template", "magnetar", str(ROOT / "charts/magnetar"), "--namespace", OPERATOR_NAMESPACE]
-    only = ["--show-only", "templates/rbac.yaml", "--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
-    rendered = subprocess.run([*chart, *only], capture_output=True, text=True, check=True).stdout
-    plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
-    applied = plane.kubectl("apply", "-f", "-", text_input=rendered)
-    assert applied.returncode == 0, applied.stderr
 
 
 @pytest.fixture

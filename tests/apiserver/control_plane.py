@@ -177,6 +177,15 @@ class ControlPlane:
         command = [binary("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         return subprocess.run(command, input=text_input, capture_output=True, text=True, check=False, timeout=60)
 
+    def install_rights(self) -> None:
+        """The chart's roles: the operator under test has these and no others."""
+        chart = [binary("helm"), "template", "magnetar", str(ROOT / "charts/magnetar"), "--namespace", OPERATOR_NAMESPACE]
+        only = ["--show-only", "templates/rbac.yaml", "--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
+        rendered = subprocess.run([*chart, *only], capture_output=True, text=True, check=True).stdout
+        self.must("POST", "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
+        applied = self.kubectl("apply", "-f", "-", text_input=rendered)
+        assert applied.returncode == 0, applied.stderr
+
 
 def _trusting() -> ssl.SSLContext:
     context = ssl.create_default_context()

@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.clock import SystemClock
 from magnetar_operator.builders.object import Manifest
+from magnetar_operator.connection import Connection
 from magnetar_operator.kubernetes_api import KubernetesApi, connect
 from magnetar_operator.leadership import LEASE_S, WRITABLE_S, Leadership
 from magnetar_operator.metrics import OperatorMetrics
@@ -33,7 +34,7 @@ class MovedClock(SystemClock):
 class Candidate:
     """A candidate with a clock and an API connection of its own."""
 
-    def __init__(self, name: str, namespace: str, client: object) -> None:
+    def __init__(self, name: str, namespace: str, client: Connection) -> None:
         self.clock, metrics = MovedClock(), OperatorMetrics()
         self.leadership = Leadership(self.clock, metrics, namespace, "lease", name, lambda _: None)
         self._lease_api = KubernetesApi(client, self.clock, metrics, lambda: True)

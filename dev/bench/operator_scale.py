@@ -1,0 +1,381 @@
+"""`python -m dev.bench.operator_scale`: the operator with ten thousand TopicNamespaces on a real API server.
+
+Owns: the phases (new objects, steady state, restart, edits), what is measured in each and the printed table. Imports: tests.apiserver's control
+plane, the operator's HTTP connection.
+Invariants: API server, etcds and operator are processes on this machine and share its cores, the operator is the one that the chart starts;
+whatever was started is stopped; timing never fails the run, a namespace that does not converge does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from dev.ports import free_port
+from magnetar_operator.connection import Connection, connect, login
+from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ROOT, ControlPlane, EtcdProcess
+
+NAMESPACE = "many"
+ROOT_PATH = f"/apis/magnetar.io/v1alpha1/namespaces/{NAMESPACE}"
+CREATORS = 16
+TIMEOUT_S = 900.0
+POLL_S = 0.1
+RESYNC_S = 20
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class NotConverged(RuntimeError):
+    """Something did not come to rest."""
+
+
+# --- the operator as a process ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The operator's own account at one moment."""
+
+    at: float
+    cpu_s: float
+    samples: dict[str, float]
+
+    def total(self, name: str, **labels: str) -> float:
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        return sum(
+            value
+            for sample, value in self.samples.items()
+            if sample.partition("{")[0] == name and wanted <= set(sample.partition("{")[2].rstrip("}").split(","))
+        )
+
+    @property
+    def passes(self) -> float:
+        return self.total("controller_runtime_reconcile_total", controller="TopicNamespace")
+
+    @property
+    def writes(self) -> float:
+        """Requests that may change something, but for the Lease (PUT) and the sentinel."""
+        sent = sum(self.total("rest_client_requests_total", method=method) for method in ("PATCH", "POST", "DELETE"))
+        beats = self.total("magnetar_operator_sentinel_beats_total")
+        return sent + self.total("magnetar_operator_store_writes_total") - beats
+
+
+class OperatorProcess:
+    """`magnetar operator`, with the rights of the chart."""
+
+    def __init__(self, plane: ControlPlane, log: Path, profile: Path | None = None) -> None:
+        self._plane, self._log, self._profile = plane, log, profile
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+
+    def start(self) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": ":".join(str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs")),
+            "KUBECONFIG": str(self._plane.operator_kubeconfig),
+            "MAGNETAR_IMAGE": "registry.example/magnetar:1",
+            "MAGNETAR_OPERATOR_HTTP_PORT": str(self.port),
+            "MAGNETAR_OPERATOR_RESYNC_S": str(RESYNC_S),
+            "POD_NAMESPACE": OPERATOR_NAMESPACE,
+            "POD_NAME": "operator-0",
+        }
+        module = ["-m", "magnetar"]
+        if self._profile is not None:
+            module = ["-m", "cProfile", "-o", str(self._profile), *module]
+        self.started = time.monotonic()
+        with self._log.open("ab") as output:
+            command = [sys.executable, *module, "operator", "--log-level", "warning"]
+            self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(30)
+            self._process = None
+
+    def read(self) -> Reading | None:
+        """None while it does not answer yet."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise NotConverged(f"the operator ended: {self._log.read_text()[-1500:]}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+        except (urllib.error.URLError, OSError):
+            return None
+        samples = {}
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                samples[name] = float(value)
+        return Reading(time.monotonic(), self.cpu_s(), samples)
+
+    def cpu_s(self) -> float:
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def resident_mib(self) -> tuple[float, float]:
+        """Now, and the most there was."""
+        assert self._process is not None
+        found = {}
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in ("VmRSS", "VmHWM"):
+                found[name] = int(value.split()[0]) / 1024
+        return found["VmRSS"], found["VmHWM"]
+
+    async def until(self, what: str, holds: Callable[[Reading], bool]) -> Reading:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            reading = await asyncio.to_thread(self.read)
+            if reading is not None and holds(reading):
+                return reading
+            if time.monotonic() > deadline:
+                raise NotConverged(f"not within {TIMEOUT_S:.0f} s: {what}; {self._log.read_text()[-1500:]}")
+            await asyncio.sleep(POLL_S)
+
+
+# --- the stage ----------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def control_plane(directory: Path) -> Iterator[tuple[ControlPlane, EtcdProcess]]:
+    """API server with definitions and rights, and the etcd of the cluster under test."""
+    plane, etcd = ControlPlane(directory / "plane"), EtcdProcess(directory / "etcd")
+    try:
+        plane.start()
+        etcd.start()
+        for path in sorted((ROOT / "crds").glob("*.yaml")):
+            plane.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text()))
+        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+        plane.install_rights()
+        plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        yield plane, etcd
+    finally:
+        etcd.stop()
+        plane.stop()
+
+
+async def must(connection: Connection, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+    answer = await connection.exchange(method, path, json.dumps(body).encode() if body is not None else None, content_type, 60.0)
+    if not 200 <= answer.status < 300:
+        raise NotConverged(f"{method} {path}: {answer.status} {answer.body[:300]!r}")
+    return json.loads(answer.body)
+
+
+def name_of(number: int) -> str:
+    return f"namespace-{number:05d}"
+
+
+async def create(connection: Connection, objects: int, endpoint: str) -> None:
+    cluster = {
+        "apiVersion": "magnetar.io/v1alpha1",
+        "kind": "BrokerCluster",
+        "metadata": {"name": "main"},
+        "spec": {"replicas": 1, "etcd": {"external": {"endpoints": [endpoint]}}},
+    }
+    await must(connection, "POST", f"{ROOT_PATH}/brokerclusters", cluster)
+    numbers = iter(range(objects))
+
+    async def creator() -> None:
+        for number in numbers:
+            spec = {
+                "clusterRef": {"name": "main"},
+                "tenant": f"tenant-{number % 100}",
+                "namespace": name_of(number),
+                "policies": {"message_ttl_in_seconds": 3600},
+            }
+            manifest = {
+                "apiVersion": "magnetar.io/v1alpha1",
+                "kind": "TopicNamespace",
+                "metadata": {"name": name_of(number)},
+                "spec": spec,
+            }
+            await must(connection, "POST", f"{ROOT_PATH}/topicnamespaces", manifest)
+
+    await together(creator)
+
+
+async def together(worker: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(*(worker() for _ in range(CREATORS)))
+
+
+async def unconverged(connection: Connection) -> int:
+    """How many namespaces are not Ready for their newest generation."""
+    bad, continuation = 0, ""
+    while True:
+        page = await must(connection, "GET", f"{ROOT_PATH}/topicnamespaces?limit=500&continue={continuation}")
+        bad += sum(not is_converged(item) for item in page["items"])
+        continuation = page["metadata"].get("continue", "")
+        if not continuation:
+            return bad
+
+
+def is_converged(item: Any) -> bool:
+    status = item.get("status", {})
+    ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions", []))
+    return ready and status.get("observedGeneration") == item["metadata"]["generation"]
+
+
+@asynccontextmanager
+async def watched(converged: Callable[[str, int], None], version: str) -> AsyncIterator[None]:
+    """Tell of every converged generation that a watch of our own shows."""
+    info = login()
+    connector = aiohttp.TCPConnector(ssl=info.as_ssl_context())
+    url = f"{info.server}{ROOT_PATH}/topicnamespaces?watch=true&resourceVersion={version}"
+
+    async def read() -> None:
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(
+                connector=connector, headers=info.as_http_headers(), timeout=timeout, read_bufsize=2**20
+            ) as session,
+            session.get(url) as answer,
+        ):
+            async for line in answer.content:
+                item = json.loads(line)["object"]
+                if is_converged(item):
+                    converged(item["metadata"]["name"], item["metadata"]["generation"])
+
+    task = asyncio.create_task(read())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+# --- phases -------------------------------------------------------------------------------------------------------------------
+
+
+async def edits(connection: Connection, objects: int, count: int, per_s: float) -> tuple[list[float], list[float]]:
+    """Seconds until converged, for edits of single objects: since they were sent, and since they were accepted."""
+    seen: dict[tuple[str, int], float] = {}
+    arrived = asyncio.Event()
+
+    def converged(name: str, generation: int) -> None:
+        seen[name, generation] = time.monotonic()
+        arrived.set()
+
+    version = (await must(connection, "GET", f"{ROOT_PATH}/topicnamespaces?limit=1"))["metadata"]["resourceVersion"]
+    since_sent, since_accepted = [], []
+    async with watched(converged, version):
+        await asyncio.sleep(1.0)
+        for number in range(count):
+            name = name_of(number * 7919 % objects)
+            patch = {"spec": {"policies": {"message_ttl_in_seconds": 1000 + number}}}
+            sent = time.monotonic()
+            edited = await must(connection, "PATCH", f"{ROOT_PATH}/topicnamespaces/{name}", patch, "application/merge-patch+json")
+            accepted = time.monotonic()
+            key = name, edited["metadata"]["generation"]
+            async with asyncio.timeout(30):
+                while key not in seen:
+                    arrived.clear()
+                    await arrived.wait()
+            since_sent.append(seen[key] - sent)
+            since_accepted.append(max(0.0, seen[key] - accepted))
+            await asyncio.sleep(max(0.0, sent + 1 / per_s - time.monotonic()))
+    return since_sent, since_accepted
+
+
+def row(what: str, measured: str, bar: str = "") -> None:
+    print(f"{what:<58} {measured:>22} {bar:>16}", flush=True)
+
+
+def quantiles(values: list[float]) -> str:
+    cuts = statistics.quantiles(values, n=100)
+    return f"{statistics.median(values) * 1000:.1f} / {cuts[98] * 1000:.1f} / {max(values) * 1000:.0f} ms"
+
+
+async def run(directory: Path, options: argparse.Namespace) -> None:
+    with control_plane(directory) as (plane, etcd):
+        os.environ["KUBECONFIG"] = str(plane.kubeconfig)
+        connection = await connect()
+        operator = OperatorProcess(plane, directory / "operator.log", options.profile)
+        try:
+            row(f"{options.objects} TopicNamespaces, API server on the same cores", "measured", "bar")
+            began = time.monotonic()
+            await create(connection, options.objects, etcd.endpoint)
+            row("(made by the benchmark itself)", f"{options.objects / (time.monotonic() - began):.0f}/s")
+            await phases(connection, operator, options)
+        finally:
+            await connection.close()
+            operator.stop()
+
+
+def works(reading: Reading) -> bool:
+    return reading.passes > 0
+
+
+async def phases(connection: Connection, operator: OperatorProcess, options: argparse.Namespace) -> None:
+    count = options.objects
+    operator.start()
+    first = await operator.until("the first pass", works)
+    row("start to first pass, all objects known", f"{first.at - operator.started:.1f} s")
+    done = await operator.until("all new objects passed", lambda reading: reading.passes >= count)
+    if await unconverged(connection):
+        done = await operator.until("all new objects converged", lambda reading: reading.passes >= 2 * count)
+    row("first reconcile of new objects", f"{(done.passes - first.passes) / (done.at - first.at):.0f}/s", ">= 150/s")
+    row("  operator's CPU per object", f"{(done.cpu_s - first.cpu_s) / (done.passes - first.passes) * 1000:.2f} ms")
+    bad = await unconverged(connection)
+    if bad:
+        raise NotConverged(f"{bad} namespaces are not Ready")
+    await asyncio.sleep(RESYNC_S)
+    before = await operator.until("an answer", works)
+    after = await operator.until("two whole resyncs", lambda reading: reading.passes >= before.passes + 2 * count)
+    row("writes in two steady resyncs", f"{after.writes - before.writes:.0f}", "0")
+    row("  operator's CPU per pass", f"{(after.cpu_s - before.cpu_s) / (after.passes - before.passes) * 1000:.2f} ms")
+    row("resident now / at most", "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()), "<= 180 MiB")
+    sent, accepted = await edits(connection, count, options.edits, options.per_second)
+    row("edit sent -> converged, p50 / p99 / max", quantiles(sent), "<= 10 / 50 ms")
+    row("edit accepted -> converged, p50 / p99 / max", quantiles(accepted))
+    operator.stop()
+
+    operator.start()
+    first = await operator.until("the first pass", works)
+    row("restart to first pass, all objects known", f"{first.at - operator.started:.1f} s")
+    done = await operator.until("all converged objects passed", lambda reading: reading.passes >= count)
+    row("first reconcile of converged ones after a restart", f"{count / (done.at - first.at):.0f}/s", ">= 500/s")
+    row("  from the process' start", f"{count / (done.at - operator.started):.0f}/s")
+    row("  operator's CPU per object, start and lists included", f"{done.cpu_s / count * 1000:.2f} ms")
+    row("writes of a restart", f"{done.writes:.0f}", "0")
+    row("resident now / at most", "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()), "<= 180 MiB")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The operator with many TopicNamespaces on a real API server.")
+    parser.add_argument("--objects", type=int, default=10_000)
+    parser.add_argument("--edits", type=int, default=500)
+    parser.add_argument("--per-second", type=float, default=20.0, help="edits per second")
+    parser.add_argument("--profile", type=Path, help="write the operator's cProfile there (of its last life)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as name:
+        try:
+            asyncio.run(run(Path(name), options))
+        except NotConverged as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
