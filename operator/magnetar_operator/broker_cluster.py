@@ -19,6 +19,7 @@ from magnetar_operator.cluster_state import ClusterState, read_cluster_state
 from magnetar_operator.cluster_status import Observed, derive, findings_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity, desired, identity_of
+from magnetar_operator.etcd_access import ensure_users, secure
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.resources import CHILDREN, POD, Resource
@@ -43,18 +44,22 @@ async def reconcile(world: World, key: Key) -> float | None:
     if is_paused(cluster):
         await _pause(world, cluster)
         return None
+    secured = await secure(world, cluster)
+    stored, cluster = cluster, secured.cluster
     observed = await observe(world, cluster)
     if _is_grave(cluster, observed):
         observed = await observe(world, cluster, live=True)
     scale = plan_scale(cluster.spec.replicas, _fleet(cluster, observed))
-    problems = await _apply_cordons(world, cluster, scale)
+    problems = [*secured.problems, *await _apply_cordons(world, cluster, scale)]
     problems += await apply_children(
         world, cluster, desired(cluster, world.defaults, scale.replicas, observed.children), observed.children
     )
     roll = _plan_roll(cluster, observed, scale)
     await restart(world, cluster, observed.pods, roll)
     await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
-    await _write_status(world, cluster, observed, scale, roll, problems)
+    if observed.state is not None:
+        problems += await ensure_users(world, secured)
+    await _write_status(world, stored, cluster, observed, scale, roll, problems)
     return _again_after_s(observed, scale)
 
 
@@ -141,12 +146,19 @@ async def _apply_cordons(world: World, cluster: BrokerCluster, scale: ScalePlan)
 
 
 async def _write_status(
-    world: World, cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, problems: list[Problem]
+    world: World,
+    stored: BrokerCluster,
+    cluster: BrokerCluster,
+    observed: Observed,
+    scale: ScalePlan,
+    roll: RollPlan,
+    problems: list[Problem],
 ) -> None:
+    """`stored` is the cluster with the status that is to be replaced."""
     findings = findings_of(cluster, observed, scale, roll, problems)
     conditions = world.conditions(cluster, cluster.status.conditions, findings)
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in cluster.status.conditions)
-    await world.write_status(cluster, derive(cluster, observed, roll, conditions))
+    await world.write_status(stored, derive(cluster, observed, roll, conditions))
     if findings[-1].holds and not was_ready:
         await world.events.normal(cluster, "Ready", findings[-1].message)
 

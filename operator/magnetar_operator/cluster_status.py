@@ -118,6 +118,7 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         replicas=len(observed.pods),
         ready_replicas=sum(map(is_ready, observed.pods)),
         selector=names.selector_text(names.selector(cluster.name, names.BROKER)),
+        etcd_security=cluster.status.etcd_security,
         storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
         endpoints=Endpoints(
             service_url=f"pulsar://{host}:{names.BROKER_PORT}",

@@ -50,6 +50,21 @@ class Reason(enum.Enum):
     )
     STORE_STARTING = "MetadataStoreStarting", "The managed etcd is not up yet.", "Wait; if it lasts, look at the etcd pod's events."
     STORE_UNAVAILABLE = "MetadataStoreUnavailable", "etcd does not answer.", "Look at the etcd pods, or at the external endpoints."
+    ETCD_CREDENTIALS = (
+        "EtcdCredentialsMissing",
+        "The secret with the TLS files for the external etcd is missing or malformed.",
+        "Make it with ca.crt, tls.crt and tls.key as PEM, and name it in spec.etcd.external.tls.secretRef.",
+    )
+    ETCD_AUTHORITY_LOST = (
+        "EtcdAuthorityLost",
+        "The certificate authority of the managed etcd is missing or damaged; certificates in use go on until they end.",
+        "Restore its secret, or delete the secrets named and then the pods of etcd and its clients, to begin with a new one.",
+    )
+    ETCD_ACCESS = (
+        "EtcdAccessNotSet",
+        "Users and roles of the managed etcd could not be brought in order.",
+        "The message says what etcd answered; it is tried again.",
+    )
     STORAGE_PENDING = (
         "StorageNotBound",
         "The volume claim is not bound.",

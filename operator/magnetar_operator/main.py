@@ -18,6 +18,7 @@ import uvloop
 from magnetar.clock import Clock, SystemClock
 from magnetar_operator.connection import Connection
 from magnetar_operator.controller import Controller
+from magnetar_operator.etcd_credentials import EtcdCredentials
 from magnetar_operator.events import Events
 from magnetar_operator.health import Health, application, beat, serve_http
 from magnetar_operator.informers import Informers
@@ -53,7 +54,8 @@ class Operator:
         self.api = KubernetesApi(connection, clock, self.metrics, may_write, lambda manifest: self.informers.written(manifest))
         self.stores = Stores(clock, self.metrics, identity, may_write)
         events = Events(self.api, clock, self.metrics, identity)
-        self.world = World(self.api, self.stores, events, clock, settings.defaults, settings.namespaces, self.cache)
+        credentials = EtcdCredentials(self.api)
+        self.world = World(self.api, self.stores, events, clock, settings.defaults, settings.namespaces, self.cache, credentials)
         self.controller = Controller(self.world, self.queue, self.metrics, self._leads, settings.workers)
         self.health = Health(clock, self.queue, self._leads, lambda: self.informers.problem())
         self.informers = Informers(

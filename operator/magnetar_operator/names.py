@@ -39,6 +39,12 @@ VOLUME_PATH = "/var/lib/magnetar"
 BROKER_PORT, HTTP_PORT = 6650, 8080
 ETCD_CLIENT_PORT, ETCD_PEER_PORT, ETCD_HEALTH_PORT = 2379, 2380, 2381
 USER_ID = 10001
+ETCD_USERS = OPERATOR_USER, BROKER_USER, COORDINATOR_USER, JOB_USER = "operator", "broker", "coordinator", "job"
+"""etcd's users; each has a client certificate with this common name."""
+ETCD_MEMBERS = "server"
+ETCD_CLIENTS = frozenset({BROKER, DRIVER, "coordinator"})
+"""Components whose pods are clients of etcd."""
+ETCD_TLS_VOLUME, ETCD_TLS_PATH = "etcd-tls", "/etc/magnetar/etcd"
 LABEL_LENGTH_MAX = 63
 
 
@@ -76,6 +82,16 @@ def brokers_service(cluster: str) -> str:
 def etcd_set(cluster: str) -> str:
     """StatefulSet, headless service and network policy of a managed etcd."""
     return f"{cluster}-etcd"
+
+
+def etcd_authority(cluster: str) -> str:
+    """Secret with the certificate authority of a managed etcd."""
+    return f"{etcd_set(cluster)}-ca"
+
+
+def etcd_secret(cluster: str, component: str) -> str:
+    """Secret with the certificate of the members or of one kind of client."""
+    return f"{etcd_set(cluster)}-{component}"
 
 
 def storage_claim(cluster: str) -> str:

@@ -93,17 +93,25 @@ def sealed(manifest: Manifest) -> Manifest:
 def _step(manifest: Manifest, observed: Manifest | None, owner_uid: str) -> Step | None:
     if observed is None:
         return Create(manifest)
-    controller = _controller(observed)
-    if controller and controller.get("uid") != owner_uid:
-        return Taken(identity_of(manifest), f"{controller.get('kind')} {controller.get('name')}")
-    if not controller and observed["metadata"].get("labels", {}).get(names.MANAGED_BY) != names.FIELD_MANAGER:
-        return Taken(identity_of(manifest), "")
+    somebody = taken(manifest, observed, owner_uid)
+    if somebody is not None:
+        return somebody
     changes = tuple(differences(manifest, observed))
     if not changes:
         return None
     seal = f"metadata.annotations.{names.DESIRED_HASH}"
     real = tuple(change for change in changes if change.path != seal)
     return Update(manifest, real, drift=len(real) == len(changes))
+
+
+def taken(manifest: Manifest, observed: Manifest, owner_uid: str) -> Taken | None:
+    """Whose the object is, if it is not ours."""
+    controller = _controller(observed)
+    if controller and controller.get("uid") != owner_uid:
+        return Taken(identity_of(manifest), f"{controller.get('kind')} {controller.get('name')}")
+    if not controller and observed["metadata"].get("labels", {}).get(names.MANAGED_BY) != names.FIELD_MANAGER:
+        return Taken(identity_of(manifest), "")
+    return None
 
 
 def _controller(observed: Manifest) -> Manifest:

@@ -40,6 +40,7 @@ POD = Resource("Pod", "v1", "pods")
 NODE = Resource("Node", "v1", "nodes", namespaced=False)
 EVENT = Resource("Event", "v1", "events")
 CONFIG_MAP = Resource("ConfigMap", "v1", "configmaps")
+SECRET = Resource("Secret", "v1", "secrets")
 LEASE = Resource("Lease", "coordination.k8s.io/v1", "leases")
 STATEFUL_SET = Resource("StatefulSet", "apps/v1", "statefulsets")
 PERSISTENT_VOLUME_CLAIM = Resource("PersistentVolumeClaim", "v1", "persistentvolumeclaims")
@@ -58,4 +59,4 @@ CUSTOM = {kind: Resource(kind, API_VERSION, naming.plural) for kind, naming in N
 BROKER_CLUSTER, TOPIC_NAMESPACE, DATA_JOB = CUSTOM["BrokerCluster"], CUSTOM["TopicNamespace"], CUSTOM["DataJob"]
 GROUP_VERSION_PATH = f"/apis/{GROUP}/{VERSION}"
 
-BY_KIND = {resource.kind: resource for resource in (POD, ROLE_BINDING, *CHILDREN, *CUSTOM.values())}
+BY_KIND = {resource.kind: resource for resource in (POD, SECRET, ROLE_BINDING, *CHILDREN, *CUSTOM.values())}

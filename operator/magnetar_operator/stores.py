@@ -15,9 +15,10 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.metadata import keys
 from magnetar.metadata.election import Election
-from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.etcd import EtcdStore, TlsMaterial
 from magnetar.metadata.records import CordonRecord
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
+from magnetar_operator.etcd_users import EtcdUsers
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.refusals import NotLeading
 from magnetar_operator.scaling import CORDON_REASON
@@ -38,6 +39,7 @@ class ClusterStore:
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
         self._election: Election | None = None
         self._seizing = asyncio.Lock()
+        self._users: EtcdUsers | None = None
 
     async def write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Apply `operations` if the compares hold and we still lead; False if they did not hold.
@@ -67,6 +69,17 @@ class ClusterStore:
         ours = CordonRecord(drain=True, reason=CORDON_REASON).encode()
         await self.write((Compare(keys.cordon(broker), "value", "=", ours),), (Delete(keys.cordon(broker)),))
 
+    async def ensure_users(self) -> int:
+        """Users, roles and authentication of an etcd that is ours alone; the number of changes. Raises NotLeading, StoreError, TimeoutError."""
+        if self._users is None:
+            assert isinstance(self.reader, EtcdStore)
+            self._users = EtcdUsers(self.reader.channels, self._before_change)
+        return await self._users.converge()
+
+    def _before_change(self) -> None:
+        self._require_leadership()
+        self._metrics.store_writes.inc()
+
     def forget_term(self) -> None:
         """The next write begins a term anew."""
         self._election = None
@@ -90,15 +103,23 @@ class Stores:
 
     def __init__(self, clock: Clock, metrics: OperatorMetrics, identity: str, may_write: Callable[[], bool]) -> None:
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
-        self._open: dict[tuple[str, ...], ClusterStore] = {}
+        self._open: dict[tuple[str, ...], tuple[TlsMaterial | None, ClusterStore]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
-    def of(self, endpoints: Sequence[str]) -> ClusterStore:
-        """The store behind `endpoints` (host:port); connects when first used."""
+    def of(self, endpoints: Sequence[str], tls: TlsMaterial | None = None) -> ClusterStore:
+        """The store behind `endpoints` (host:port); connects when first used, and anew when it comes to TLS or has another secret."""
         key = tuple(endpoints)
-        if key not in self._open:
-            store = EtcdStore(key, clock=self._clock)
-            self._open[key] = ClusterStore(store, self._clock, self._metrics, self._identity, self._may_write)
-        return self._open[key]
+        known, store = self._open.get(key, (None, None))
+        if store is not None and known is tls:
+            return store
+        if store is not None:
+            closing = asyncio.ensure_future(store.reader.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        opened = EtcdStore(key, tls, clock=self._clock)
+        store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write)
+        self._open[key] = tls, store
+        return store
 
     def known(self) -> set[tuple[str, ...]]:
         """Endpoints of the open connections."""
@@ -106,14 +127,15 @@ class Stores:
 
     def leadership_changed(self) -> None:
         """Every term ends with the Lease."""
-        for store in self._open.values():
+        for _, store in self._open.values():
             store.forget_term()
 
     async def retain(self, wanted: set[tuple[str, ...]]) -> None:
         """Close connections to clusters that are gone."""
         for endpoints in set(self._open) - wanted:
             log.info("store.closed", endpoints=",".join(endpoints))
-            await self._open.pop(endpoints).reader.close()
+            await self._open.pop(endpoints)[1].reader.close()
 
     async def close(self) -> None:
         await self.retain(set())
+        await asyncio.gather(*self._closing)

@@ -21,6 +21,7 @@ from magnetar.errors import MagnetarError
 from magnetar_operator import names
 from magnetar_operator.builders.object import Defaults, Manifest, etcd_endpoints
 from magnetar_operator.conditions import Finding, Reason, Type, merged
+from magnetar_operator.etcd_credentials import EtcdCredentials
 from magnetar_operator.events import Events
 from magnetar_operator.kubernetes_api import KubernetesApi
 from magnetar_operator.models.base import API_VERSION, Condition, CustomResource, StatusModel, sentence_of
@@ -49,6 +50,7 @@ class World:
     defaults: Defaults
     namespaces: tuple[str, ...]
     cache: ObjectCache
+    credentials: EtcdCredentials
 
     async def read(self, key: Key, model: type[R]) -> R | None:
         """The resource, or None if it is gone. Raises InvalidResource."""
@@ -61,8 +63,8 @@ class World:
         return _cluster_of(found) if found is not None else None
 
     async def store_of(self, cluster: BrokerCluster) -> ClusterStore:
-        """The cluster's metadata store; connects when first used. Raises StoreError if its credentials are missing."""
-        return self.stores.of(etcd_endpoints(cluster))
+        """The cluster's metadata store; connects when first used. Raises StoreError if its credentials are missing, KubernetesError."""
+        return self.stores.of(etcd_endpoints(cluster), await self.credentials.of(cluster))
 
     async def list_everywhere(self, kind: str) -> list[Manifest]:
         """All objects of a kind in the namespaces that this operator watches."""

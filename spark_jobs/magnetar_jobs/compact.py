@@ -145,6 +145,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--topic", required=True, help="full topic name; a partitioned topic stands for all its partitions")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--store", help="etcd://host:port[,host:port] or embedded://DIRECTORY (no broker may be running on it)")
+    parser.add_argument("--store-tls", default="", help="directory with ca.crt, tls.crt and tls.key for etcd")
     where.add_argument("--broker-url", help="http://127.0.0.1:8080 of a standalone broker, which then commits for this job")
     parser.add_argument("--volume", required=True, type=_directory, help="root of the cluster's volume")
     parser.add_argument("--job", required=True, help="name of the job; with --run the key of its record")
@@ -190,7 +191,7 @@ async def open_store(options: argparse.Namespace, clock: Clock) -> AsyncIterator
         if scheme == "etcd" and place:
             from magnetar.metadata.etcd import EtcdStore
 
-            store = EtcdStore(place.split(","), clock=clock)
+            store = EtcdStore.at(options.store, options.store_tls, clock)
         elif scheme == "embedded" and place:
             from magnetar.metadata.embedded import EmbeddedStore
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,10 @@ Store = Annotated[
     str,
     typer.Option("--store", envvar="MAGNETAR_STORE", help="etcd://host:port[,host:port...]; of a standalone server: leave out."),
 ]
+StoreTls = Annotated[
+    str,
+    typer.Option("--store-tls", envvar="MAGNETAR_STORE_TLS", help="Directory with ca.crt, tls.crt and tls.key for etcd."),
+]
 Storage = Annotated[
     str,
     typer.Option(
@@ -40,14 +45,25 @@ Force = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which store and storage a command is about, as its options say."""
+
+    store: str
+    store_tls: str
+    volume: str
+    data_dir: Path
+
+
 @metadata.command("backup")
 def backup_command(
     file: Annotated[str, typer.Argument(help="Where to write the copy; - is standard output.")],
     store: Store = "",
+    store_tls: StoreTls = "",
     data_dir: DataDir = Path("data"),
 ) -> None:
     """Copy everything durable in the store, as of one moment. Brokers may run."""
-    _run(_backup(file, store, data_dir))
+    _run(_backup(file, Place(store, store_tls, volume="", data_dir=data_dir)))
 
 
 @metadata.command("restore")
@@ -56,6 +72,7 @@ def restore_command(
         str, typer.Argument(help="A copy made by `backup`, or by a broker (backups/ in the volume); - is standard input.")
     ] = "",
     store: Store = "",
+    store_tls: StoreTls = "",
     volume: Storage = "",
     data_dir: DataDir = Path("data"),
     in_place: Annotated[
@@ -67,12 +84,13 @@ def restore_command(
     """Fill a lost store from a copy, and from storage what happened since. All brokers must be stopped."""
     if bool(file) == in_place:
         raise InvalidRequest("restore: name a FILE, or use --in-place for a store that was restored already")
-    _run(_restore(file, store, volume, data_dir, in_place, force))
+    _run(_restore(file, Place(store, store_tls, volume, data_dir), in_place, force))
 
 
 @metadata.command("rebuild")
 def rebuild_command(
     store: Store = "",
+    store_tls: StoreTls = "",
     volume: Storage = "",
     data_dir: DataDir = Path("data"),
     without_copy: Annotated[
@@ -81,7 +99,7 @@ def rebuild_command(
     force: Force = False,
 ) -> None:
     """Fill a lost store from storage alone: the newest copy that brokers keep there, and what happened since. All brokers must be stopped."""
-    _run(_rebuild(store, volume, data_dir, without_copy, force))
+    _run(_rebuild(Place(store, store_tls, volume, data_dir), without_copy, force))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -100,11 +118,11 @@ def _say(line: str) -> None:
 # --- the commands -----------------------------------------------------------------------------------------------------------------
 
 
-async def _backup(file: str, store: str, data_dir: Path) -> None:
+async def _backup(file: str, place: Place) -> None:
     from magnetar.clock import SystemClock
     from magnetar.metadata.backup import encode_backup, read_backup
 
-    async with _open_store(store, data_dir, create=False) as opened:
+    async with _open_store(place, create=False) as opened:
         backup = await read_backup(opened, SystemClock().wall_ms())
     data = encode_backup(backup)
     if file == STANDARD:
@@ -128,7 +146,7 @@ def _write_file(path: Path, data: bytes) -> None:
         raise InvalidRequest(f"{path}: the backup cannot be written: {error.strerror}; choose another place") from error
 
 
-async def _restore(file: str, store: str, volume: str, data_dir: Path, in_place: bool, force: bool) -> None:
+async def _restore(file: str, place: Place, in_place: bool, force: bool) -> None:
     from magnetar.metadata.backup import decode_backup
     from magnetar.storage.restoring import restore_store
 
@@ -141,15 +159,15 @@ async def _restore(file: str, store: str, volume: str, data_dir: Path, in_place:
                 f"{file}: cannot be read: {error.strerror}; name a file that `magnetar metadata backup` wrote"
             ) from error
         backup = decode_backup(data, file)
-    async with _open_both(store, volume, data_dir) as (opened, storage, clock):
+    async with _open_both(place) as (opened, storage, clock):
         source = file or "what the store holds"
         _print(await restore_store(opened, storage, clock, backup=backup, source=source, in_place=in_place, force=force, say=_say))
 
 
-async def _rebuild(store: str, volume: str, data_dir: Path, without_copy: bool, force: bool) -> None:
+async def _rebuild(place: Place, without_copy: bool, force: bool) -> None:
     from magnetar.storage.restoring import newest_backup, restore_store
 
-    async with _open_both(store, volume, data_dir) as (opened, storage, clock):
+    async with _open_both(place) as (opened, storage, clock):
         found = None if without_copy else await newest_backup(storage, _say)
         backup, source = found if found is not None else (None, "storage alone")
         _say(
@@ -176,46 +194,48 @@ def _print(restored: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _open_both(store: str, volume: str, data_dir: Path) -> AsyncIterator[tuple[Any, Any, Any]]:
+async def _open_both(place: Place) -> AsyncIterator[tuple[Any, Any, Any]]:
     """The store, the volume and a clock."""
     from magnetar.clock import SystemClock
     from magnetar.storage.opening import is_directory, open_volume
 
-    if store and not volume:
+    if place.store and not place.volume:
         raise InvalidRequest(
             "--volume (MAGNETAR_VOLUME): name the storage that the brokers share; the log in it knows what the store has lost"
         )
-    location = volume or str(data_dir / "storage")
+    location = place.volume or str(place.data_dir / "storage")
     if is_directory(location) and not Path(location).is_dir():
         raise InvalidRequest(
             f"{location} is not a directory: name the brokers' with --volume, or a standalone server's with --data-dir"
         )
     opened_volume = await open_volume(location, SystemClock())
     try:
-        async with _open_store(store, data_dir, create=True) as opened:
+        async with _open_store(place, create=True) as opened:
             yield opened, opened_volume, SystemClock()
     finally:
         await opened_volume.close()
 
 
 @contextlib.asynccontextmanager
-async def _open_store(store: str, data_dir: Path, *, create: bool) -> AsyncIterator[Any]:
+async def _open_store(place: Place, *, create: bool) -> AsyncIterator[Any]:
     from magnetar.clock import SystemClock
 
     opened: Any
-    if not store:
+    if not place.store:
         from magnetar.metadata.embedded import EmbeddedStore
 
-        directory = data_dir / "metadata"
+        directory = place.data_dir / "metadata"
         if not create and not directory.is_dir():
             raise InvalidRequest(f"{directory} is not there: name a standalone server's --data-dir, or a cluster's --store")
         opened = await EmbeddedStore.open(directory, SystemClock())
-    elif store.startswith(ETCD_SCHEME):
+    elif place.store.startswith(ETCD_SCHEME):
         from magnetar.metadata.etcd import EtcdStore
 
-        opened = EtcdStore(store.removeprefix(ETCD_SCHEME).split(","), clock=SystemClock())
+        opened = EtcdStore.at(place.store, place.store_tls, SystemClock())
     else:
-        raise InvalidRequest(f"store: {store!r} is not known; use {ETCD_SCHEME}host:port, or leave it out for a standalone server")
+        raise InvalidRequest(
+            f"store: {place.store!r} is not known; use {ETCD_SCHEME}host:port, or leave it out for a standalone server"
+        )
     try:
         yield opened
     finally:

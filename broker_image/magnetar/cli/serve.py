@@ -49,6 +49,7 @@ class BrokerOptions:
     """Options of `magnetar broker`."""
 
     store: str
+    store_tls: str
     volume: str
     name: str
     advertised_address: str
@@ -141,6 +142,7 @@ def run_broker(options: BrokerOptions) -> None:
             data_directory=Path(),
             volume=options.volume,
             store=options.store,
+            store_tls=options.store_tls,
             bind_host=options.bind,
             advertised_host=options.advertised_address,
             broker_port=options.broker_port,

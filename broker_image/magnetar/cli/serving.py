@@ -60,6 +60,7 @@ def _add_standalone(parser: argparse.ArgumentParser) -> None:
 
 def _add_broker(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--store", None, "etcd://host:port[,host:port...]", "MAGNETAR_STORE")
+    _option(parser, "--store-tls", "", "Directory with ca.crt, tls.crt and tls.key for etcd; empty = no TLS.", "MAGNETAR_STORE_TLS")
     _option(parser, "--volume", None, f"Shared by all brokers of the cluster: {VOLUMES}.", "MAGNETAR_VOLUME")
     _option(parser, "--name", "", "Name that survives restarts; default: the host's.", "MAGNETAR_NAME")
     _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.", "MAGNETAR_ADVERTISED_ADDRESS")
@@ -92,6 +93,7 @@ def _broker(options: argparse.Namespace) -> None:
     run_broker(
         BrokerOptions(
             options.store,
+            options.store_tls,
             options.volume,
             options.name,
             options.advertised_address,

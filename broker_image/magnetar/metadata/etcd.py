@@ -1,6 +1,6 @@
 """The metadata store in an etcd cluster (3.5.13 or later).
 
-Owns: `EtcdStore`. Imports: asyncio, aetcd's stubs, structlog, clock, errors, core (checks), etcd_channels, etcd_messages, store.
+Owns: `EtcdStore`. Imports: asyncio, aetcd's stubs, structlog, clock, errors, core (checks), etcd_channels, etcd_messages, etcd_tls, store.
 Invariants: every request has a deadline; a write is sent at most once; a watch resumes at the revision after the last batch it
 delivered whatever member it reaches, and never delivers part of a revision.
 """
@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -20,11 +21,13 @@ from magnetar.clock import Clock
 from magnetar.errors import Compacted, LeaseLost, StoreError, StoreUnavailable
 from magnetar.metadata import etcd_messages as messages
 from magnetar.metadata.core import check_transaction, holds
-from magnetar.metadata.etcd_channels import REQUIRE_LEADER, Channels, Member, TlsFiles
+from magnetar.metadata.etcd_channels import REQUIRE_LEADER, Channels, Member
+from magnetar.metadata.etcd_tls import TlsFiles, TlsMaterial
 from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
 
-__all__ = ["EtcdStore", "TlsFiles"]
+__all__ = ["EtcdStore", "TlsFiles", "TlsMaterial"]
 
+SCHEME = "etcd://"
 REQUEST_TIMEOUT_S = 3.0
 RANGE_PAGE_KEYS = 1000
 RANGE_RESTARTS_MAX = 3
@@ -46,7 +49,7 @@ class EtcdStore:
     def __init__(
         self,
         endpoints: Sequence[str],
-        tls: TlsFiles | None = None,
+        tls: TlsMaterial | None = None,
         *,
         clock: Clock,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
@@ -54,6 +57,20 @@ class EtcdStore:
         self._clock = clock
         self._request_timeout_s = request_timeout_s
         self._channels = Channels(endpoints, tls, clock, request_timeout_s)
+
+    @classmethod
+    def at(cls, location: str, tls_directory: str, clock: Clock) -> EtcdStore:
+        """The store at etcd://host:port[,host:port...]; `tls_directory` holds ca.crt, tls.crt and tls.key ("" = no TLS).
+
+        Raises StoreError if the location is malformed.
+        """
+        tls = TlsFiles.in_directory(Path(tls_directory)) if tls_directory else None
+        return cls(location.removeprefix(SCHEME).split(","), tls, clock=clock)
+
+    @property
+    def channels(self) -> Channels:
+        """The connections, for requests that are not about keys."""
+        return self._channels
 
     # --- keys -------------------------------------------------------------------------------------------------------------------
 

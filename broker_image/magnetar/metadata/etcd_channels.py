@@ -1,7 +1,7 @@
 """Connections to the members of an etcd cluster.
 
-Owns: `Channels`: one gRPC channel per endpoint, the choice among them, and the translation of gRPC's errors. `TlsFiles`.
-Imports: asyncio, grpc, aetcd's stubs, structlog, clock, errors. aetcd's own client is not used: it knows one endpoint, no TLS,
+Owns: `Channels`: one gRPC channel per endpoint, the choice among them, and the translation of gRPC's errors.
+Imports: asyncio, grpc, aetcd's stubs, structlog, clock, errors, etcd_tls. aetcd's own client is not used: it knows one endpoint, no TLS,
 and its watcher neither resumes nor joins fragments.
 Invariants: a request is handed to gRPC only on a channel that is connected, so a failure before that is known not to have been
 sent and is retried elsewhere; a failure after that is retried only if the request is `repeatable`. No credential is ever
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc  # type: ignore[import-untyped]  # ships no type information
@@ -23,6 +21,7 @@ from aetcd import rpc
 
 from magnetar.clock import Clock
 from magnetar.errors import Compacted, LeaseLost, StoreError, StoreUnavailable
+from magnetar.metadata.etcd_tls import TlsMaterial
 
 MESSAGE_BYTES_MAX = 256 << 20
 FIRST_CHOICE_S = 0.25
@@ -57,32 +56,22 @@ _REFUSED = frozenset(
     }
 )
 
+_AUTH_CHANGED = frozenset({"etcdserver: revision of auth store is old", "etcdserver: user name is empty"})
+"""Users, roles or authentication itself changed while the request was under way: it was refused without effect, whatever it was."""
+
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files of mutual TLS; read again when a connection is made after they changed."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-    def stamps(self) -> tuple[tuple[int, int], ...]:
-        """Changes when a file does."""
-        states = [path.stat() for path in (self.authority, self.certificate, self.key)]
-        return tuple((state.st_mtime_ns, state.st_ino) for state in states)
-
-    def credentials(self) -> Any:
-        return grpc.ssl_channel_credentials(self.authority.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes())
+class AuthChanged(StoreUnavailable):
+    """Refused, certainly without effect, because of a change of users or roles at the same moment."""
 
 
 class Member:
     """One endpoint and its stubs."""
 
-    def __init__(self, address: str, tls: TlsFiles | None) -> None:
+    def __init__(self, address: str, tls: TlsMaterial | None) -> None:
         self.address = address
-        self.stamps = tls.stamps() if tls else ()
+        self.stamp = tls.stamp() if tls else None
         if tls:
             self.channel = grpc.aio.secure_channel(address, tls.credentials(), _OPTIONS)
         else:
@@ -92,7 +81,7 @@ class Member:
         self.watches = rpc.WatchStub(self.channel)
 
 
-def parse_endpoint(endpoint: str, tls: TlsFiles | None) -> str:
+def parse_endpoint(endpoint: str, tls: TlsMaterial | None) -> str:
     """`host:port` of an endpoint that may carry http:// or https://.
 
     Raises StoreError if scheme and TLS files contradict each other.
@@ -101,16 +90,16 @@ def parse_endpoint(endpoint: str, tls: TlsFiles | None) -> str:
     if not address.rpartition(":")[2].isdigit() or (separator and scheme not in ("http", "https")):
         raise StoreError(f"etcd endpoint {endpoint!r} is not valid; write host:port, http://host:port or https://host:port")
     if scheme == "https" and tls is None:
-        raise StoreError(f"etcd endpoint {endpoint!r} needs TLS files: authority, certificate and key")
+        raise StoreError(f"etcd endpoint {endpoint!r} needs TLS files: authority, certificate and key (--store-tls)")
     if scheme == "http" and tls is not None:
-        raise StoreError(f"etcd endpoint {endpoint!r} is plain but TLS files are given; write https://")
+        raise StoreError(f"etcd endpoint {endpoint!r} is plain but TLS is asked for; write https://")
     return address
 
 
 class Channels:
     """All members. Belongs to the event loop on which it is first used."""
 
-    def __init__(self, endpoints: Sequence[str], tls: TlsFiles | None, clock: Clock, request_timeout_s: float) -> None:
+    def __init__(self, endpoints: Sequence[str], tls: TlsMaterial | None, clock: Clock, request_timeout_s: float) -> None:
         if not endpoints:
             raise StoreError("etcd endpoints are empty; name at least one host:port")
         self._addresses = [parse_endpoint(endpoint, tls) for endpoint in endpoints]
@@ -143,8 +132,9 @@ class Channels:
                 if self._clock.monotonic() - sent >= SLOW_ANSWER_S:
                     self.avoid(member)
                 raise
-            except StoreUnavailable:
-                if not repeatable or self.closed or self._clock.monotonic() >= deadline:
+            except StoreUnavailable as error:
+                repeats = repeatable or isinstance(error, AuthChanged)
+                if not repeats or self.closed or self._clock.monotonic() >= deadline:
                     raise
             await asyncio.sleep(self._clock.uniform(REPEAT_S_MIN, REPEAT_S_MAX))
 
@@ -171,6 +161,10 @@ class Channels:
     def translate(self, member: Member, error: Any) -> NoReturn:
         """Raise our error for gRPC's."""
         code, details = error.code(), error.details() or ""
+        if details in _AUTH_CHANGED:
+            raise AuthChanged(
+                f"etcd {member.address}: {details}; its users changed just now, or it wants a certificate (--store-tls)"
+            ) from error
         if code is grpc.StatusCode.NOT_FOUND and "lease" in details:
             raise LeaseLost(f"{details}; grant a new one") from error
         if "compacted" in details:
@@ -240,7 +234,7 @@ class Channels:
             elif (
                 self._tls is not None
                 and member.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-                and member.stamps != self._tls.stamps()
+                and member.stamp != self._tls.stamp()
             ):
                 log.info("etcd certificates changed, connecting with the new ones", endpoint=address)
                 retired = member.channel

@@ -49,7 +49,7 @@ EMBEDDED_LEASE_S = 86_400.0
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
     """What the command line says. `store` is "embedded" (below the data directory) or etcd://host:port[,host:port...]; `volume` where messages
-    are kept, as `storage.opening` spells it ("" = in the data directory)."""
+    are kept, as `storage.opening` spells it ("" = in the data directory); `store_tls` a directory with ca.crt, tls.crt and tls.key ("" = no TLS)."""
 
     name: str
     data_directory: Path
@@ -60,6 +60,7 @@ class ProcessOptions:
     http_port: int
     settings: BrokerSettings
     volume: str = ""
+    store_tls: str = ""
 
 
 class BrokerProcess:
@@ -186,11 +187,13 @@ class BrokerProcess:
             from magnetar.metadata.etcd import EtcdStore
             from magnetar.server.lease_thread import ThreadedLeaseKeeper
 
-            endpoints = options.store.removeprefix(ETCD_SCHEME).split(",")
-            store = EtcdStore(endpoints, clock=clock)
+            def open_etcd() -> EtcdStore:
+                return EtcdStore.at(options.store, options.store_tls, clock)
+
+            store = open_etcd()
 
             def lease(on_lost: Callable[[str], None]) -> Any:
-                return ThreadedLeaseKeeper(lambda: EtcdStore(endpoints, clock=clock), clock, ttl_s, on_lost)
+                return ThreadedLeaseKeeper(open_etcd, clock, ttl_s, on_lost)
         else:
             raise InvalidRequest(f"store: {options.store!r} is not known; use {EMBEDDED} or {ETCD_SCHEME}host:port")
         try:

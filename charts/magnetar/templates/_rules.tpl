@@ -25,6 +25,11 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+# The managed etcd's certificates, and the secret that an external etcd's reference names: always by name. They cannot be listed or
+# watched, so that the operator learns of no other; they go with their cluster, and the authority's stays, so none is deleted.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -8,6 +8,7 @@ not its phase, says whether the run succeeded.
 from __future__ import annotations
 
 from magnetar_operator import names
+from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
@@ -39,7 +40,11 @@ def driver_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: st
         "env": [field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP")],
         "resources": {"requests": {"cpu": job.spec.driver.cpu, "memory": memory}, "limits": {"memory": memory}},
         "securityContext": container_security(),
-        "volumeMounts": [{"name": "storage", "mountPath": names.VOLUME_PATH}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "storage", "mountPath": names.VOLUME_PATH},
+            {"name": "tmp", "mountPath": "/tmp"},
+            *client_mounts(cluster, names.JOB_USER),
+        ],
     }
     return {
         "apiVersion": "v1",
@@ -61,6 +66,7 @@ def driver_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: st
             "volumes": [
                 {"name": "storage", "persistentVolumeClaim": {"claimName": claim_name(cluster)}},
                 {"name": "tmp", "emptyDir": {}},
+                *client_volumes(cluster, names.JOB_USER),
             ],
         },
     }
@@ -72,7 +78,7 @@ def _arguments(job: DataJob, cluster: BrokerCluster, image: str, run: str) -> li
     arguments = [
         "python3", "-m", "magnetar_jobs.compact",
         "--topic", compaction.topic,
-        "--store", store_url(cluster),
+        "--store", store_url(cluster), *client_arguments(cluster, names.JOB_USER),
         "--volume", names.VOLUME_PATH,
         "--job", f"{job.namespace}/{job.name}",
         "--run", run,

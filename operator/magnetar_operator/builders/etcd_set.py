@@ -1,13 +1,15 @@
 """The managed etcd's StatefulSet.
 
-Owns: it and its pods' template. Imports: builders.object, names. Pure.
+Owns: it and its pods' template. Imports: builders siblings, etcd_security, names. Pure.
 Invariants: its volume comes from a claim template and is kept when the set goes; what goes into it is
 immutable in the cluster's spec, because a StatefulSet cannot change it.
 """
 
 from __future__ import annotations
 
+from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar_operator import names
+from magnetar_operator.builders.etcd_tls import MEMBER, secret_volume
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
@@ -17,9 +19,11 @@ from magnetar_operator.builders.object import (
     image_of,
     pod_security,
 )
+from magnetar_operator.etcd_security import Security
 from magnetar_operator.models.broker_cluster import BrokerCluster, ManagedEtcd
 
 DATA_PATH = "/var/lib/etcd"
+TLS_VOLUME, TLS_PATH = "tls", "/etc/etcd/tls"
 GRACE_S = 30
 QUOTA_BYTES = 2 * 1024**3
 
@@ -55,15 +59,18 @@ def _template(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults) 
         "terminationGracePeriodSeconds": GRACE_S,
         "securityContext": pod_security(),
         "containers": [_container(cluster, managed, defaults)],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            secret_volume(TLS_VOLUME, names.etcd_secret(cluster.name, names.ETCD_MEMBERS)),
+        ],
     }
     return {"metadata": {"labels": names.labels(cluster.name, names.ETCD)}, "spec": pod}
 
 
 def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults) -> Manifest:
     service = names.etcd_set(cluster.name)
-    peer = f"http://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_PEER_PORT}"
-    client = f"http://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_CLIENT_PORT}"
+    peer = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_PEER_PORT}"
+    client = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_CLIENT_PORT}"
     return {
         "name": "etcd",
         "image": managed.image or defaults.etcd_image,
@@ -72,19 +79,27 @@ def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults)
             "/usr/local/bin/etcd",
             "--name=$(POD_NAME)",
             f"--data-dir={DATA_PATH}/data",
-            # Inside the pod it listens to the pod's own address only; the network policy says who may connect.
-            f"--listen-client-urls=http://$(POD_IP):{names.ETCD_CLIENT_PORT},http://127.0.0.1:{names.ETCD_CLIENT_PORT}",
-            f"--listen-peer-urls=http://$(POD_IP):{names.ETCD_PEER_PORT}",
+            f"--listen-client-urls={','.join(_client_urls(cluster))}",
+            f"--listen-peer-urls=https://$(POD_IP):{names.ETCD_PEER_PORT}",
+            # Plain, and outside authentication: probes and metrics, which tell nothing of the content.
             f"--listen-metrics-urls=http://$(POD_IP):{names.ETCD_HEALTH_PORT}",
             f"--advertise-client-urls={client}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=$(POD_NAME)={peer}",
             f"--initial-cluster-token={cluster.namespace}-{cluster.name}",
+            *_tls_flags(),
             "--auto-compaction-mode=periodic",
             "--auto-compaction-retention=1h",
             f"--quota-backend-bytes={QUOTA_BYTES}",
         ],
-        "env": [field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP")],
+        "env": [
+            field_variable("POD_NAME", "metadata.name"),
+            field_variable("POD_IP", "status.podIP"),
+            # A member is known by its authority and name; its address comes from DNS, which lags behind a pod that was made again. The
+            # setting has another name since etcd 3.6.
+            {"name": "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION", "value": "true"},
+            {"name": "ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "value": "true"},
+        ],
         "ports": [
             {"name": "client", "containerPort": names.ETCD_CLIENT_PORT, "protocol": "TCP"},
             {"name": "peer", "containerPort": names.ETCD_PEER_PORT, "protocol": "TCP"},
@@ -95,8 +110,32 @@ def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults)
         "startupProbe": _probe("/readyz", period=1, failures=120),
         "readinessProbe": _probe("/readyz", period=3, failures=2),
         "livenessProbe": _probe("/livez", period=10, failures=6),
-        "volumeMounts": [{"name": "data", "mountPath": DATA_PATH}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "data", "mountPath": DATA_PATH},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": TLS_VOLUME, "mountPath": TLS_PATH, "readOnly": True},
+        ],
     }
+
+
+def _client_urls(cluster: BrokerCluster) -> list[str]:
+    """One that was made without TLS listens for both on one port until all its clients have changed over (`etcd_security`)."""
+    pod = f"$(POD_IP):{names.ETCD_CLIENT_PORT}"
+    both = cluster.status.etcd_security in (Security.PLAIN, Security.MIXED)
+    return [f"https://{pod}", *([f"http://{pod}"] if both else []), f"https://127.0.0.1:{names.ETCD_CLIENT_PORT}"]
+
+
+def _tls_flags() -> list[str]:
+    """Whoever comes shows a certificate of the cluster's own authority, and a member that of a member. etcd reads renewed files by itself."""
+    authority, certificate, key = (f"{TLS_PATH}/{file}" for file in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE))
+    return [
+        "--client-cert-auth=true", f"--trusted-ca-file={authority}", f"--cert-file={certificate}", f"--key-file={key}",
+        "--peer-client-cert-auth=true", f"--peer-trusted-ca-file={authority}", f"--peer-cert-file={certificate}",
+        f"--peer-key-file={key}", f"--peer-cert-allowed-cn={MEMBER}",
+        "--tls-min-version=TLS1.3",
+        # The gateway would speak for others with the member's own certificate.
+        "--enable-grpc-gateway=false",
+    ]  # fmt: skip
 
 
 def _probe(path: str, period: int, failures: int) -> Manifest:

@@ -1,7 +1,7 @@
 """Pods that run our image and stay.
 
 Owns: what the pods of every long-running component share: account, security, placement, probes, environment, volumes, the additions that users may
-make. Imports: builders.object, names, models. Pure.
+make. Imports: builders.object, builders.etcd_tls, names, models. Pure.
 Invariants: the pods hold no rights and write nowhere but to the volume and /tmp; a user's additions never replace what is the operator's; the same
 parts give the same template, byte for byte, because a template that differs restarts every pod.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from magnetar_operator import names
+from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
@@ -34,8 +35,9 @@ CONTAINER_PORTS = (("pulsar", names.BROKER_PORT), ("http", names.HTTP_PORT))
 class PodParts:
     """What one component has of its own.
 
-    `component` names the container and the command (`magnetar <component>`); `account` is the service account and the ConfigMap with `settings`;
-    `arguments` follow those that every component takes; `labels` are all labels of the pod and `selector` those that choose it.
+    `component` names the container, the command (`magnetar <component>`) and the user of etcd; `account` is the service account and the
+    ConfigMap with `settings`; `arguments` follow those that every component takes; `labels` are all labels of the pod and `selector` those that
+    choose it.
     """
 
     component: str
@@ -64,6 +66,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
         "volumes": [
             {"name": "storage", "persistentVolumeClaim": {"claimName": claim_name(cluster)}},
             {"name": "tmp", "emptyDir": {}},
+            *client_volumes(cluster, parts.component),
         ],
     }
     if chosen.node_selector:
@@ -94,7 +97,7 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "args": [
             "magnetar", parts.component,
             "--name", "$(POD_NAME)",
-            "--store", store_url(cluster),
+            "--store", store_url(cluster), *client_arguments(cluster, parts.component),
             "--volume", names.VOLUME_PATH,
             "--advertised-address", "$(POD_IP)",
             "--broker-port", str(names.BROKER_PORT),
@@ -110,7 +113,10 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "startupProbe": _probe("/live", period=1, failures=300),
         "readinessProbe": _probe("/ready", period=2, failures=2),
         "livenessProbe": _probe("/live", period=10, failures=3),
-        "volumeMounts": [{"name": "storage", "mountPath": names.VOLUME_PATH}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "storage", "mountPath": names.VOLUME_PATH}, {"name": "tmp", "mountPath": "/tmp"},
+            *client_mounts(cluster, parts.component),
+        ],
     }  # fmt: skip
 
 

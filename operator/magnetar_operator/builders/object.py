@@ -95,6 +95,17 @@ def etcd_endpoints(cluster: BrokerCluster) -> tuple[str, ...]:
     return external.endpoints if external is not None else (names.etcd_endpoint(cluster.name, cluster.namespace),)
 
 
+def uses_etcd_tls(cluster: BrokerCluster) -> bool:
+    """Whether clients of the cluster's etcd use TLS now. Its status says so while one that was made without TLS comes to it."""
+    external, status = cluster.spec.etcd.external, cluster.status
+    if external is not None:
+        return external.tls is not None
+    if status.etcd_security:
+        return status.etcd_security != "Plain"
+    # No operator that knows TLS has looked at it yet: it has run without, or it is new.
+    return not status.storage_id
+
+
 def store_url(cluster: BrokerCluster) -> str:
     """What `--store` gets."""
     return "etcd://" + ",".join(endpoint.removeprefix("http://") for endpoint in etcd_endpoints(cluster))

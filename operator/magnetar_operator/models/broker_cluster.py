@@ -125,12 +125,43 @@ class ManagedEtcd(Model):
     )
 
 
+class SecretReference(Model):
+    """A secret in the resource's own namespace."""
+
+    name: str = Field(min_length=1, max_length=253, description="Its name.")
+
+
+class ExternalEtcdTls(Model):
+    """How the operator, brokers and jobs identify themselves to an external etcd, and how they know it."""
+
+    secret_ref: SecretReference = Field(
+        description="A secret with ca.crt, tls.crt and tls.key; a new content is used without restarts."
+    )
+
+
 class ExternalEtcd(Model):
     """An etcd that somebody else runs."""
 
-    endpoints: tuple[Annotated[str, Field(pattern=r"^(https?://)?[^/:]+:[0-9]+$", max_length=300)], ...] = Field(
-        min_length=1, max_length=9, description="host:port of each member.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.tls) || self.endpoints.all(endpoint, !endpoint.startsWith('https://'))",
+            "external: endpoints with https:// need tls.secretRef.name, a secret with ca.crt, tls.crt and tls.key",
+            lambda external: external.tls is not None or not any(item.startswith("https://") for item in external.endpoints),
+        ),
+        Rule(
+            "!has(self.tls) || self.endpoints.all(endpoint, !endpoint.startsWith('http://'))",
+            "external: with tls every endpoint is https://host:port (or host:port)",
+            lambda external: external.tls is None or not any(item.startswith("http://") for item in external.endpoints),
+        ),
     )
+
+    endpoints: tuple[Annotated[str, Field(pattern=r"^(https?://)?[^/:]+:[0-9]+$", max_length=300)], ...] = Field(
+        min_length=1,
+        max_length=9,
+        description="host:port of each member, or https://host:port with tls.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    tls: ExternalEtcdTls | None = Field(default=None, description="Mutual TLS; leave it out for an etcd without.")
 
 
 class Etcd(Model):
@@ -259,6 +290,10 @@ class BrokerClusterStatus(StatusModel):
     replicas: int = Field(default=0, description="Broker pods that exist.")
     ready_replicas: int = Field(default=0, description="Broker pods that take traffic.")
     selector: str = Field(default="", description="Label selector of the broker pods, for autoscalers.")
+    etcd_security: str = Field(
+        default="",
+        description="How etcd is spoken to: TLS, Plain, or Mixed while an etcd made without TLS and its clients change over.",
+    )
     storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
     endpoints: Endpoints = Field(default_factory=Endpoints, description="Where clients connect.")
     brokers: tuple[BrokerStatus, ...] = Field(

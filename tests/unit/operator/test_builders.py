@@ -120,11 +120,13 @@ def test_settings_change_the_template_and_replicas_do_not() -> None:
 def test_brokers_are_started_on_the_clusters_store_and_volume() -> None:
     container = broker_pod()["spec"]["containers"][0]
     assert container["args"] == [
-        "magnetar", "broker", "--name", "$(POD_NAME)", "--store", "etcd://main-etcd.shop.svc:2379", "--volume", "/var/lib/magnetar",
-        "--advertised-address", "$(POD_IP)", "--broker-port", "6650", "--http-port", "8080",
+        "magnetar", "broker", "--name", "$(POD_NAME)", "--store", "etcd://main-etcd.shop.svc:2379",
+        "--store-tls", "/etc/magnetar/etcd", "--volume", "/var/lib/magnetar", "--advertised-address", "$(POD_IP)",
+        "--broker-port", "6650", "--http-port", "8080",
     ]  # fmt: skip
     external = broker_pod(etcd={"external": {"endpoints": ["http://a:1", "b:2"]}})["spec"]["containers"][0]["args"]
     assert external[external.index("--store") + 1] == "etcd://a:1,b:2"
+    assert "--store-tls" not in external
 
 
 def test_an_adopted_claim_keeps_what_cannot_change() -> None:

@@ -16,6 +16,7 @@ from magnetar_operator.models import API_VERSION, KINDS, parse_manifest
 from magnetar_operator.models.definitions import definitions, root_schema
 
 NO_DEFAULT_ON_PURPOSE = {
+    "spec.etcd.external.tls",
     # One of two, or the condition of another field.
     "spec.etcd.managed",
     "spec.etcd.external",

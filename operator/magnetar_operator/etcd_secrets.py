@@ -1,0 +1,113 @@
+"""What must be done about the secrets of a managed etcd.
+
+Owns: that decision. Imports: builders, certificates, planning, names. Pure but for the keys that it makes.
+Invariants: steady input gives no step; an authority is made only where no certificate of an earlier one is in use, because members that
+know different authorities cannot talk to each other; no step's text holds key material.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from magnetar.metadata.etcd_tls import AUTHORITY_FILE
+from magnetar_operator import names
+from magnetar_operator.builders.etcd_tls import authority_secret, content, leaf_secret, pair_of, subjects
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.certificates import Pair, authority_problem, issue, leaf_problem, make_authority, material_problem
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.planning import Taken, differences, taken
+
+Found = Mapping[str, Manifest | None]
+"""Secrets by name; None = it does not exist."""
+_IDENTITY = ("metadata", "type")
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Make the secret (`why` is empty), or correct it; `renews`: its certificate has come of age, nobody did anything wrong."""
+
+    manifest: Manifest
+    why: str = ""
+    renews: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Certificates are in use, but their authority cannot issue others."""
+
+    message: str
+
+
+def secret_names(cluster: BrokerCluster) -> list[str]:
+    """All secrets of the cluster's managed etcd, the authority's first."""
+    return [names.etcd_authority(cluster.name), *(names.etcd_secret(cluster.name, part) for part in subjects(cluster))]
+
+
+def plan_secrets(cluster: BrokerCluster, found: Found, now_ms: int) -> list[Write | Taken | Lost]:
+    """The steps, in order. `now_ms`: milliseconds since the epoch."""
+    steps: list[Write | Taken | Lost] = []
+    authority, step = _authority(cluster, found, now_ms)
+    if step is not None:
+        steps.append(step)
+    if authority is None:
+        return steps
+    for component, subject in subjects(cluster).items():
+        observed = found.get(names.etcd_secret(cluster.name, component))
+        if observed is None:
+            steps.append(Write(leaf_secret(cluster, component, authority.certificate, issue(authority, subject, now_ms))))
+            continue
+        leaf = pair_of(observed)
+        why = leaf_problem(leaf, authority, subject, now_ms)
+        if why:
+            wanted = leaf_secret(cluster, component, authority.certificate, issue(authority, subject, now_ms))
+        else:
+            wanted = leaf_secret(cluster, component, authority.certificate, leaf)
+            why = _difference(wanted, observed)
+        somebody = taken(wanted, observed, cluster.metadata.uid)
+        if somebody is not None:
+            steps.append(somebody)
+        elif why:
+            steps.append(Write(wanted, why, renews=why.startswith("two thirds")))
+    return steps
+
+
+def _authority(cluster: BrokerCluster, found: Found, now_ms: int) -> tuple[Pair | None, Write | Taken | Lost | None]:
+    """The authority to issue with, if there is one, and what must be done about it."""
+    name = names.etcd_authority(cluster.name)
+    observed = found.get(name)
+    authority = pair_of(observed) if observed is not None else Pair(b"", b"")
+    problem = authority_problem(authority, now_ms)
+    if not problem:
+        assert observed is not None
+        wanted = authority_secret(cluster, authority)
+        somebody = taken(wanted, observed, cluster.metadata.uid)
+        why = _difference(wanted, observed)
+        return (None, somebody) if somebody is not None else (authority, Write(wanted, why) if why else None)
+    in_use = [leaf for leaf in secret_names(cluster)[1:] if _is_usable(found.get(leaf))]
+    if in_use:
+        state = "does not exist" if observed is None else f"cannot issue certificates: {problem}"
+        return None, Lost(
+            f"secret {name} {state}; those in use go on until they end. Restore the secret from a backup, or delete the secrets "
+            f"{', '.join(in_use)} and then all pods of etcd and its clients at once, to begin with a new authority"
+        )
+    authority = make_authority(f"{cluster.namespace}/{cluster.name} etcd", now_ms)
+    wanted = authority_secret(cluster, authority)
+    somebody = taken(wanted, observed, cluster.metadata.uid) if observed is not None else None
+    if somebody is not None:
+        return None, somebody
+    return authority, Write(wanted, problem if observed is not None else "")
+
+
+def _is_usable(secret: Manifest | None) -> bool:
+    if secret is None:
+        return False
+    pair = pair_of(secret)
+    return not material_problem(content(secret, AUTHORITY_FILE), pair.certificate, pair.key)
+
+
+def _difference(wanted: Manifest, observed: Manifest) -> str:
+    """What differs, by field; the values of data are nobody's business."""
+    changes = [change.path for field in _IDENTITY for change in differences(wanted[field], observed.get(field), field)]
+    changes += [f"data.{file}" for file, value in wanted["data"].items() if observed.get("data", {}).get(file) != value]
+    return f"{', '.join(changes)} had been changed" if changes else ""
