@@ -1,6 +1,6 @@
 """Reconciling a `BrokerCluster`.
 
-Owns: the order of steps; cordons. Imports: world, desired, children, pod_care, scaling, cluster_status.
+Owns: the order of steps; cordons and the story of moves. Imports: world, desired, children, pod_care, moves, autoscaler, cluster_status.
 Invariants: decisions are pure functions of one look at the world, effects follow them; children are applied even while the metadata store is away;
 a broker leaves only as `plan_scale` allows; the status is written last and only when it differs.
 """
@@ -8,11 +8,13 @@ a broker leaves only as `plan_scale` allows; the status is written last and only
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import structlog
 
 from magnetar.errors import StoreError
 from magnetar_operator import broker_pods, names
+from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children
 from magnetar_operator.cluster_state import ClusterState, read_cluster_state
@@ -21,10 +23,12 @@ from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.etcd_access import ensure_users, secure
 from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.resources import CHILDREN, POD, Resource
 from magnetar_operator.rolling import RollPlan
-from magnetar_operator.scaling import Fleet, ScalePlan, plan_scale
+from magnetar_operator.scale_story import Told
+from magnetar_operator.scaling import CORDON_REASON, REPLACE_REASON
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
 
@@ -47,20 +51,25 @@ async def reconcile(world: World, key: Key) -> float | None:
     secured = await secure(world, cluster)
     stored, cluster = cluster, secured.cluster
     observed = await observe(world, cluster)
-    if _is_grave(cluster, observed):
+    if _is_grave(cluster, observed, world.clock.wall_ms()):
         observed = await observe(world, cluster, live=True)
-    scale = plan_scale(cluster.spec.replicas, _fleet(cluster, observed))
-    problems = [*secured.problems, *await _apply_cordons(world, cluster, scale)]
+    moves = plan_moves(cluster, observed, world.clock.wall_ms())
+    await _tell(world, cluster, moves.story.before)
+    problems = [*secured.problems, *await _apply_cordons(world, cluster, moves)]
     problems += await apply_children(
-        world, cluster, desired(cluster, world.defaults, scale.replicas, observed.children), observed.children
+        world, cluster, desired(cluster, world.defaults, moves.scale.replicas, observed.children), observed.children
     )
-    roll = _plan_roll(cluster, observed, scale)
+    roll = _plan_roll(cluster, observed, moves)
     await restart(world, cluster, observed.pods, roll)
+    await _replace(world, observed, moves)
     await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
     if observed.state is not None:
         problems += await ensure_users(world, secured)
-    await _write_status(world, stored, cluster, observed, scale, roll, problems)
-    return _again_after_s(observed, scale)
+    await _tell(world, cluster, moves.story.after)
+    problems += moves.problems
+    autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
+    await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled)
+    return min(_again_after_s(observed, moves), autoscaled.again_s)
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:
@@ -86,15 +95,15 @@ async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> O
 
     *lists, pods = await asyncio.gather(*(listed(resource, mine_all) for resource in CHILDREN), listed(POD, brokers))
     children = {identity_of(child): child for found in lists for child in found}
-    mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.broker_set(cluster.name)}-")]
+    mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
     state, problem = await _read_state(world, cluster, children)
     return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine))
 
 
-def _is_grave(cluster: BrokerCluster, observed: Observed) -> bool:
+def _is_grave(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:
     """Whether what would be done next cannot be taken back: the caches find such work, a look at the API server itself decides."""
-    scale = plan_scale(cluster.spec.replicas, _fleet(cluster, observed))
-    return scale.reason is not None or bool(_plan_roll(cluster, observed, scale).restart) or bool(observed.lost_nodes)
+    moves = plan_moves(cluster, observed, wall_ms)
+    return moves.shown.reason is not None or bool(_plan_roll(cluster, observed, moves).restart) or bool(observed.lost_nodes)
 
 
 async def _read_state(world: World, cluster: BrokerCluster, children: dict[Identity, Manifest]) -> tuple[ClusterState | None, str]:
@@ -103,46 +112,52 @@ async def _read_state(world: World, cluster: BrokerCluster, children: dict[Ident
     if cluster.spec.etcd.managed is not None and (etcd is None or not etcd.get("status", {}).get("readyReplicas")):
         return None, f"etcd pod {names.etcd_set(cluster.name)}-0 is not ready"
     try:
-        return await read_cluster_state((await world.store_of(cluster)).reader), ""
+        return await read_cluster_state((await world.store_of(cluster)).reader, cluster.spec.autoscaling.enabled), ""
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
         return None, f"etcd {', '.join(etcd_endpoints(cluster))}: {str(error) or 'no answer in time'}"
 
 
-def _fleet(cluster: BrokerCluster, observed: Observed) -> Fleet:
+def _plan_roll(cluster: BrokerCluster, observed: Observed, moves: Moves) -> RollPlan:
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
-    state = observed.state
-    return Fleet(
-        cluster=cluster.name,
-        replicas=brokers["spec"]["replicas"] if brokers is not None else None,
-        pods=frozenset(map(broker_pods.name_of, observed.pods)),
-        bundles=state.bundles if state is not None else None,
-        cordons=state.cordons if state is not None else None,
-    )
-
-
-def _plan_roll(cluster: BrokerCluster, observed: Observed, scale: ScalePlan) -> RollPlan:
-    brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
-    return roll_of(observed.pods, brokers, scale.replicas, scaling=scale.reason is not None)
+    return roll_of(observed.pods, brokers, moves.scale.replicas, scaling=moves.holds_rolls)
 
 
 # --- effects ------------------------------------------------------------------------------------------------------------------
 
 
-async def _apply_cordons(world: World, cluster: BrokerCluster, scale: ScalePlan) -> list[Problem]:
+async def _tell(world: World, cluster: BrokerCluster, chapters: Iterable[Told]) -> None:
+    for told in chapters:
+        await world.events.once(cluster, "Warning" if told.warning else "Normal", told.reason, told.message)
+        if told.reason in LAST_CHAPTERS:
+            for reason in CHAPTERS:
+                world.events.forget(cluster.metadata.uid, reason)
+
+
+async def _apply_cordons(world: World, cluster: BrokerCluster, moves: Moves) -> list[Problem]:
     """Lift what is to be lifted, then cordon. Raises NotLeading."""
+    scale, replacement = moves.scale, moves.replacement
     try:
-        for broker in scale.uncordon:
+        for broker in (*scale.uncordon, *replacement.uncordon):
             await (await world.store_of(cluster)).uncordon(broker)
             await world.events.normal(cluster, "Uncordoned", f"{broker} may take bundles again, or is gone")
-        if scale.cordon:
-            await (await world.store_of(cluster)).cordon(scale.cordon)
-            await world.events.normal(cluster, "Cordoned", f"{scale.cordon} hands its bundles over before it is removed")
+        for broker, reason, why in (
+            (scale.cordon, CORDON_REASON, "it is removed"),
+            (replacement.cordon, REPLACE_REASON, "its pod is replaced"),
+        ):
+            if broker:
+                await (await world.store_of(cluster)).cordon(broker, reason)
+                await world.events.normal(cluster, "Cordoned", f"{broker} hands its bundles over before {why}")
     except (StoreError, TimeoutError) as error:
         return [Problem(Reason.STORE_UNAVAILABLE, f"cordons could not be written: {str(error) or 'no answer in time'}")]
-    if scale.reason is Reason.DRAINING:
-        await world.events.once(cluster, "Normal", Reason.DRAINING.word, scale.message)
     return []
+
+
+async def _replace(world: World, observed: Observed, moves: Moves) -> None:
+    """Delete the drained pod that is to be replaced, if it is still the one that was looked at."""
+    for pod in observed.pods:
+        if broker_pods.name_of(pod) == moves.replacement.delete:
+            await world.api.delete(pod)
 
 
 async def _write_status(
@@ -150,22 +165,24 @@ async def _write_status(
     stored: BrokerCluster,
     cluster: BrokerCluster,
     observed: Observed,
-    scale: ScalePlan,
+    moves: Moves,
     roll: RollPlan,
     problems: list[Problem],
+    autoscaled: Autoscaled,
 ) -> None:
     """`stored` is the cluster with the status that is to be replaced."""
-    findings = findings_of(cluster, observed, scale, roll, problems)
-    conditions = world.conditions(cluster, cluster.status.conditions, findings)
+    findings = findings_of(cluster, observed, moves.shown, roll, problems)
+    conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *autoscaled.findings])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in cluster.status.conditions)
-    await world.write_status(stored, derive(cluster, observed, roll, conditions))
+    status = derive(cluster, observed, roll, conditions)
+    await world.write_status(stored, status.model_copy(update={"scaling": moves.story.status, "autoscaling": autoscaled.status}))
     if findings[-1].holds and not was_ready:
         await world.events.normal(cluster, "Ready", findings[-1].message)
 
 
-def _again_after_s(observed: Observed, scale: ScalePlan) -> float:
+def _again_after_s(observed: Observed, moves: Moves) -> float:
     if observed.state is None:
         return STORE_RETRY_S
-    if scale.reason is not None or observed.lost_nodes:
+    if moves.shown.reason is not None or observed.lost_nodes:
         return MOVING_S
     return LOOK_AGAIN_S

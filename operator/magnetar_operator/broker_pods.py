@@ -73,6 +73,7 @@ def rolling_view(pods: Sequence[Manifest], stateful_set: Manifest | None) -> lis
             ready=is_ready(pod),
             terminating=is_terminating(pod),
             difference=difference_of(pod, template) if template is not None else "",
+            uid=str(pod["metadata"].get("uid", "")),
         )
         for pod in pods
     ]

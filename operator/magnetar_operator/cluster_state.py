@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, ClusterRecord, CordonRecord, IncarnationRecord
+from magnetar.metadata.records import BundleRecord, BundleState, ClusterRecord, CordonRecord, IncarnationRecord, LoadRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar_operator.scaling import Cordon
 
@@ -22,15 +22,26 @@ READ_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """One look at the store. `bundles` counts the records that name a broker; `incarnations` maps a broker to its live incarnation."""
+    """One look at the store.
+
+    `bundles` counts the records that name a broker; `incarnations` maps a broker to its live incarnation; `held` has the names and
+    states of the bundles of brokers that are cordoned; `loads` the brokers' reports, if they were asked for.
+    """
 
     storage_id: str
     incarnations: Mapping[str, str]
     bundles: Mapping[str, int]
     cordons: Mapping[str, Cordon]
+    held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stopping: frozenset[str] = frozenset()
+    loads: Mapping[str, LoadRecord] = field(default_factory=dict)
+
+    def takers(self, leaving: str) -> tuple[str, ...]:
+        """Brokers that may take the bundles of `leaving`."""
+        return tuple(sorted(set(self.incarnations) - set(self.cordons) - self.stopping - {leaving}))
 
 
-async def read_cluster_state(store: MetadataStore) -> ClusterState:
+async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> ClusterState:
     """Raises StoreError (also for a record that this version cannot read: then nothing may be concluded) and TimeoutError."""
     async with asyncio.timeout(READ_TIMEOUT_S):
         cordons = {
@@ -40,14 +51,33 @@ async def read_cluster_state(store: MetadataStore) -> ClusterState:
             item.key.removeprefix(keys.INCARNATIONS): IncarnationRecord.decode(item.value)
             for item in (await store.range(keys.INCARNATIONS)).items
         }
-        bundles = [BundleRecord.decode(item.value) for item in (await store.range(keys.BUNDLES)).items]
+        bundles = {
+            item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in (await store.range(keys.BUNDLES)).items
+        }
+        loads = [LoadRecord.decode(item.value) for item in (await store.range(keys.LOAD)).items] if with_loads else []
         cluster = await store.get(keys.CLUSTER)
     return ClusterState(
         storage_id=ClusterRecord.decode(cluster.value).storage_id if cluster is not None else "",
         incarnations={record.broker: identifier for identifier, record in incarnations.items()},
-        bundles=bundle_counts(bundles, incarnations),
+        bundles=bundle_counts(list(bundles.values()), incarnations),
         cordons={broker: Cordon(record.drain, record.reason) for broker, record in cordons.items()},
+        held=held_bundles(bundles, incarnations, cordons),
+        stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
+        loads={record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)},
     )
+
+
+def held_bundles(
+    bundles: Mapping[str, BundleRecord], incarnations: Mapping[str, IncarnationRecord], cordons: Mapping[str, CordonRecord]
+) -> dict[str, tuple[str, ...]]:
+    """Bundles that cordoned brokers still have, as `name (State)`."""
+    held: dict[str, list[str]] = {broker: [] for broker in cordons}
+    for name, record in sorted(bundles.items()) if cordons else ():
+        if record.state not in (BundleState.FREE, BundleState.DELETED):
+            for broker in {broker_of(named, incarnations) for named in (record.incarnation, record.destination) if named}:
+                if broker in held:
+                    held[broker].append(f"{name} ({record.state.value})")
+    return {broker: tuple(names) for broker, names in held.items()}
 
 
 def bundle_counts(bundles: list[BundleRecord], incarnations: Mapping[str, IncarnationRecord]) -> Counter[str]:

@@ -26,6 +26,7 @@ class Type(enum.StrEnum):
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     READY = "Ready"
+    AUTOSCALING = "Autoscaling"
 
 
 class Reason(enum.Enum):
@@ -76,6 +77,22 @@ class Reason(enum.Enum):
     SCALING_UP = "ScalingUp", "Brokers are being added.", "Wait."
     DRAINING = "Draining", "The highest broker hands its bundles over before it goes.", "Wait; other brokers must have room."
     REMOVING = "RemovingBroker", "A drained broker's pod is going.", "Wait."
+    DRAIN_STUCK = (
+        "DrainStuck",
+        "A drain has lasted longer than spec.drainTimeoutSeconds; nothing is removed before it ends.",
+        "Give the bundles a taker: start a broker or lift a cordon (magnetar drain BROKER --undo); magnetar explain BUNDLE tells "
+        "what holds one up. To keep the broker, set spec.replicas back, or magnetar drain --replace POD --undo.",
+    )
+    REPLACING = (
+        "ReplacingBroker",
+        "A broker is drained, deleted and comes back, as the annotation magnetar.io/replace asks.",
+        "Wait.",
+    )
+    REPLACE_WAITS = (
+        "ReplacementWaits",
+        "A replacement waits until the other brokers are ready.",
+        "Repair the pod named, or take the request back: magnetar drain --replace POD --undo.",
+    )
     ROLLING = "Rolling", "Pods are restarted one at a time, because their template changed.", "Wait."
     ROLL_WAITS = (
         "RollWaits",
@@ -100,6 +117,27 @@ class Reason(enum.Enum):
     RETRYING = "Retrying", "An attempt failed and another one follows.", "The message says why it failed."
     SUCCEEDED = "Succeeded", "The run's durable record says that it succeeded.", "Nothing."
     FAILED = "Failed", "The run failed and is not tried again.", "Correct the cause, then set a new spec.runRequest."
+    AUTOSCALING_ACTIVE = "AutoscalingActive", "The number of brokers follows their load.", "Nothing."
+    AUTOSCALING_DRY_RUN = (
+        "AutoscalingDryRun",
+        "spec.autoscaling.dryRun is true: what would be done is only told.",
+        "Set it to false to have it done.",
+    )
+    AUTOSCALING_WAITS = (
+        "AutoscalingWaits",
+        "Load says little while brokers start, stop, move or are in trouble.",
+        "Wait; if it lasts, look at the other conditions.",
+    )
+    LOAD_UNKNOWN = (
+        "LoadReportsMissing",
+        "A broker's load report is missing or too old, so that nothing is decided.",
+        "Look at the broker named; if the nodes' clocks differ by seconds, set them right.",
+    )
+    REPLICAS_OWNED = (
+        "ReplicasOwnedElsewhere",
+        "Somebody else writes spec.replicas, so that the autoscaler has stepped back.",
+        "Remove spec.replicas from the manifest or delete the other autoscaler; or set spec.autoscaling.enabled to false.",
+    )
     SUSPENDED = "Suspended", "spec.suspend is true.", "Set it to false to go on."
     ETCD_SCALING = "EtcdScaling", "Members are added to the managed etcd or removed from it, one at a time.", "Wait."
     ETCD_REPLACING = (

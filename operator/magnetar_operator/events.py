@@ -28,6 +28,7 @@ class Events:
     def __init__(self, api: KubernetesApi, clock: Clock, metrics: OperatorMetrics, identity: str) -> None:
         self._api, self._clock, self._metrics, self._identity = api, clock, metrics, identity
         self._last: dict[tuple[str, str], str] = {}
+        self._newest_ms = 0
 
     async def normal(self, about: CustomResource, reason: str, message: str) -> None:
         """Something was done."""
@@ -53,11 +54,17 @@ class Events:
 
     async def _write(self, about: CustomResource, kind: str, reason: str, message: str) -> None:
         log.info("event", about=about.reference, reason=reason, message=message)
-        now = timestamp(self._clock.wall_ms())
+        now_ms = self._clock.wall_ms()
+        now = timestamp(now_ms)
+        # Times have whole seconds, and Events of one second are shown by name: the names keep their order.
+        self._newest_ms = max(self._newest_ms + 1, now_ms)
         manifest = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{about.name}.{self._clock.random_bits(64):016x}", "namespace": about.namespace},
+            "metadata": {
+                "name": f"{about.name}.{self._newest_ms:012x}{self._clock.random_bits(32):08x}",
+                "namespace": about.namespace,
+            },
             "involvedObject": {
                 "apiVersion": API_VERSION,
                 "kind": about.kind,

@@ -114,6 +114,13 @@ class KubernetesApi:
         assert answer is not None
         return answer
 
+    async def scale(self, observed: Manifest, replicas: int) -> None:
+        """Write `spec.replicas` through `/scale` if the object has not changed since it was read. Raises ApiConflict, KubernetesError."""
+        metadata = observed["metadata"]
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": {"replicas": replicas}}
+        path = BY_KIND[observed["kind"]].path(metadata["namespace"], metadata["name"], "scale")
+        await self._request("PATCH", f"{path}?fieldManager={names.FIELD_MANAGER}", body, MERGE)
+
     async def set_finalizers(self, observed: Manifest, finalizers: Sequence[str]) -> None:
         """Replace the object's finalizers if it has not changed since it was read. Raises ApiConflict, KubernetesError."""
         metadata = observed["metadata"]

@@ -31,6 +31,8 @@ DESIRED_HASH = f"{GROUP}/desired-hash"
 CONFIG_HASH = f"{GROUP}/config-hash"
 """Annotation on broker pods: hash of their settings, so that a change of settings is a change of the template."""
 PAUSED = f"{GROUP}/paused"
+REPLACE = f"{GROUP}/replace"
+"""Annotation on a cluster: `<pod>@<uid>` of brokers to drain and delete so that they come back, several with commas between them."""
 SKIP_FINALIZER = f"{GROUP}/skip-finalizer"
 
 WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
@@ -100,6 +102,11 @@ def storage_claim(cluster: str) -> str:
 
 def broker_pod(cluster: str, ordinal: int) -> str:
     return f"{broker_set(cluster)}-{ordinal}"
+
+
+def is_broker_pod(cluster: str, pod: str) -> bool:
+    """Whether a pod's name is one that the brokers' StatefulSet gives: a copy made for debugging has its labels, and another name."""
+    return pod.removeprefix(f"{broker_set(cluster)}-").isdecimal()
 
 
 def ordinal_of(pod: str) -> int:

@@ -24,6 +24,7 @@ class BrokerPod:
     ready: bool
     terminating: bool
     difference: str = ""
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: 
         return RollPlan()
     terminating = next((pod.name for pod in ordered if pod.terminating), "")
     if scaling or terminating:
-        return RollPlan(pending=pending, waits_for=terminating or f"the change of the number of {what}")
+        return RollPlan(pending=pending, waits_for=terminating or f"{what} that are added, removed or replaced")
     sick = next((pod.name for pod in outdated if not pod.ready), "")
     if sick:
         return RollPlan(sick, pending)

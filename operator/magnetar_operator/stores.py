@@ -21,7 +21,7 @@ from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, P
 from magnetar_operator.etcd_users import EtcdUsers
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.refusals import NotLeading
-from magnetar_operator.scaling import CORDON_REASON
+from magnetar_operator.scaling import Cordon, draining_cordon
 
 log = structlog.get_logger(__name__)
 
@@ -60,14 +60,30 @@ class ClusterStore:
             raise NotLeading("another operator has begun its term in this cluster's store")
         return False
 
-    async def cordon(self, broker: str) -> None:
+    async def cordon(self, broker: str, reason: str) -> None:
         """Have `broker` hand its bundles over and take no new ones. Raises as `write`."""
-        await self.write((), (Put(keys.cordon(broker), CordonRecord(drain=True, reason=CORDON_REASON).encode()),))
+        current, compare = await self._cordon_of(broker)
+        cordon = draining_cordon(reason, current)
+        if current is None or not current.drain:
+            await self.write((compare,), (Put(keys.cordon(broker), CordonRecord(cordon.drain, cordon.reason).encode()),))
 
     async def uncordon(self, broker: str) -> None:
-        """Lift our own cordon of `broker`; one that a person has put in its place meanwhile stays. Raises as `write`."""
-        ours = CordonRecord(drain=True, reason=CORDON_REASON).encode()
-        await self.write((Compare(keys.cordon(broker), "value", "=", ours),), (Delete(keys.cordon(broker)),))
+        """Lift our own cordon of `broker`; one that a person has set stays, or comes back. Raises as `write`."""
+        current, compare = await self._cordon_of(broker)
+        if current is None or not (current.is_ours or current.is_for_replacement):
+            return
+        key, before = keys.cordon(broker), current.before
+        await self.write((compare,), (Put(key, CordonRecord(before.drain, before.reason).encode()) if before else Delete(key),))
+
+    async def _cordon_of(self, broker: str) -> tuple[Cordon | None, Compare]:
+        """The cordon as it stands, and the comparison that holds while it does. Raises StoreError, TimeoutError."""
+        key = keys.cordon(broker)
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            item = await self.reader.get(key)
+        if item is None:
+            return None, Compare(key, "mod", "=", 0)
+        record = CordonRecord.decode(item.value)
+        return Cordon(record.drain, record.reason), Compare(key, "mod", "=", item.mod_revision)
 
     async def ensure_users(self) -> int:
         """Users, roles and authentication of an etcd that is ours alone; the number of changes. Raises NotLeading, StoreError, TimeoutError."""

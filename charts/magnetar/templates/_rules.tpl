@@ -6,6 +6,10 @@
 - apiGroups: [magnetar.io]
   resources: [brokerclusters/status, topicnamespaces/status, datajobs/status]
   verbs: [patch]
+# The autoscaler's one write: the number of brokers, and no other field of the spec.
+- apiGroups: [magnetar.io]
+  resources: [brokerclusters/scale]
+  verbs: [patch]
 # A finalizer on TopicNamespaces whose deletion deletes something.
 - apiGroups: [magnetar.io]
   resources: [topicnamespaces]

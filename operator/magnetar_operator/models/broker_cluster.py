@@ -23,8 +23,8 @@ from magnetar_operator.models.base import (
     StatusModel,
     immutable,
 )
+from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 
-BROKERS_MAX = 200
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-etcd", "-storage")
 RESERVED_SETTINGS = ("advertised_address", "bind", "drain_timeout_s", "name", "store", "volume")
 """Settings that the operator derives from other fields."""
@@ -252,6 +252,7 @@ class BrokerClusterSpec(Model):
     drain_timeout_seconds: int = Field(
         default=120, ge=1, le=3600, description="How long a stopping broker may take to hand its bundles over."
     )
+    autoscaling: Autoscaling = Field(default_factory=Autoscaling, description="Number of brokers by their own load reports.")
     allowed_namespaces: tuple[Annotated[str, Field(max_length=63)], ...] = Field(
         default=(),
         max_length=200,
@@ -306,8 +307,16 @@ class BrokerClusterStatus(StatusModel):
         description="Pods to be restarted, and why.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
+    scaling: ScalingStatus = Field(
+        default_factory=ScalingStatus, description="The change of the number of brokers, or the replacement, that is under way."
+    )
+    autoscaling: AutoscalingStatus = Field(
+        default_factory=AutoscalingStatus, description="What the autoscaler decided last, and why."
+    )
     conditions: tuple[Condition, ...] = Field(
-        default=(), description="Available, Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS
+        default=(),
+        description="Available, Progressing, Degraded, Ready; Autoscaling if it is enabled.",
+        json_schema_extra=CONDITIONS,
     )
 
 

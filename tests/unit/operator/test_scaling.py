@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magnetar_operator import names
 from magnetar_operator.conditions import Reason
-from magnetar_operator.scaling import CORDON_REASON, Cordon, Fleet, plan_scale
+from magnetar_operator.scaling import CORDON_REASON, REPLACE_REASON, Cordon, Fleet, draining_cordon, plan_scale
 
 OURS = Cordon(True, CORDON_REASON)
 PERSONS = Cordon(True, "maintenance of the rack")
@@ -58,7 +58,32 @@ def test_raising_the_number_lifts_our_cordon_and_no_persons() -> None:
 
 
 def test_the_last_broker_may_stop() -> None:
-    assert plan_scale(0, fleet(1, {pod(0): 8})).replicas == 0
+    """It drains to nobody, and the message says what that means."""
+    plan = plan_scale(0, fleet(1, {pod(0): 8}))
+    assert plan.replicas == 0
+    assert "its 8 bundles are served again when spec.replicas is raised" in plan.message
+
+
+def test_a_drain_takes_the_place_of_a_persons_cordon_and_gives_it_back() -> None:
+    """Also when the reason of the drain changes in between: what the person wrote is never lost."""
+    placed = Cordon(False, "rack 4 is noisy; instead of: nothing")
+    ours = draining_cordon(CORDON_REASON, placed)
+    assert (ours.drain, ours.is_ours, ours.is_for_replacement, ours.before) == (True, True, False, placed)
+    other = draining_cordon(REPLACE_REASON, ours)
+    assert (other.is_ours, other.is_for_replacement, other.before) == (False, True, placed)
+    assert draining_cordon(CORDON_REASON, None).before is None
+
+
+def test_cordons_are_lifted_in_the_order_of_numbers() -> None:
+    plan = plan_scale(12, fleet(12, {}, {pod(10): OURS, pod(9): OURS}))
+    assert plan.uncordon == (pod(9), pod(10))
+
+
+def test_a_broker_that_died_while_draining_goes_when_its_bundles_are_taken_over() -> None:
+    """Its pod may be gone or sick: the records decide."""
+    dead = replace(fleet(3, {pod(2): 2}, {pod(2): OURS}), pods=frozenset({pod(0), pod(1)}))
+    assert plan_scale(2, dead).replicas == 3
+    assert plan_scale(2, replace(dead, bundles={pod(0): 2})).replicas == 2
 
 
 class World:

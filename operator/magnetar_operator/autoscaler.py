@@ -1,0 +1,130 @@
+"""Acting on the load.
+
+Owns: what the autoscaler is shown of a cluster, who else writes `spec.replicas`, and writing it through `/scale`. Imports: autoscaling, world.
+Invariants: nothing is read or written for a cluster that does not ask for it; the write carries the resourceVersion that the decision was made on;
+the status says what was done only after it was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from magnetar_operator import broker_pods, names
+from magnetar_operator.autoscaling import Decision, Report, Sight, decide
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.cluster_status import Observed
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, wall_ms_of
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.scaling import AutoscalingStatus
+from magnetar_operator.moves import Moves
+from magnetar_operator.resources import BROKER_CLUSTER
+from magnetar_operator.rolling import RollPlan
+from magnetar_operator.world import World
+
+LOOK_S = 10.0
+STALE_S = 1.0
+REPORT_INTERVAL_S = 5.0
+"""The brokers' default for load_report_s."""
+REPORTS_MISSED_MAX = 3
+CREATION_MS = 2000
+"""Managed fields have whole seconds: so long after its creation an object's fields are what it was created with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaled:
+    """What the cluster's status says of it, and when to look again."""
+
+    status: AutoscalingStatus = field(default_factory=AutoscalingStatus)
+    findings: tuple[Finding, ...] = ()
+    again_s: float = float("inf")
+
+
+def busy_with(observed: Observed, moves: Moves, roll: RollPlan, problems: Sequence[Problem]) -> str:
+    """What keeps load from meaning anything now, "" = nothing. Without numbers that change by themselves."""
+    if problems:
+        return f"the cluster is degraded: {problems[0].reason.word}"
+    if moves.shown.reason is not None:
+        return f"brokers come or go: {moves.shown.reason.word}"
+    if roll.pending:
+        return "brokers are restarted one at a time, because their template changed"
+    if observed.state is None or observed.lost_nodes:
+        return "the cluster is degraded: the metadata store or a node does not answer"
+    unready = [broker_pods.name_of(pod) for pod in observed.pods if not broker_pods.is_ready(pod)]
+    if unready or len(observed.pods) != moves.scale.replicas:
+        return f"{unready[0] if unready else 'a broker'} is not ready"
+    cordoned = sorted(set(observed.state.cordons) & set(map(broker_pods.name_of, observed.pods)))
+    return f"{cordoned[0]} is cordoned, so that the others carry its load" if cordoned else ""
+
+
+async def autoscale(world: World, cluster: BrokerCluster, observed: Observed, busy: str) -> Autoscaled:
+    """Decide, and write what was decided. Raises KubernetesError."""
+    spec = cluster.spec.autoscaling
+    if not spec.enabled:
+        return Autoscaled()
+    current = await world.api.get(BROKER_CLUSTER, cluster.namespace, cluster.name)
+    if current is None or current["metadata"].get("generation") != cluster.metadata.generation:
+        return Autoscaled(cluster.status.autoscaling, again_s=STALE_S)  # decided on an old spec: the next pass sees the new one
+    sight = _sight(cluster, observed, busy, owner_of_replicas(current), world.clock.wall_ms())
+    decision = decide(spec, cluster.status.autoscaling, sight, world.clock.wall_ms())
+    if decision.replicas is not None:
+        await world.api.scale(current, decision.replicas)
+    if decision.news:
+        warns = decision.reason is Reason.REPLICAS_OWNED
+        await (world.events.warning if warns else world.events.normal)(
+            cluster, "AutoscalingDecision", f"{decision.status.decision}: {decision.status.message}"
+        )
+    return Autoscaled(decision.status, (_finding(decision),), LOOK_S)
+
+
+def _finding(decision: Decision) -> Finding:
+    holds = decision.reason is Reason.AUTOSCALING_ACTIVE
+    return Finding(Type.AUTOSCALING, holds, decision.reason, f"{decision.status.decision}: {decision.status.message}")
+
+
+def _sight(cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wall_ms: int) -> Sight:
+    loads = observed.state.loads if observed.state is not None else {}
+    interval = cluster.spec.config.get("load_report_s", "")
+    interval_s = float(interval) if interval.replace(".", "", 1).isdecimal() else REPORT_INTERVAL_S
+    reports = [
+        Report(
+            broker=broker,
+            age_s=(wall_ms - load.updated_ms) / 1000,
+            bundles=load.bundles,
+            cpu=load.cpu_usage,
+            memory=load.memory_usage,
+            messages=load.message_rate_in + load.message_rate_out,
+            bytes=load.bytes_rate_in + load.bytes_rate_out,
+        )
+        for broker, load in sorted(loads.items())
+    ]
+    serving = tuple(broker_pods.name_of(pod) for pod in broker_pods.sorted_by_ordinal(observed.pods) if broker_pods.is_ready(pod))
+    timeout_s = REPORTS_MISSED_MAX * max(interval_s, REPORT_INTERVAL_S)
+    return Sight(cluster.spec.replicas, serving, tuple(reports), timeout_s, busy, owner)
+
+
+def owner_of_replicas(found: Manifest) -> str:
+    """Who else keeps writing `spec.replicas`, "" if nobody does.
+
+    Whoever applies the field server-side will apply it again; whoever writes `/scale` is an autoscaler, unless it is kubectl; any other program that
+    wrote it after the object's creation will do so again. A person's kubectl says once what is wanted, and the autoscaler goes on from there.
+    """
+    metadata = found["metadata"]
+    created_ms = wall_ms_of(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else 0
+    for entry in metadata.get("managedFields", []):
+        manager = str(entry.get("manager", ""))
+        if manager == names.FIELD_MANAGER or "f:replicas" not in entry.get("fieldsV1", {}).get("f:spec", {}):
+            continue
+        if entry.get("operation") == "Apply":
+            return f"{manager} (server-side apply)"
+        if manager.startswith("kubectl"):
+            continue
+        if entry.get("subresource") == "scale":
+            return f"{manager} (scale)"
+        if not _within_creation(entry, created_ms):
+            return manager
+    return ""
+
+
+def _within_creation(entry: Manifest, created_ms: int) -> bool:
+    return "time" in entry and wall_ms_of(entry["time"]) - created_ms <= CREATION_MS

@@ -1,0 +1,253 @@
+"""The autoscaler's decision: bounds, monotony, no flapping under constant load, nothing from stale reports, no write without a change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from magnetar_operator.autoscaler import owner_of_replicas
+from magnetar_operator.autoscaling import (
+    DOWN_SOON,
+    OFF,
+    STEADY,
+    STEPPED_BACK,
+    UP,
+    UP_SOON,
+    WAITING,
+    Decision,
+    Report,
+    Sight,
+    decide,
+    wish_of,
+)
+from magnetar_operator.conditions import Reason
+from magnetar_operator.models.scaling import Autoscaling, AutoscalingStatus
+
+START_MS = 1_700_000_000_000
+LOOK_MS = 10_000
+
+
+def spec(**fields: Any) -> Autoscaling:
+    return Autoscaling.model_validate({"enabled": True, "minReplicas": 1, "maxReplicas": 10, **fields})
+
+
+def sight(*cpu: float, bundles: int = 8, replicas: int | None = None, **fields: Any) -> Sight:
+    reports = tuple(Report(f"b-{at}", 1.0, bundles, share, 0.1, 100.0, 1e5) for at, share in enumerate(cpu))
+    serving = tuple(report.broker for report in reports)
+    return Sight(len(cpu) if replicas is None else replicas, serving, reports, 15.0, **fields)
+
+
+def looks(
+    wanted: Autoscaling, seen: Sight, count: int, previous: AutoscalingStatus | None = None, at_ms: int = START_MS
+) -> Decision:
+    """The decision after `count` looks at the same picture, 10 s apart."""
+    decision = Decision(previous or AutoscalingStatus(), Reason.AUTOSCALING_ACTIVE)
+    for look in range(count):
+        decision = decide(wanted, decision.status, seen, at_ms + look * LOOK_MS)
+        if decision.replicas is not None:
+            return decision
+    return decision
+
+
+def test_a_hot_broker_counts_beside_the_mean() -> None:
+    """Both have a mean of 50 %; (50 + 90) / 2 = 70 % of the target 60 % on two brokers are three."""
+    assert wish_of(spec(), sight(0.9, 0.1).reports).replicas == 3
+    assert wish_of(spec(), sight(0.5, 0.5).reports).replicas == 2
+
+
+def test_the_sentence_has_the_arithmetic() -> None:
+    wish = wish_of(spec(), sight(0.9, 0.7, 0.5).reports)
+    assert wish.replicas == 4
+    assert wish.sentence == (
+        "cpu: mean 70 %, hottest b-0 90 %, weighed 80 % of the target 60 %; 3 x 80 % on 4 brokers is 60 % each"
+    )
+
+
+def test_a_bundle_that_nobody_can_share_calls_for_nobody() -> None:
+    """One broker is hot with its only bundle: another broker could not take anything from it."""
+    hot, cool = sight(1.0, 0.1).reports
+    assert wish_of(spec(), (hot, cool)).replicas == 3
+    assert wish_of(spec(), (replace(hot, bundles=1), cool)).replicas == 2
+
+
+def test_the_target_that_asks_for_most_decides() -> None:
+    wish = wish_of(spec(targets={"cpuPercent": 60, "messagesPerSecond": 25}), sight(0.1, 0.1).reports)
+    assert wish.replicas == 8
+    assert wish.sentence.startswith("messages/s: mean 100")
+
+
+def test_up_after_its_window_and_by_its_step() -> None:
+    """The first look only notes the wish; 30 s later two brokers are added, not the four that the load asks for."""
+    wanted = spec()
+    first = looks(wanted, sight(1.0, 1.0, 1.0), 1)
+    assert (first.status.decision, first.status.wanted_replicas, first.replicas, first.news) == (UP_SOON, 5, None, True)
+    waiting = looks(wanted, sight(1.0, 1.0, 1.0), 3)
+    assert waiting.replicas is None
+    acted = looks(wanted, sight(1.0, 1.0, 1.0), 4)
+    assert (acted.status.decision, acted.replicas, acted.status.last_scale) == (UP, 5, "3 -> 5")
+    assert looks(spec(scaleUp={"maxStep": 1}), sight(1.0, 1.0, 1.0), 4).replicas == 4
+
+
+def test_down_after_its_window_one_at_a_time() -> None:
+    wanted = spec()
+    assert looks(wanted, sight(0.05, 0.05, 0.05), 30).status.decision == DOWN_SOON
+    assert looks(wanted, sight(0.05, 0.05, 0.05), 31).replicas == 2
+
+
+def test_one_look_that_says_otherwise_begins_the_window_again() -> None:
+    wanted = spec()
+    soon = looks(wanted, sight(1.0, 1.0), 3)
+    calm = decide(wanted, soon.status, sight(0.6, 0.6), START_MS + 3 * LOOK_MS)
+    assert calm.status.decision == STEADY
+    again = decide(wanted, calm.status, sight(1.0, 1.0), START_MS + 4 * LOOK_MS)
+    assert (again.status.decision, again.replicas) == (UP_SOON, None)
+
+
+def test_the_most_careful_wish_of_the_window_counts() -> None:
+    wanted = spec(scaleUp={"maxStep": 9})
+    status = looks(wanted, sight(1.0, 1.0, 1.0), 3).status
+    status = decide(wanted, status, sight(0.8, 0.8, 0.8), START_MS + 25_000).status
+    assert status.wanted_replicas == 4
+    assert decide(wanted, status, sight(1.0, 1.0, 1.0), START_MS + 30_000).replicas == 4
+
+
+def test_nothing_is_decided_from_silence() -> None:
+    """A report that is missing, too old or from the future stops every decision, in words that stay the same."""
+    seen = sight(1.0, 1.0)
+    for broken in (
+        replace(seen, reports=seen.reports[:1]),
+        replace(seen, reports=(seen.reports[0], replace(seen.reports[1], age_s=16.0))),
+        replace(seen, reports=(seen.reports[0], replace(seen.reports[1], age_s=-16.0))),
+    ):
+        decision = looks(spec(), broken, 40)
+        assert (decision.reason, decision.replicas) == (Reason.LOAD_UNKNOWN, None)
+        assert decision.status.message == "b-1 sent no load report within 15 s"
+
+
+def test_nothing_is_decided_while_the_cluster_changes_or_another_one_decides() -> None:
+    busy = looks(spec(), sight(1.0, 1.0, busy="brokers come or go: Draining"), 40)
+    assert (busy.status.decision, busy.replicas, busy.reason) == (WAITING, None, Reason.AUTOSCALING_WAITS)
+    owned = looks(spec(), sight(1.0, 1.0, owner="kube-controller-manager (scale)"), 40)
+    assert (owned.status.decision, owned.replicas, owned.reason) == (STEPPED_BACK, None, Reason.REPLICAS_OWNED)
+    off = looks(spec(), sight(replicas=0), 40)
+    assert (off.status.decision, off.replicas) == (OFF, None)
+
+
+def test_bounds_hold_at_once_and_without_reports() -> None:
+    assert decide(spec(minReplicas=3), AutoscalingStatus(), sight(0.1), START_MS).replicas == 3
+    assert decide(spec(maxReplicas=2), AutoscalingStatus(), sight(0.1, 0.1, 0.1, busy="x"), START_MS).replicas == 2
+
+
+def test_a_dry_run_says_it_once_and_writes_nothing() -> None:
+    """Also where somebody else owns the field: nothing is fought over."""
+    wanted = spec(dryRun=True)
+    seen = sight(1.0, 1.0, 1.0, owner="argocd-controller (server-side apply)")
+    decision = looks(wanted, seen, 4)
+    assert (decision.status.decision, decision.replicas, decision.reason) == (UP, None, Reason.AUTOSCALING_DRY_RUN)
+    assert decision.status.message.startswith("would go from 3 to 5 brokers: cpu: mean 100 %")
+    later = decide(wanted, decision.status, sight(0.99, 1.0, 0.98), START_MS + 10 * LOOK_MS)
+    assert later.status == decision.status
+    assert not later.news
+
+
+def test_an_operator_that_restarts_goes_on_where_the_last_one_was() -> None:
+    """The window's beginning is in the status: nothing else is remembered."""
+    wanted = spec()
+    status = AutoscalingStatus.model_validate(looks(wanted, sight(1.0, 1.0), 2).status.model_dump(by_alias=True))
+    assert decide(wanted, status, sight(1.0, 1.0), START_MS + 30_000).replicas == 4
+
+
+shares = st.lists(st.floats(0, 1.5), min_size=1, max_size=8)
+specs = st.builds(
+    lambda low, extra, target, tolerance: spec(
+        minReplicas=low, maxReplicas=low + extra, targets={"cpuPercent": target}, tolerancePercent=tolerance
+    ),
+    st.integers(1, 5), st.integers(0, 8), st.integers(5, 100), st.integers(0, 50),
+)  # fmt: skip
+
+
+@given(specs, shares)
+@settings(deadline=None)
+def test_what_is_written_is_within_the_bounds(wanted: Autoscaling, cpu: list[float]) -> None:
+    decision = looks(wanted, sight(*cpu), 40)
+    written = decision.replicas if decision.replicas is not None else len(cpu)
+    assert wanted.min_replicas <= written <= wanted.max_replicas
+    assert decision.replicas != len(cpu)
+
+
+@given(specs, shares, st.data())
+@settings(deadline=None)
+def test_more_load_never_asks_for_fewer_brokers(wanted: Autoscaling, cpu: list[float], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(cpu) - 1))
+    more = [share + (data.draw(st.floats(0, 1)) if index == at else 0) for index, share in enumerate(cpu)]
+    assert wish_of(wanted, sight(*more).reports).replicas >= wish_of(wanted, sight(*cpu).reports).replicas
+
+
+@given(specs, st.floats(0, 8), st.floats(0, 1), st.integers(1, 8))
+@settings(deadline=None)
+def test_constant_load_settles(wanted: Autoscaling, total: float, skew: float, replicas: int) -> None:
+    """Any load, spread over the brokers with the hottest so much above the mean: at most one turn, then nothing more is written."""
+    status, now_ms, ways = AutoscalingStatus(), START_MS, []
+    for _ in range(400):
+        mean = total / replicas
+        hottest = mean * (1 + skew) if replicas > 1 else mean
+        cpu = [hottest, *([(total - hottest) / (replicas - 1)] * (replicas - 1) if replicas > 1 else [])]
+        decision = decide(wanted, status, sight(*cpu), now_ms)
+        status, now_ms = decision.status, now_ms + LOOK_MS
+        if decision.replicas is not None:
+            ways.append(decision.replicas > replicas)
+            replicas = decision.replicas
+    turns = sum(1 for before, after in pairwise(ways) if before != after)
+    assert turns <= 1
+    assert status.decision == STEADY
+    assert decide(wanted, status, sight(*cpu), now_ms).status == status
+
+
+@given(specs, shares, st.integers(1, 60))
+@settings(deadline=None)
+def test_the_same_picture_changes_the_status_a_bounded_number_of_times(wanted: Autoscaling, cpu: list[float], count: int) -> None:
+    """Noted, decided, done: what follows from one picture writes the status at most twice before something is done."""
+    status, changes = AutoscalingStatus(), 0
+    for look in range(count):
+        decision = decide(wanted, status, sight(*cpu), START_MS + look * LOOK_MS)
+        changes += decision.status != status
+        status = decision.status
+        if decision.replicas is not None:
+            break
+    assert changes <= 2
+
+
+def test_impossible_settings_are_refused_with_a_sentence() -> None:
+    with pytest.raises(ValidationError, match="minReplicas must not be above maxReplicas"):
+        spec(minReplicas=4, maxReplicas=3)
+    with pytest.raises(ValidationError, match="set at least one of cpuPercent"):
+        spec(targets={"cpuPercent": 0})
+
+
+CREATED = "2026-01-01T00:00:00Z"
+
+
+def owned(manager: str, operation: str = "Update", subresource: str = "", time: str = CREATED, field: str = "f:replicas") -> str:
+    entry = {"manager": manager, "operation": operation, "time": time, "fieldsV1": {"f:spec": {field: {}}}}
+    entry |= {"subresource": subresource} if subresource else {}
+    return owner_of_replicas({"metadata": {"creationTimestamp": CREATED, "managedFields": [entry]}})
+
+
+def test_who_else_writes_the_number_of_brokers() -> None:
+    """Server-side appliers, the HPA and programs that write again; not ourselves, not a person's kubectl, not who created the object."""
+    later = "2026-01-01T01:00:00Z"
+    assert owned("argocd-controller", "Apply") == "argocd-controller (server-side apply)"
+    assert owned("kubectl", "Apply") == "kubectl (server-side apply)"
+    assert owned("kube-controller-manager", subresource="scale", time=later) == "kube-controller-manager (scale)"
+    assert owned("helm", time=later) == "helm"
+    assert owned("helm") == ""
+    assert owned("kubectl", subresource="scale", time=later) == ""
+    assert owned("kubectl-client-side-apply", time=later) == ""
+    assert owned("magnetar-operator", subresource="scale", time=later) == ""
+    assert owned("argocd-controller", "Apply", field="f:image") == ""
