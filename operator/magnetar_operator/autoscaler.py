@@ -14,7 +14,7 @@ from magnetar_operator import broker_pods, names
 from magnetar_operator.autoscaling import Decision, Report, Sight, decide
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.cluster_status import Observed
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, wall_ms_of
+from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.scaling import AutoscalingStatus
 from magnetar_operator.moves import Moves
@@ -27,8 +27,6 @@ STALE_S = 1.0
 REPORT_INTERVAL_S = 5.0
 """The brokers' default for load_report_s."""
 REPORTS_MISSED_MAX = 3
-CREATION_MS = 2000
-"""Managed fields have whole seconds: so long after its creation an object's fields are what it was created with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,8 @@ async def autoscale(world: World, cluster: BrokerCluster, observed: Observed, bu
     current = await world.api.get(BROKER_CLUSTER, cluster.namespace, cluster.name)
     if current is None or current["metadata"].get("generation") != cluster.metadata.generation:
         return Autoscaled(cluster.status.autoscaling, again_s=STALE_S)  # decided on an old spec: the next pass sees the new one
-    sight = _sight(cluster, observed, busy, owner_of_replicas(current), world.clock.wall_ms())
+    owner = owner_of_replicas(current, written=bool(cluster.status.autoscaling.last_scale_time))
+    sight = _sight(cluster, observed, busy, owner, world.clock.wall_ms())
     decision = decide(spec, cluster.status.autoscaling, sight, world.clock.wall_ms())
     if decision.replicas is not None:
         await world.api.scale(current, decision.replicas)
@@ -103,15 +102,14 @@ def _sight(cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wa
     return Sight(cluster.spec.replicas, serving, tuple(reports), timeout_s, busy, owner)
 
 
-def owner_of_replicas(found: Manifest) -> str:
-    """Who else keeps writing `spec.replicas`, "" if nobody does.
+def owner_of_replicas(found: Manifest, written: bool) -> str:
+    """Who else keeps writing `spec.replicas`, "" if nobody does. `written`: whether the autoscaler has ever written it.
 
-    Whoever applies the field server-side will apply it again; whoever writes `/scale` is an autoscaler, unless it is kubectl; any other program that
-    wrote it after the object's creation will do so again. A person's kubectl says once what is wanted, and the autoscaler goes on from there.
+    Whoever applies the field server-side will apply it again; whoever writes `/scale` is an autoscaler, unless it is kubectl. Any other program that
+    owns the field counts once we have written it, because then it has taken it back; before, it merely made the object. A person's kubectl says once
+    what is wanted, and the autoscaler goes on from there.
     """
-    metadata = found["metadata"]
-    created_ms = wall_ms_of(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else 0
-    for entry in metadata.get("managedFields", []):
+    for entry in found["metadata"].get("managedFields", []):
         manager = str(entry.get("manager", ""))
         if manager == names.FIELD_MANAGER or "f:replicas" not in entry.get("fieldsV1", {}).get("f:spec", {}):
             continue
@@ -121,10 +119,6 @@ def owner_of_replicas(found: Manifest) -> str:
             continue
         if entry.get("subresource") == "scale":
             return f"{manager} (scale)"
-        if not _within_creation(entry, created_ms):
+        if written:
             return manager
     return ""
-
-
-def _within_creation(entry: Manifest, created_ms: int) -> bool:
-    return "time" in entry and wall_ms_of(entry["time"]) - created_ms <= CREATION_MS

@@ -136,7 +136,8 @@ class Reason(enum.Enum):
     REPLICAS_OWNED = (
         "ReplicasOwnedElsewhere",
         "Somebody else writes spec.replicas, so that the autoscaler has stepped back.",
-        "Remove spec.replicas from the manifest or delete the other autoscaler; or set spec.autoscaling.enabled to false.",
+        "Remove spec.replicas from the manifest or delete the other autoscaler, then say a number once with kubectl scale; or set "
+        "spec.autoscaling.enabled to false.",
     )
     SUSPENDED = "Suspended", "spec.suspend is true.", "Set it to false to go on."
     ETCD_SCALING = "EtcdScaling", "Members are added to the managed etcd or removed from it, one at a time.", "Wait."

@@ -230,24 +230,20 @@ def test_impossible_settings_are_refused_with_a_sentence() -> None:
         spec(targets={"cpuPercent": 0})
 
 
-CREATED = "2026-01-01T00:00:00Z"
-
-
-def owned(manager: str, operation: str = "Update", subresource: str = "", time: str = CREATED, field: str = "f:replicas") -> str:
-    entry = {"manager": manager, "operation": operation, "time": time, "fieldsV1": {"f:spec": {field: {}}}}
+def owned(manager: str, operation: str = "Update", subresource: str = "", field: str = "f:replicas", written: bool = True) -> str:
+    entry = {"manager": manager, "operation": operation, "fieldsV1": {"f:spec": {field: {}}}}
     entry |= {"subresource": subresource} if subresource else {}
-    return owner_of_replicas({"metadata": {"creationTimestamp": CREATED, "managedFields": [entry]}})
+    return owner_of_replicas({"metadata": {"managedFields": [entry]}}, written)
 
 
 def test_who_else_writes_the_number_of_brokers() -> None:
-    """Server-side appliers, the HPA and programs that write again; not ourselves, not a person's kubectl, not who created the object."""
-    later = "2026-01-01T01:00:00Z"
-    assert owned("argocd-controller", "Apply") == "argocd-controller (server-side apply)"
+    """Server-side appliers, the HPA and programs that took the field back; not ourselves, not a person's kubectl, not who made the object."""
+    assert owned("argocd-controller", "Apply", written=False) == "argocd-controller (server-side apply)"
     assert owned("kubectl", "Apply") == "kubectl (server-side apply)"
-    assert owned("kube-controller-manager", subresource="scale", time=later) == "kube-controller-manager (scale)"
-    assert owned("helm", time=later) == "helm"
-    assert owned("helm") == ""
-    assert owned("kubectl", subresource="scale", time=later) == ""
-    assert owned("kubectl-client-side-apply", time=later) == ""
-    assert owned("magnetar-operator", subresource="scale", time=later) == ""
+    assert owned("kube-controller-manager", subresource="scale", written=False) == "kube-controller-manager (scale)"
+    assert owned("helm") == "helm"
+    assert owned("helm", written=False) == ""
+    assert owned("kubectl", subresource="scale") == ""
+    assert owned("kubectl-client-side-apply") == ""
+    assert owned("magnetar-operator", subresource="scale") == ""
     assert owned("argocd-controller", "Apply", field="f:image") == ""
