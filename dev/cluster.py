@@ -61,12 +61,12 @@ def step(number: int, text: str) -> None:
     print(f"{number}. {text}", flush=True)
 
 
-def install(found: Tools, image: str, etcd_image: str) -> None:
-    """Install or upgrade the chart, CRDs included."""
+def install(found: Tools, image: str, etcd_image: str, chart: str = CHART, *options: str) -> None:
+    """Install or upgrade a chart of ours, CRDs included."""
     repository, _, tag = image.rpartition(":")
     command = [
-        *found.helm, "upgrade", "--install", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, "--create-namespace",
-        "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}", "--wait", "--timeout", "3m",
+        *found.helm, "upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--create-namespace",
+        "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}", "--wait", "--timeout", "3m", *options,
     ]  # fmt: skip
     if etcd_image:
         command += ["--set", f"etcd.image={etcd_image}"]

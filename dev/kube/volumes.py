@@ -36,6 +36,7 @@ class Volume:
 
 VOLUMES = (
     Volume("shared", "50Gi", "ReadWriteMany"),
+    Volume("shared-2", "50Gi", "ReadWriteMany"),
     *(Volume(f"etcd-{ordinal}", "2Gi", "ReadWriteOnce") for ordinal in range(ETCD_VOLUMES)),
 )
 

@@ -89,13 +89,14 @@ def test_containerd_keeps_to_the_state_directory(tmp_path: Path) -> None:
     assert "netns_mounts_under_state_dir = true" in text
 
 
-def test_volumes_are_one_shared_and_one_per_etcd_member(tmp_path: Path) -> None:
+def test_there_are_volumes_for_two_clusters(tmp_path: Path) -> None:
+    """Two shared ones, and one per etcd member: three and one."""
     modes = [volume.mode for volume in volumes.VOLUMES]
-    assert modes.count("ReadWriteMany") == 1
+    assert modes.count("ReadWriteMany") == 2
     assert modes.count("ReadWriteOnce") == 4
     text = volumes.manifests(Paths(tmp_path))
     assert "$" not in text.replace("${name}, ${size}, ${mode}, ${path} and ${node}", "")
-    assert text.count("persistentVolumeReclaimPolicy: Retain") == 5
+    assert text.count("persistentVolumeReclaimPolicy: Retain") == 6
     assert str(tmp_path / "cluster/volumes/shared") in text
 
 

@@ -7,8 +7,10 @@ client. Imports: dev.cluster, pulsar. Everything runs on this machine or in pods
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,16 +81,24 @@ class Node:
         found = self.get(kind, name).get("status", {}).get("conditions", [])
         return next((entry["status"] for entry in found if entry["type"] == condition), "Unknown")
 
-    def service_url(self) -> str:
-        return f"pulsar://{self.get('service', 'main')['spec']['clusterIP']}:6650"
+    def restrict(self, namespace: str) -> None:
+        """Make the namespace if need be; from now on it takes only pods that pass the restricted security standard."""
+        self.run("create", "namespace", namespace, check=False)
+        self.run("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+
+    def service_url(self, cluster_name: str = "main", namespace: str = "default") -> str:
+        return f"pulsar://{self.get('service', cluster_name, '-n', namespace)['spec']['clusterIP']}:6650"
 
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """The quickstart, Ready, one broker."""
+    """The quickstart, Ready, one broker; no pod of ours may need more than the restricted security standard grants."""
     context, image = os.environ.get("CONTEXT", ""), os.environ.get("IMAGE", "")
-    cluster.up(context, image)
+    subprocess.run([sys.executable, "-m", "dev.kube", "up", *(["--context", context] if context else [])], check=True)
     found = Node(cluster.tools(context))
+    for namespace in ("default", cluster.SYSTEM_NAMESPACE):
+        found.restrict(namespace)
+    cluster.up(context, image)
     yield found
     if not context and not os.environ.get("MAGNETAR_KEEP_CLUSTER"):
         subprocess.run(["python3", "-m", "dev.kube", "down", "--purge"], check=True)
@@ -107,6 +117,7 @@ class Traffic:
         self.acknowledged: dict[str, list[int]] = {topic: [] for topic in topics}
         self.failed: list[str] = []
         self.received: dict[str, list[int]] = {topic: [] for topic in topics}
+        self._latencies_s: list[float] = []
         self._last_receipt: dict[str, float] = {}
         self.longest_gap_s = 0.0
         self._threads = [threading.Thread(target=self._produce, args=(topic,)) for topic in topics]
@@ -127,9 +138,17 @@ class Traffic:
         with self._lock:
             return sum(map(len, self.acknowledged.values()))
 
-    def reset_gap(self) -> None:
+    def measure_anew(self) -> None:
+        """Forget the pauses and latencies seen so far."""
         with self._lock:
             self.longest_gap_s = 0.0
+            self._latencies_s.clear()
+
+    def latency_ms(self, share: float) -> float:
+        """The latency that this share of the sends since `measure_anew` did not exceed."""
+        with self._lock:
+            ordered = sorted(self._latencies_s)
+        return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] * 1000 if ordered else math.nan
 
     def _produce(self, topic: str) -> None:
         producer = self._client.create_producer(
@@ -138,19 +157,23 @@ class Traffic:
         number = 0
         while not self._stop.is_set():
             for _ in range(10):
-                producer.send_async(str(number).encode(), lambda result, _id, n=number: self._receipt(topic, n, result))
+                sent = time.monotonic()
+                producer.send_async(
+                    str(number).encode(), lambda result, _id, n=number, sent=sent: self._receipt(topic, n, result, sent)
+                )
                 number += 1
             self._stop.wait(0.02)
         producer.flush()
         producer.close()
 
-    def _receipt(self, topic: str, number: int, result: pulsar.Result) -> None:
+    def _receipt(self, topic: str, number: int, result: pulsar.Result, sent: float) -> None:
         now = time.monotonic()
         with self._lock:
             if result != pulsar.Result.Ok:
                 self.failed.append(f"{topic} {number}: {result}")
                 return
             self.acknowledged[topic].append(number)
+            self._latencies_s.append(now - sent)
             self.longest_gap_s = max(self.longest_gap_s, now - self._last_receipt.get(topic, now))
             self._last_receipt[topic] = now
 
