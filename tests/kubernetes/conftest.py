@@ -86,6 +86,12 @@ class Node:
         self.run("create", "namespace", namespace, check=False)
         self.run("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
 
+    def installed_images(self) -> tuple[str, str]:
+        """Our image and etcd's, as the release was told."""
+        command = [*self.tools.helm, "get", "values", cluster.RELEASE, "-n", cluster.SYSTEM_NAMESPACE, "-o", "json"]
+        values = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        return f"{values['image']['repository']}:{values['image']['tag']}", values.get("etcd", {}).get("image", "")
+
     def service_url(self, cluster_name: str = "main", namespace: str = "default") -> str:
         return f"pulsar://{self.get('service', cluster_name, '-n', namespace)['spec']['clusterIP']}:6650"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dev import cluster
 from tests.kubernetes.conftest import Node, Traffic
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -144,6 +145,23 @@ def test_clean_up_leaves_the_data(node: Node, expectation: Path) -> None:
     mine = "magnetar.io/cluster=main,app.kubernetes.io/component in (broker,etcd)"
     node.wait("pods gone", lambda: not node.get("pods", "", "-l", mine)["items"], 150)
     assert node.get("pvc")["items"], "the volumes must outlive the cluster object"
+    node.run("apply", "-f", "examples/quickstart")
+    node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True", 180)
+    subprocess.run([sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)], check=True)
+
+
+def test_uninstalled_with_its_definitions_and_installed_again_it_finds_the_data(node: Node, expectation: Path) -> None:
+    """The operator goes first, then the definitions and with them every resource; nobody is wedged, and a new installation serves the same messages."""
+    image, etcd_image = node.installed_images()
+    subprocess.run(
+        [*node.tools.helm, "uninstall", cluster.RELEASE, "-n", cluster.SYSTEM_NAMESPACE, "--wait", "--no-hooks"], check=True
+    )
+    definitions = [name for name in node.run("get", "crd", "-o", "name").split() if name.endswith(".magnetar.io")]
+    assert definitions, "they outlive the release"
+    node.run("delete", "--wait=true", *definitions)
+    node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"], 180)
+    assert node.get("pvc")["items"], "the volumes must outlive everything"
+    cluster.install(node.tools, image, etcd_image)
     node.run("apply", "-f", "examples/quickstart")
     node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True", 180)
     subprocess.run([sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)], check=True)

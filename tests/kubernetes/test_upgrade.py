@@ -5,7 +5,6 @@ Runs after the other tests of this folder: the old version has the whole Kuberne
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tarfile
@@ -50,23 +49,12 @@ def _image(source: Path) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
 
 
-def _etcd_image(node: Node) -> str:
-    """Of the release as it is: both versions take the one that was loaded into the node."""
-    values = subprocess.run(
-        [*node.tools.helm, "get", "values", cluster.RELEASE, "-n", cluster.SYSTEM_NAMESPACE, "-o", "json"],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return str(json.loads(values.stdout).get("etcd", {}).get("image", ""))
-
-
 @pytest.fixture(scope="module")
 def versions(node: Node, tmp_path_factory: pytest.TempPathFactory) -> tuple[Version, Version]:
     """The commit before this one, and this checkout. Without history, this checkout under another image name stands for the old one."""
     if not node.tools.local:
         pytest.skip("images of two versions are built and loaded on the local node only")
-    etcd_image = _etcd_image(node)
+    _, etcd_image = node.installed_images()
     source = tmp_path_factory.mktemp("previous")
     archive = source.with_suffix(".tar")
     found = subprocess.run(["git", "archive", "--output", str(archive), "HEAD~1"], cwd=ROOT, check=False, capture_output=True)
