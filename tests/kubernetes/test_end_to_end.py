@@ -151,7 +151,7 @@ def test_clean_up_leaves_the_data(node: Node, expectation: Path) -> None:
 
 
 def test_uninstalled_with_its_definitions_and_installed_again_it_finds_the_data(node: Node, expectation: Path) -> None:
-    """The operator goes first, then the definitions and with them every resource; nobody is wedged, and a new installation serves the same messages."""
+    """The operator goes first, then the definitions and with them every resource: nobody is wedged, and a new one serves the same messages."""
     image, etcd_image = node.installed_images()
     subprocess.run(
         [*node.tools.helm, "uninstall", cluster.RELEASE, "-n", cluster.SYSTEM_NAMESPACE, "--wait", "--no-hooks"], check=True
