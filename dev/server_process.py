@@ -35,10 +35,14 @@ class ServerProcess:
         volume: str = "",
         environment: dict[str, str] | None = None,
         advertise: str = HOST,
+        listener: str = "",
     ) -> None:
-        """`advertise`: the host that clients of a broker are told, if something stands between them and its ports."""
+        """`advertise`: the host that clients of a broker are told, if something stands between them and its ports.
+
+        `listener`: a host that clients of the broker's listener `external` are told.
+        """
         self.directory, self.name, self._volume = directory, name, volume
-        self._advertise = advertise
+        self._advertise, self._listener = advertise, listener
         self.broker_port, self.http_port = free_port(), free_port()
         self._store = store
         self._environment = {**os.environ, **(environment or {})}
@@ -49,6 +53,11 @@ class ServerProcess:
     def service_url(self) -> str:
         """Where clients go, the advertised host included."""
         return f"pulsar://{self._advertise}:{self.broker_port}"
+
+    @property
+    def external_url(self) -> str:
+        """Where clients of the listener `external` go."""
+        return f"pulsar://{self._listener}:{self.broker_port}"
 
     @property
     def http_url(self) -> str:
@@ -87,6 +96,7 @@ class ServerProcess:
                 self._advertise,
                 *ports,
             ]
+            command += ["--advertised-listeners", f"external:{self.external_url}"] if self._listener else []
         started = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(

@@ -82,6 +82,10 @@ class TcpProxy:
 
         return self._call(cancel)
 
+    def connections(self) -> int:
+        """How many connections there are now."""
+        return self._call(lambda: len(self._connections))
+
     def _set(self, *, refusing: bool = False, flowing: bool = True, delay_s: float = 0.0) -> None:
         def change() -> None:
             self._refusing, self._delay_s = refusing, delay_s

@@ -78,12 +78,14 @@ class Cluster:
         members: int = 1,
         gated: bool = False,
         fronted: bool = False,
+        external: bool = False,
         volume: str = "",
         environment: dict[str, str] | None = None,
     ) -> None:
         """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of its own, `gates[name]`.
 
-        With `fronted` clients reach each broker through `fronts[name]`, at another address of the loopback. `volume` "" is a directory.
+        With `fronted` clients reach each broker through `fronts[name]`, at another address of the loopback; with `external` only those that
+        name the listener `external` do. `volume` "" is a directory.
         """
         self.directory = directory
         self.members = [EtcdServer(directory / f"etcd-{number}") for number in range(members)]
@@ -100,13 +102,14 @@ class Cluster:
                 volume=volume,
                 environment={**SETTINGS, **(environment or {})},
                 advertise=host,
+                listener=FRONT if external else "",
             )
             for name in names
         }
         self.fronts = {
             name: tuple(TcpProxy(FRONT, port, (HOST, port)) for port in (broker.broker_port, broker.http_port))
             for name, broker in self.brokers.items()
-            if fronted
+            if fronted or external
         }
 
     def _store_of(self, name: str) -> str:

@@ -7,9 +7,9 @@ but that a fixed word is matched before a name.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Header, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from magnetar import __version__
@@ -30,6 +30,7 @@ from magnetar.admin.subscriptions import subscription_router
 from magnetar.admin.topics import topic_router
 
 PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LISTENER_LENGTH_MAX = 200
 LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:path}"
 ROUTERS = (
     operation_router,
@@ -92,6 +93,13 @@ def _add_lookup(application: FastAPI, port: AdminPort) -> None:
         return await port.bundle_range(topic_name(domain, tenant, namespace, topic))
 
     @application.get(LOOKUP, tags=["lookup"])
-    async def lookup(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, str]:
-        """Tell which broker serves a topic."""
-        return await port.lookup(topic_name(domain, tenant, namespace, topic))
+    async def lookup(
+        domain: Domain,
+        tenant: str,
+        namespace: str,
+        topic: str,
+        listener: Annotated[str, Query(alias="listenerName", max_length=LISTENER_LENGTH_MAX)] = "",
+        listener_header: Annotated[str, Header(alias="X-Pulsar-ListenerName", max_length=LISTENER_LENGTH_MAX)] = "",
+    ) -> dict[str, str]:
+        """Tell which broker serves a topic, and its address on a listener; the query wins over the header."""
+        return await port.lookup(topic_name(domain, tenant, namespace, topic), (listener or listener_header).strip())

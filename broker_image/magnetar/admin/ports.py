@@ -49,8 +49,8 @@ class HealthPort(Protocol):
 
     def version(self) -> str: ...
 
-    async def lookup(self, topic: TopicName) -> dict[str, str]:
-        """Pulsar's LookupData: brokerUrl, httpUrl, nativeUrl."""
+    async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
+        """Pulsar's LookupData: brokerUrl, httpUrl, nativeUrl, for clients of a listener ("" = the internal one)."""
         ...
 
     async def bundle_range(self, topic: TopicName) -> str:

@@ -19,6 +19,7 @@ import uvloop
 
 from magnetar.errors import InvalidRequest, MagnetarError
 from magnetar.server.broker import Broker
+from magnetar.server.listeners import ListenerOptions, options_of
 from magnetar.server.logs import LEVELS, configure_logs
 from magnetar.server.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
 from magnetar.server.settings import BrokerSettings
@@ -31,6 +32,20 @@ STORED_MESSAGE_HINT = "messages are in {directory}; remove it to start over"
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerArguments:
+    """Options about listeners, as they were given; both serving commands have them."""
+
+    advertised: str
+    bind_addresses: str
+    file: str
+    host_address: str
+
+    def parsed(self) -> ListenerOptions:
+        """Raises InvalidRequest."""
+        return options_of(self.advertised, self.bind_addresses, self.file, self.host_address)
+
+
+@dataclass(frozen=True, slots=True)
 class StandaloneOptions:
     """Options of `magnetar standalone`."""
 
@@ -40,6 +55,7 @@ class StandaloneOptions:
     http_port: int
     bind: str
     advertised_address: str
+    listeners: ListenerArguments
     self_check: bool
     log_level: str
 
@@ -53,6 +69,7 @@ class BrokerOptions:
     volume: str
     name: str
     advertised_address: str
+    listeners: ListenerArguments
     bind: str
     broker_port: int
     http_port: int
@@ -74,6 +91,7 @@ def run_standalone(options: StandaloneOptions) -> None:
         broker_port=options.broker_port,
         http_port=options.http_port,
         settings=BrokerSettings.from_environment(os.environ),
+        listeners=options.listeners.parsed(),
     )
     checks: list[asyncio.Task[None]] = []
 
@@ -148,6 +166,7 @@ def run_broker(options: BrokerOptions) -> None:
             broker_port=options.broker_port,
             http_port=options.http_port,
             settings=BrokerSettings.from_environment(os.environ),
+            listeners=options.listeners.parsed(),
         )
     )
     uvloop.run(process.run())

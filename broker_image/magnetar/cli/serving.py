@@ -54,6 +54,7 @@ def _add_standalone(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--http-port", 8080, "Port for REST, health and metrics.", "HTTP_PORT", type=int)
     _option(parser, "--bind", "127.0.0.1", "Address to listen on.")
     _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.")
+    _add_listeners(parser)
     parser.add_argument("--self-check", action="store_true", help="Publish and read one message, then print what to do next.")
     _option(parser, "--log-level", "warning", "debug, info, warning or error.", "MAGNETAR_LOG_LEVEL")
 
@@ -64,10 +65,42 @@ def _add_broker(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--volume", None, f"Shared by all brokers of the cluster: {VOLUMES}.", "MAGNETAR_VOLUME")
     _option(parser, "--name", "", "Name that survives restarts; default: the host's.", "MAGNETAR_NAME")
     _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.", "MAGNETAR_ADVERTISED_ADDRESS")
+    _add_listeners(parser)
     _option(parser, "--bind", "0.0.0.0", "Address to listen on.", "MAGNETAR_BIND")
     _option(parser, "--broker-port", 6650, "Port for Pulsar clients.", type=int)
     _option(parser, "--http-port", 8080, "Port for REST, health and metrics.", type=int)
     _option(parser, "--log-level", "info", "debug, info, warning or error.", "MAGNETAR_LOG_LEVEL")
+
+
+def _add_listeners(parser: argparse.ArgumentParser) -> None:
+    _option(
+        parser,
+        "--advertised-listeners",
+        "",
+        "Addresses for clients that name a listener: name:pulsar://host:port[,...]; internal is the one of everybody else.",
+        "MAGNETAR_ADVERTISED_LISTENERS",
+    )
+    _option(
+        parser,
+        "--bind-addresses",
+        "",
+        "Ports of listeners whose clients need not name them: name:pulsar://0.0.0.0:port[,...].",
+        "MAGNETAR_BIND_ADDRESSES",
+    )
+    _option(
+        parser,
+        "--listeners-file",
+        "",
+        "File with --advertised-listeners, followed while the server runs.",
+        "MAGNETAR_LISTENERS_FILE",
+    )
+    _option(parser, "--host-address", "", "What {host} means in advertised listeners.", "MAGNETAR_HOST_ADDRESS")
+
+
+def _listeners(options: argparse.Namespace) -> Any:
+    from magnetar.cli.serve import ListenerArguments
+
+    return ListenerArguments(options.advertised_listeners, options.bind_addresses, options.listeners_file, options.host_address)
 
 
 def _standalone(options: argparse.Namespace) -> None:
@@ -81,6 +114,7 @@ def _standalone(options: argparse.Namespace) -> None:
             options.http_port,
             options.bind,
             options.advertised_address,
+            _listeners(options),
             options.self_check,
             options.log_level,
         )
@@ -97,6 +131,7 @@ def _broker(options: argparse.Namespace) -> None:
             options.volume,
             options.name,
             options.advertised_address,
+            _listeners(options),
             options.bind,
             options.broker_port,
             options.http_port,

@@ -23,6 +23,8 @@ from magnetar.errors import StoreError
 R = TypeVar("R", bound="Record")
 
 RESTORE_STRIDE = 1 << 40
+INTERNAL_LISTENER = "internal"
+"""The listener that every broker has."""
 
 
 class BundleState(enum.StrEnum):
@@ -181,8 +183,19 @@ class BundleRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerAddress:
+    """Where clients of one listener reach a broker; `http_url` "" means that the listener has none."""
+
+    service_url: str
+    http_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class IncarnationRecord(Record):
-    """`incarnations/<id>`, bound to the broker's lease: this process serves."""
+    """`incarnations/<id>`, bound to the broker's lease: this process serves.
+
+    `service_url` and `http_url` are those of the internal listener, which brokers use among themselves; `listeners` has the others by name.
+    """
 
     broker: str
     service_url: str
@@ -190,6 +203,14 @@ class IncarnationRecord(Record):
     started_ms: int
     version: str
     draining: bool = False
+    listeners: dict[str, ListenerAddress] = dataclasses.field(default_factory=dict)
+
+    def service_url_on(self, listener: str) -> str | None:
+        """The broker's address on a listener; None if it has no such listener."""
+        if listener == INTERNAL_LISTENER:
+            return self.service_url
+        address = self.listeners.get(listener)
+        return address.service_url if address is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar import __version__
-from magnetar.metadata.records import BundleState
+from magnetar.metadata.records import INTERNAL_LISTENER, BundleState
 from magnetar.names import TopicName
 from magnetar.server.administration.brokers import BrokerAdministration
 from magnetar.server.administration.explain import ExplainAdministration
+from magnetar.server.lookups import address_of
 
 
 class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
@@ -52,6 +53,7 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
                     "broker": viewed.record.broker,
                     "incarnation": identifier,
                     "service_url": viewed.record.service_url,
+                    "listeners": {name: address.service_url for name, address in viewed.record.listeners.items()},
                     "bundles": owned,
                     "topics": load.record.topics if load is not None else 0,
                     "in": load.record.message_rate_in if load is not None else 0.0,
@@ -87,12 +89,14 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
             "bundles": bundles,
         }
 
-    async def lookup(self, topic: TopicName) -> dict[str, str]:
+    async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
         ownership, service = self._broker.ownership, self._broker.service
         if not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
             await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
         owner = await ownership.owner_of(topic)
-        return {"brokerUrl": owner.service_url, "httpUrl": owner.http_url, "nativeUrl": owner.service_url}
+        url = address_of(owner, listener or INTERNAL_LISTENER)
+        http_url = owner.listeners[listener].http_url if listener in owner.listeners else ""
+        return {"brokerUrl": url, "httpUrl": http_url or owner.http_url, "nativeUrl": url}
 
     async def bundle_range(self, topic: TopicName) -> str:
         return (await self._broker.ownership.bundle_of(topic)).range

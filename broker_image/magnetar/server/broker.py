@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
 
 from magnetar import __version__
 from magnetar.clock import Clock
-from magnetar.errors import MagnetarError, StorageError, StoreError
+from magnetar.errors import InvalidRequest, MagnetarError, StorageError, StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import CordonRecord, IncarnationRecord
+from magnetar.metadata.records import INTERNAL_LISTENER, CordonRecord, IncarnationRecord
 from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.network import Listener, Network
 from magnetar.server.connection import Connection
@@ -28,6 +29,7 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.damage import DamageTable
 from magnetar.server.joining import check_restore, guarded, join_cluster
 from magnetar.server.leader import Leader
+from magnetar.server.listeners import ListenerOptions, Listeners
 from magnetar.server.load import LoadReporter, Usage
 from magnetar.server.maintenance import Maintenance
 from magnetar.server.metrics import BrokerMetrics
@@ -76,13 +78,14 @@ class BrokerPorts:
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """Names and addresses. `advertised_host` is what clients are told; port 0 binds any free port."""
+    """Names and addresses. `advertised_host` is what clients of the internal listener are told; port 0 binds any free port."""
 
     name: str
     bind_host: str
     advertised_host: str
     port: int
     http_url: str
+    listeners: ListenerOptions = field(default_factory=ListenerOptions)
 
 
 class Broker:
@@ -97,6 +100,7 @@ class Broker:
         self._connections = ConnectionTable(settings)
         self._ready = False
         self._draining = False
+        self._doors: list[Listener] = []
         self._registering: asyncio.Task[None] | None = None
         self._emptying: asyncio.Task[None] | None = None
 
@@ -125,8 +129,7 @@ class Broker:
         # The claim exists before anything makes this incarnation known: a takeover before that would fence nothing.
         await self._log.open()
         await check_restore(ports.volume, joined.restore)
-        self._listener: Listener = await ports.network.listen(identity.bind_host, identity.port, self._accept)
-        self.service_url = f"pulsar://{identity.advertised_host}:{self._listener.port}"
+        await self._listen()
         self.context = BrokerContext(
             settings=settings,
             clock=ports.clock,
@@ -138,6 +141,7 @@ class Broker:
             restore=joined.restore,
             service_url=self.service_url,
             http_url=identity.http_url,
+            listeners=Listeners(self.service_url, identity.listeners),
             log=self._log,
             metrics=self.metrics,
             damage=self._damage(),
@@ -161,6 +165,8 @@ class Broker:
         self._spawn(self.maintenance.run(), "maintenance")
         self._spawn(LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run(), "load report")
         self._spawn(TopicLife(self.context, self.ownership).run(), "life of topics")
+        if identity.listeners.reread is not None:
+            self._spawn(self._follow_listeners(), "listeners")
         self.views.incarnations.listen(self._registrations_changed)
         self._ready = True
         self._connections.open_gate()
@@ -247,8 +253,8 @@ class Broker:
             await self.ownership.stop()
         if hasattr(self, "views"):
             await self.views.stop()
-        if hasattr(self, "_listener"):
-            self._listener.close()
+        for door in self._doors:
+            door.close()
         self._connections.abort_all()
         if hasattr(self, "_log"):
             with contextlib.suppress(StorageError):
@@ -258,6 +264,16 @@ class Broker:
                 await self._lease.stop(revoke=True)
 
     # --- joining ---------------------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Open the main port, and those that belong to one listener each. Raises OSError."""
+        network, identity = self._ports.network, self._identity
+        main = await network.listen(identity.bind_host, identity.port, self._accept)
+        self._doors.append(main)
+        for name, (host, port) in identity.listeners.bound.items():
+            self._doors.append(await network.listen(host, port, partial(self._accept, name)))
+        internal = identity.listeners.advertised.get(INTERNAL_LISTENER)
+        self.service_url = internal.service_url if internal is not None else f"pulsar://{identity.advertised_host}:{main.port}"
 
     async def _fence_predecessors(self) -> None:
         """End former incarnations of this name: their claims first, then their registration."""
@@ -276,6 +292,7 @@ class Broker:
             started_ms=self._ports.clock.wall_ms(),
             version=__version__,
             draining=draining,
+            listeners=dict(self.context.listeners.advertised),
         )
         self._registered_at = await self._store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
 
@@ -305,8 +322,8 @@ class Broker:
         self.leader = Leader(self.context, self.views, self.ownership, self.lease_id)
         self.leader.start()
 
-    def _accept(self) -> Connection:
-        return Connection(self._connections, lambda: self.service)
+    def _accept(self, listener: str | None = None) -> Connection:
+        return Connection(self._connections, lambda: self.service, listener)
 
     def _fenced(self, error: StorageError) -> None:
         self.fail(f"log: {error}")
@@ -353,6 +370,30 @@ class Broker:
             except StoreError as error:
                 log.warning("broker.registration_failed", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
+
+    async def _follow_listeners(self) -> None:
+        """Addresses outside change while we serve (a load balancer gets its own late): clients are told the new ones, nobody is cut off."""
+        told, trouble = True, ""
+        reread = self._identity.listeners.reread
+        assert reread is not None, "only spawned with a source"
+        while not self._ended.done():
+            await asyncio.sleep(self._settings.listeners_check_s)
+            try:
+                advertised = await asyncio.to_thread(reread)
+                if self.context.listeners.use(advertised):
+                    told = False
+                if not told and (self._registering is None or self._registering.done()):
+                    await self._log.check_claim()  # who has been fenced does not come back
+                    await self._register(self._draining)
+                    told = True
+                    log.info("broker.listeners", advertised={name: at.service_url for name, at in advertised.items()})
+                trouble = ""
+            except StorageError as error:
+                self.fail(f"claim: {error}")
+            except (InvalidRequest, StoreError, OSError) as error:
+                if str(error) != trouble:  # once: it stays until somebody mends it
+                    log.warning("broker.listeners_unchanged", error=str(error))
+                trouble = str(error)
 
     async def _check_claim(self) -> None:
         """Even an idle owner learns within `claim_check_s` that it has been fenced."""

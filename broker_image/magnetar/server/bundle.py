@@ -21,6 +21,7 @@ from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import EntryIndex, TailCache
+from magnetar.server.listeners import Successor
 from magnetar.server.non_persistent import NonPersistentTopics
 from magnetar.server.parked import ParkedWork
 from magnetar.server.subscription_host import SubscriptionHost
@@ -327,11 +328,11 @@ class OwnedBundle:
             self._dirty_timer.cancel()
         self.close_clients(None)
 
-    def close_clients(self, service_url: str | None) -> None:
-        """Send every producer and consumer away, to `service_url` if known."""
+    def close_clients(self, successor: Successor | None) -> None:
+        """Send every producer and consumer away, to the successor's address if known."""
         for host in self.topics.values():
-            host.close_clients(service_url)
-        self.non_persistent.close_clients(service_url)
+            host.close_clients(successor)
+        self.non_persistent.close_clients(successor)
 
 
 def _confirmation(confirmed: Callable[[], None] | None) -> Callable[[RecordPlace], None] | None:

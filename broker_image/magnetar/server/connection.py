@@ -28,6 +28,7 @@ from magnetar.wire.checksum import Buffer, verify_entry
 from magnetar.wire.frames import InboundBuffer
 
 if TYPE_CHECKING:
+    from magnetar.server.listeners import Listeners, Successor
     from magnetar.server.service import BrokerService
     from magnetar.server.topic_watchers import TopicWatcher
 
@@ -51,8 +52,9 @@ FORGOTTEN_SENDS_S = 30.0
 class Connection(asyncio.BufferedProtocol):
     """asyncio's side of one client."""
 
-    def __init__(self, table: ConnectionTable, service: Callable[[], BrokerService]) -> None:
-        self._table, self._service_of = table, service
+    def __init__(self, table: ConnectionTable, service: Callable[[], BrokerService], listener: str | None = None) -> None:
+        """`listener`: whose port this is; None = the main one. It becomes the one that a LOOKUP names."""
+        self._table, self._service_of, self.listener = table, service, listener
         self.settings = table.settings
         self._inbound = InboundBuffer(self.settings.max_message_bytes)
         self._out: list[Buffer] = []
@@ -386,6 +388,10 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(out)
 
     # --- sessions --------------------------------------------------------------------------------------------------------------
+
+    def handed_over(self, listeners: Listeners, successor: Successor | None) -> str | None:
+        """The address of the successor for this client; None if the client must look the topic up."""
+        return listeners.handed_over(self.listener, successor) if successor is not None else None
 
     def ignore_producer(self, session: ProducerSession) -> None:
         """A producer is being closed: drop it here; its late SENDs are ignored for a while."""

@@ -1,7 +1,7 @@
 """What every part of one broker shares.
 
 Owns: `BrokerContext`, the bundle of ports (clock, network, volume, store) and of this incarnation's identity. Imports: the ports.
-Invariant: nothing in it changes while the incarnation lives; a fenced broker gets a new context.
+Invariant: nothing in it but the addresses of `listeners` changes while the incarnation lives; a fenced broker gets a new context.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from magnetar.clock import Clock
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
 from magnetar.server.damage import DamageTable
+from magnetar.server.listeners import Listeners
 from magnetar.server.metrics import BrokerMetrics
 from magnetar.server.settings import BrokerSettings
 from magnetar.storage.log import LogWriter
@@ -24,6 +25,7 @@ class BrokerContext:
     """Ports, settings and identity of one incarnation.
 
     `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing, `restore` the cluster's restore number;
+    `service_url` and `http_url` are what other brokers use; `listeners` says what clients are told.
     `fail` ends this incarnation at once, with a reason: it acknowledges nothing after the call.
     """
 
@@ -37,6 +39,7 @@ class BrokerContext:
     restore: int
     service_url: str
     http_url: str
+    listeners: Listeners
     log: LogWriter
     metrics: BrokerMetrics
     damage: DamageTable

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 
 from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicExists, TopicNotFound
+from magnetar.metadata.records import INTERNAL_LISTENER, IncarnationRecord
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import PARTITIONED
 from magnetar.server.connection import Connection
@@ -30,6 +31,14 @@ BYTES_SCHEMA = getattr(api.Schema, "None")
 """The type of plain bytes: a topic has no version of it, which an empty version says."""
 
 
+def address_of(owner: IncarnationRecord, listener: str) -> str:
+    """The owner's address for clients of a listener. Raises ServiceNotReady in Pulsar's words, which clients know."""
+    url = owner.service_url_on(listener)
+    if url is None:
+        raise ServiceNotReady(f"the broker do not have {listener} listener")
+    return url
+
+
 class Lookups:
     """Answers what is asked about topics before one is used."""
 
@@ -42,10 +51,10 @@ class Lookups:
     async def lookup(self, connection: Connection, lookup: api.CommandLookupTopic) -> None:
         self._context.metrics.lookups += 1
         topic = TopicName.parse(lookup.topic)
-        if lookup.advertised_listener_name.strip():
-            raise ServiceNotReady(f"the broker do not have {lookup.advertised_listener_name} listener")
-        owner = await self._ownership.owner_of(topic)
-        connection.queue(commands.lookup_connect(lookup.request_id, owner.service_url))
+        listener = lookup.advertised_listener_name.strip() or connection.listener or INTERNAL_LISTENER
+        url = address_of(await self._ownership.owner_of(topic), listener)
+        connection.listener = listener
+        connection.queue(commands.lookup_connect(lookup.request_id, url))
 
     async def partitioned_metadata(self, connection: Connection, request: api.CommandPartitionedTopicMetadata) -> None:
         partitions = await self.partitions(TopicName.parse(request.topic), request.metadata_auto_creation_enabled)

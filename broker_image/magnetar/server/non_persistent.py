@@ -28,6 +28,7 @@ from magnetar.wire import commands
 
 if TYPE_CHECKING:
     from magnetar.server.bundle import OwnedBundle
+    from magnetar.server.listeners import Successor
     from magnetar.server.topic_registry import TopicRegistry
 
 TAKEN = commands.Position(0, 0)
@@ -231,11 +232,11 @@ class NonPersistentTopics:
         for topic in self.by_name.values():
             topic.core.freeze()
 
-    def close_clients(self, service_url: str | None) -> None:
+    def close_clients(self, successor: Successor | None) -> None:
         """Send everybody away; the topics come to be again where they go."""
         for topic in self.by_name.values():
             topic.stop()
-            topic.close_clients(service_url)
+            topic.close_clients(successor)
 
     def refresh_policies(self) -> None:
         for topic in self.by_name.values():

@@ -388,7 +388,7 @@ class Ownership:
         log.info("bundle.released", bundle=name, epoch=record.epoch, destination=destination or "nobody", reason=record.reason)
         # At once: while the successor reads the rest and commits, our clients come to it and wait there (PIP-307).
         successor = self._views.incarnations.get(destination) if destination else None
-        owned.close_clients(successor.record.service_url if successor is not None else None)
+        owned.close_clients(successor.record.service_url_on if successor is not None else None)
         del self._owned[name]
         self._context.metrics.bundles_owned.set(len(self._owned))
         self._roller.roll_soon()

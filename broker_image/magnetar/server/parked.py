@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from magnetar.server.sessions import ProducerSession
 
 if TYPE_CHECKING:
+    from magnetar.server.listeners import Successor
     from magnetar.server.subscription_host import SubscriptionHost
     from magnetar.server.topic_host import TopicHost
 
@@ -72,13 +73,13 @@ class ParkedWork:
         if len(self._confirmations) < CONFIRMATIONS_MAX:
             self._confirmations.append((subscription, confirmed))
 
-    def resume(self, service_url: str) -> None:
-        """The topics are served again: go on. Producers of which something was dropped are sent to `service_url`: they send it again."""
+    def resume(self, successor: Successor) -> None:
+        """The topics are served again: go on. Producers of which something was dropped are sent to the successor: they send it again."""
         for parked in self._sends:
             if not parked.session.closed:
                 parked.topic.publish(parked.session, parked.entries(), parked.message_counts, parked.sequences, parked.highest)
         for session in self._missed:
-            session.close_by_broker(service_url)
+            session.close_by_broker(successor)
         for subscription, confirmed in self._confirmations:
             subscription.topic.bundle.write_cursor(subscription, confirmed)
         self._sends, self._missed, self._confirmations = [], {}, []

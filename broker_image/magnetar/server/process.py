@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
 from magnetar.server.garbage import GarbageSchedule
 from magnetar.server.http import HttpListener
+from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
 from magnetar.server.settings import BrokerSettings
 from magnetar.storage.opening import is_directory, open_volume
@@ -61,6 +62,7 @@ class ProcessOptions:
     settings: BrokerSettings
     volume: str = ""
     store_tls: str = ""
+    listeners: ListenerOptions = field(default_factory=ListenerOptions)
 
 
 class BrokerProcess:
@@ -113,6 +115,7 @@ class BrokerProcess:
                 advertised_host=options.advertised_host,
                 port=options.broker_port,
                 http_url=f"http://{options.advertised_host}:{http_port}",
+                listeners=options.listeners,
             )
             try:
                 await self._serve(ports, identity)

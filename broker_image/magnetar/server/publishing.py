@@ -34,6 +34,7 @@ from magnetar.wire import commands
 from magnetar.wire.entries import parse_metadata
 
 if TYPE_CHECKING:
+    from magnetar.server.listeners import Successor
     from magnetar.server.topic_host import TopicHost
 
 TOPIC_EPOCH = "topic_epoch"
@@ -179,14 +180,14 @@ class Publishing:
         for refused in grant.refused:
             _session(refused).refuse(_fenced(self._topic))
 
-    def close_all(self, service_url: str | None) -> None:
-        """Send all producers away, to `service_url` if known, and those that wait, too."""
+    def close_all(self, successor: Successor | None) -> None:
+        """Send all producers away, to the successor's address if known, and those that wait, too."""
         away = ServiceNotReady(f"topic {self._topic.name} is being unloaded; look it up again")
         for waiting in self._registry.waiting:
             self._registry.remove(waiting.name, waiting.handle)
             _session(waiting).refuse(away)
         for producer in list(self._registry.by_name.values()):
-            _session(producer).close_by_broker(service_url)
+            _session(producer).close_by_broker(successor)
 
     # --- SENDs that are tested --------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ CONSUMER_COUNTERS = 5
 if TYPE_CHECKING:
     from magnetar.errors import MagnetarError
     from magnetar.server.connection import Connection
+    from magnetar.server.listeners import Successor
     from magnetar.server.subscription_host import SubscriptionHost
     from magnetar.server.topic_host import TopicHost
     from magnetar.topics.producers import Grant
@@ -110,8 +111,8 @@ class ProducerSession:
             last = max(sequence, highest[number]) if highest is not None else sequence
             self.connection.queue(commands.send_error(self.producer_id, last, error.wire_code, str(error)))
 
-    def close_by_broker(self, service_url: str | None) -> None:
-        """Tell the client to reconnect, at `service_url` if known (PIP-307), after the receipts of what is under way.
+    def close_by_broker(self, successor: Successor | None) -> None:
+        """Tell the client to reconnect, at the successor's address if known (PIP-307), after the receipts of what is under way.
 
         One that the client does not know to exist yet is only marked `closed`.
         """
@@ -122,7 +123,7 @@ class ProducerSession:
         if not known:
             self.closed = True
             return
-        frame = commands.close_producer(self.producer_id, service_url)
+        frame = commands.close_producer(self.producer_id, self.connection.handed_over(self.topic.context.listeners, successor))
         self._leaving = True
         if self.pending and not self.topic.context.log.fenced:
             self.topic.context.log.append((), 0, 0, lambda _place: self._leave(frame))
@@ -174,12 +175,13 @@ class ConsumerSession:
         clock = subscription.topic.context.clock
         self.connected_ms, self.meter = clock.wall_ms(), RateMeter(clock.monotonic(), CONSUMER_COUNTERS)
 
-    def close_by_broker(self, service_url: str | None) -> None:
-        """Tell the client to reconnect, at `service_url` if known (PIP-307)."""
+    def close_by_broker(self, successor: Successor | None) -> None:
+        """Tell the client to reconnect, at the successor's address if known (PIP-307)."""
         if not self.closed:
             self.closed = True
             self.connection.forget_consumer(self)
-            self.connection.queue(commands.close_consumer(self.consumer_id, service_url))
+            url = self.connection.handed_over(self.subscription.topic.context.listeners, successor)
+            self.connection.queue(commands.close_consumer(self.consumer_id, url))
 
     def tell_active(self, active: bool) -> None:
         """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""

@@ -133,6 +133,9 @@ class BrokerSettings:
     intent_age_max_s: float = _bounded(
         86_400.0, 60, 1 << 31, "age at which the intent of a job that nobody has heard of counts as orphaned"
     )
+    listeners_check_s: float = _bounded(
+        5.0, 0.05, 600, "interval of reading the addresses of advertised listeners again, where they come from a file"
+    )
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 
     @staticmethod

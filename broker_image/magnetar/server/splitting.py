@@ -168,8 +168,8 @@ class Splitter:
         children = self._begin(owned, plan, epoch)
         parked, owned.parked = owned.parked, None
         if parked is not None:
-            parked.resume(self._context.service_url)
-        owned.non_persistent.close_clients(self._context.service_url)
+            parked.resume(self._context.listeners.service_url_on)
+        owned.non_persistent.close_clients(self._context.listeners.service_url_on)
         self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
         log.info("bundle.split", bundle=str(bundle), epoch=epoch, children=[child.name.range for child in children])
         return [str(child.name) for child in children]

@@ -35,6 +35,7 @@ from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
 
 if TYPE_CHECKING:
     from magnetar.server.bundle import OwnedBundle
+    from magnetar.server.listeners import Successor
 
 
 class _PublishedRun:
@@ -401,10 +402,10 @@ class TopicHost:
         self.core.remove_subscription(subscription.core.name)
         self.subscriptions.pop(subscription.core.name, None)
 
-    def close_clients(self, service_url: str | None) -> None:
-        """Tell everybody to reconnect, at `service_url` if known."""
-        self.publishing.close_all(service_url)
+    def close_clients(self, successor: Successor | None) -> None:
+        """Tell everybody to reconnect, at the successor's address if known."""
+        self.publishing.close_all(successor)
         for subscription in list(self.subscriptions.values()):
             for consumer in subscription.sessions():
-                consumer.close_by_broker(service_url)
+                consumer.close_by_broker(successor)
             subscription.stop()

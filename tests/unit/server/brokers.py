@@ -19,6 +19,7 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
+from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
 from magnetar.server.settings import BrokerSettings
 from magnetar.storage.posix import PosixVolume
@@ -164,9 +165,9 @@ def command_frame(field: str, **values: Any) -> bytes:
 
 
 @asynccontextmanager
-async def open_peer(broker: Broker, *, handshake: bool = True) -> AsyncIterator[Peer]:
-    """A connection to `broker`."""
-    peer = Peer(*await asyncio.open_connection(HOST, int(broker.service_url.rpartition(":")[2])))
+async def open_peer(broker: Broker, *, handshake: bool = True, port: int = 0) -> AsyncIterator[Peer]:
+    """A connection to `broker`, by its main port unless told otherwise."""
+    peer = Peer(*await asyncio.open_connection(HOST, port or int(broker.service_url.rpartition(":")[2])))
     try:
         if handshake:
             peer.write(requests.connect("test", 21))
@@ -179,8 +180,15 @@ async def open_peer(broker: Broker, *, handshake: bool = True) -> AsyncIterator[
 class Node:
     """A broker process without the process: incarnations of one name over one store and volume."""
 
-    def __init__(self, store: MetadataStore, volume: Volume, name: str, settings: BrokerSettings) -> None:
-        self.store, self.volume, self.name, self.settings = store, volume, name, settings
+    def __init__(
+        self,
+        store: MetadataStore,
+        volume: Volume,
+        name: str,
+        settings: BrokerSettings,
+        listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        self.store, self.volume, self.name, self.settings, self.listeners = store, volume, name, settings, listeners
 
     async def start(self) -> Broker:
         """A new incarnation, ready."""
@@ -192,7 +200,7 @@ class Node:
             lease=lambda on_lost: LeaseKeeper(self.store, CLOCK, self.settings.lease_ttl_s, on_lost),
             usage=ProcessUsage(),
         )
-        broker = Broker(ports, BrokerIdentity(self.name, HOST, HOST, 0, f"http://{HOST}:0"), self.settings)
+        broker = Broker(ports, BrokerIdentity(self.name, HOST, HOST, 0, f"http://{HOST}:0", self.listeners), self.settings)
         try:
             await broker.start()
         except BaseException:
@@ -212,12 +220,17 @@ async def volume_in(directory: Path) -> AsyncIterator[PosixVolume]:
 
 @asynccontextmanager
 async def running_broker(
-    directory: Path, *, store: MetadataStore | None = None, name: str = "broker-0", **settings: Any
+    directory: Path,
+    *,
+    store: MetadataStore | None = None,
+    name: str = "broker-0",
+    listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
+    **settings: Any,
 ) -> AsyncIterator[Broker]:
     """One broker, alone in its cluster unless `store` is shared."""
     async with volume_in(directory) as volume:
         own = store or MemoryStore(CLOCK)
-        broker = await Node(own, volume, name, replace(SETTINGS, **settings)).start()
+        broker = await Node(own, volume, name, replace(SETTINGS, **settings), listeners).start()
         try:
             yield broker
         finally:

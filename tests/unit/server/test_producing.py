@@ -215,7 +215,7 @@ def test_those_that_wait_on_a_topic_that_leaves_are_told_to_come_back(tmp_path: 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(1, producer_access_mode=EXCLUSIVE)
         waiting = (await ask(peer, 2, producer_access_mode=WAIT)).producer_success
-        (await host_of(broker)).close_clients("pulsar://elsewhere:6650")
+        (await host_of(broker)).close_clients(lambda _listener: "pulsar://elsewhere:6650")
         closed, refused = sorted([await peer.answer(), await peer.answer()], key=lambda answer: answer.type, reverse=True)
         assert closed.close_producer.assignedBrokerServiceUrl == "pulsar://elsewhere:6650"
         assert (refused.error.request_id, refused.error.error) == (waiting.request_id, int(WireCode.SERVICE_NOT_READY))
