@@ -63,7 +63,7 @@ class MemoryPort:
     async def clusters(self) -> list[str]:
         return ["standalone"]
 
-    async def lookup(self, topic: TopicName) -> dict[str, str]:
+    async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
         self._fail()
         return {"brokerUrl": f"pulsar://host/{topic.local}"}
 

@@ -104,7 +104,7 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
         (lambda port: port.topics(NamespaceName("no", "where")), 404),
         (lambda port: port.stats(ABSENT), 404),
         (lambda port: port.roll(ABSENT), 404),
-        (lambda port: port.lookup(TopicName.parse("persistent://no/where/t")), 404),
+        (lambda port: port.lookup(TopicName.parse("persistent://no/where/t"), ""), 404),
         (lambda port: port.create_partitions(TopicName.parse("persistent://no/where/t"), 1), 404),
         (lambda port: port.create_partitions(ABSENT, 0), 406),
         (lambda port: port.create_partitions(ABSENT, 5000), 406),
@@ -137,7 +137,7 @@ def test_an_unload_with_nobody_to_take_over_comes_back(tmp_path: Path) -> None:
         await port.unload_topic(NAME, "")
         assert (await peer.answer()).type == Type.CLOSE_PRODUCER
         assert not broker.ownership.owned
-        assert (await port.lookup(NAME))["brokerUrl"] == broker.service_url
+        assert (await port.lookup(NAME, ""))["brokerUrl"] == broker.service_url
         assert await port.topics(DEFAULT) == [TOPIC]
 
     play(tmp_path, script)
