@@ -65,7 +65,7 @@ class MemoryPort:
 
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
         self._fail()
-        return {"brokerUrl": f"pulsar://host/{topic.local}"}
+        return {"brokerUrl": f"pulsar://{listener or 'host'}/{topic.local}"}
 
     async def namespaces(self, tenant: str) -> list[str]:
         return [str(name) for name in self.created if name.tenant == tenant]
