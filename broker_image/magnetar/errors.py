@@ -114,6 +114,10 @@ class NotAllowed(MagnetarError):
     wire_code, http_status, retry = WireCode.NOT_ALLOWED, 409, Retry.NEVER
 
 
+class OwnedByResource(NotAllowed):
+    """A change of something that a custom resource owns: the resource would only set it back."""
+
+
 class InvalidRequest(MagnetarError):
     """A request whose fields contradict each other or are out of range."""
 

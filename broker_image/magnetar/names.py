@@ -24,6 +24,8 @@ NAME_LENGTH_MAX = 1024
 
 _PART = re.compile(r"^[-=:.\w]+$")
 _PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,8})$")
+CLUSTER_NAME = "standalone"
+"""What Pulsar's clients call the cluster that they talk to."""
 PERSISTENT = "persistent"
 NON_PERSISTENT = "non-persistent"
 
@@ -157,6 +159,13 @@ def initial_boundaries(count: int) -> tuple[int, ...]:
         raise InvalidTopicName(f"bundles: {count} is out of range; use 1..{BUNDLES_MAX}")
     segment = (1 << 32) // count
     return (*(index * segment for index in range(count)), FULL_RANGE_END)
+
+
+def fitting_boundaries(known: Sequence[int], bundles: Sequence[BundleName]) -> tuple[int, ...]:
+    """Boundaries of which each of `bundles` (disjoint, of one namespace) is a bundle, as near to those `known` as that permits."""
+    edges = {0, FULL_RANGE_END, *(edge for bundle in bundles for edge in (bundle.low, bundle.high))}
+    edges |= {edge for edge in known if not any(bundle.low < edge < bundle.high for bundle in bundles)}
+    return tuple(sorted(edges))
 
 
 def bundle_of(namespace: NamespaceName, boundaries: Sequence[int], position: int) -> BundleName:

@@ -22,6 +22,13 @@ DESTINATION_STORAGE, MESSAGE_AGE = "destination_storage", "message_age"
 HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
 NO_SUBSCRIPTIONS, CAUGHT_UP = "delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"
 SUBSCRIPTION_TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
+KEPT_POLICIES: Mapping[str, Any] = MappingProxyType(
+    {
+        "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+        "inactive_topic_policies": {"deleteWhileInactive": False},
+    }
+)
+"""Of a namespace whose policies are lost: nothing goes before an administrator has said so."""
 _NO_QUOTAS: Mapping[str, Any] = MappingProxyType({})
 _INT_MAX, _LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 

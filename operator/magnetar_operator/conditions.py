@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from magnetar.errors import MagnetarError, StoreError
 from magnetar_operator.models.base import Condition
 
 MESSAGE_LENGTH_MAX = 1000
@@ -110,8 +111,22 @@ class Reason(enum.Enum):
         "The cluster does not admit this Kubernetes namespace.",
         "Add it to the cluster's spec.allowedNamespaces.",
     )
-    CONFLICT = "Conflict", "An older TopicNamespace owns this tenant and namespace.", "Delete one of the two."
-    NOT_EMPTY = "NotEmpty", "deletionPolicy Delete met a namespace that holds data.", "Its data stays; delete the topics first."
+    CONFLICT = (
+        "Conflict",
+        "An older TopicNamespace owns this tenant and namespace.",
+        "Delete one of the two; if the older one goes, this one takes over.",
+    )
+    TENANT_CONFLICT = (
+        "TenantConflict",
+        "An older TopicNamespace gives this tenant another configuration.",
+        "Write the same tenantConfig in both, or take it out of one.",
+    )
+    NOT_EMPTY = (
+        "NotEmpty",
+        "deletionPolicy Delete met a namespace that holds topics, or may.",
+        "Its data stays; delete the topics first, or set the annotation magnetar.io/skip-finalizer to keep them.",
+    )
+    DELETING = "Deleting", "The namespace is empty and about to be deleted.", "Wait."
     PENDING = "Pending", "The run has not begun yet.", "Wait; if it lasts, look at the driver pod's events."
     RUNNING = "Running", "The driver is at work.", "kubectl logs shows its progress."
     RETRYING = "Retrying", "An attempt failed and another one follows.", "The message says why it failed."
@@ -194,6 +209,19 @@ class Reason(enum.Enum):
     @property
     def remedy(self) -> str:
         return str(self.value[2])
+
+
+class Blocked(MagnetarError):
+    """A resource cannot act now; `reason` says why, `retry_s` when to look again."""
+
+    def __init__(self, reason: Reason, message: str, retry_s: float = 2.0) -> None:
+        super().__init__(message)
+        self.reason, self.retry_s = reason, retry_s
+
+    @classmethod
+    def by_store(cls, error: StoreError | TimeoutError) -> Blocked:
+        """The cluster's metadata store did not answer as it should."""
+        return cls(Reason.STORE_UNAVAILABLE, f"the cluster's etcd does not answer: {str(error) or 'no answer in time'}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,8 @@ class Controller:
             await self._promoted.wait()
             try:
                 await self.enqueue_all()
+                for key in await topic_namespace.orphans(self._world):
+                    self._queue.add(key)
             except KubernetesError as error:
                 log.warning("resync.failed", error=str(error))
             await asyncio.sleep(resync_s * self._world.clock.uniform(0.9, 1.1))

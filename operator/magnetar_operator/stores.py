@@ -18,6 +18,7 @@ from magnetar.metadata.election import Election
 from magnetar.metadata.etcd import EtcdStore, TlsMaterial
 from magnetar.metadata.records import CordonRecord
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
+from magnetar.names import NamespaceName
 from magnetar_operator.etcd_users import EtcdUsers
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.refusals import NotLeading
@@ -37,6 +38,10 @@ class ClusterStore:
     ) -> None:
         self.reader = store
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
+        self.claims: dict[tuple[str, str], NamespaceName] = {}
+        """Of TopicNamespaces (by namespace and name) seen here: the namespace that each speaks for, for when the resource is gone."""
+        self.empty_since: dict[NamespaceName, tuple[tuple[object, ...], float]] = {}
+        """Namespaces about to be deleted: what was seen of them, and since when (monotonic) it is so."""
         self._election: Election | None = None
         self._seizing = asyncio.Lock()
         self._users: EtcdUsers | None = None
@@ -128,14 +133,20 @@ class Stores:
         known, store = self._open.get(key, (None, None))
         if store is not None and known is tls:
             return store
+        claims = store.claims if store is not None else {}
         if store is not None:
             closing = asyncio.ensure_future(store.reader.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         opened = EtcdStore(key, tls, clock=self._clock)
         store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write)
+        store.claims.update(claims)
         self._open[key] = tls, store
         return store
+
+    def opened(self) -> list[ClusterStore]:
+        """The stores that are connected to."""
+        return [store for _, store in self._open.values()]
 
     def known(self) -> set[tuple[str, ...]]:
         """Endpoints of the open connections."""

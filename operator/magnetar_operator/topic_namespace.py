@@ -1,171 +1,88 @@
 """Reconciling a `TopicNamespace`.
 
-Owns: the order of steps and the namespace's record in the cluster's store. Imports: world, magnetar.metadata, models, conditions.
-Invariants: boundaries are written only when the record is created; of several resources for one tenant and namespace the oldest acts and the others
-say so; policies that this resource does not set are never touched; a namespace that holds anything is never deleted; the finalizer ends after a
-bounded time whatever happens.
+Owns: the order of steps, who may act, and writing the records of namespace and tenant. Imports: world, namespace_record, namespace_deletion,
+magnetar.metadata, models, conditions.
+Invariants: of several resources for one tenant and namespace the oldest acts and the others say so: the record names the one that acts, so that a
+resource is compared with that one alone; fields that this resource does not set are never touched; what has changed between reading and writing a
+record is read again, never written over.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from magnetar.errors import MagnetarError, StoreError
+from magnetar.errors import StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord
-from magnetar.metadata.store import Compare, Delete, KeyValue, Put
-from magnetar.names import initial_boundaries
-from magnetar_operator import names
-from magnetar_operator.conditions import Finding, Reason, Type, wall_ms_of
+from magnetar.metadata.records import NamespaceRecord, Record, TenantRecord
+from magnetar.metadata.store import Compare, KeyValue, Put
+from magnetar.names import BundleName, NamespaceName
+from magnetar_operator import namespace_deletion
+from magnetar_operator.conditions import Blocked, Finding, Reason, Type
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
-from magnetar_operator.resources import TOPIC_NAMESPACE
+from magnetar_operator.namespace_record import (
+    Change,
+    desired_record,
+    desired_tenant,
+    differing_tenant_fields,
+    living_bundles,
+    owner_text,
+    record_changes,
+    released_record,
+    released_tenant,
+    seniority,
+    tenant_changes,
+    told,
+)
+from magnetar_operator.resources import BROKER_CLUSTER, TOPIC_NAMESPACE
 from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
-from magnetar_operator.world import World, is_paused
+from magnetar_operator.world import InvalidResource, World, is_paused
 
-RETRY_S = 2.0
+R = TypeVar("R", bound=Record)
 LOOK_AGAIN_S = 60.0
+LOOK_AT_RIVAL_S = 3.0
 READ_TIMEOUT_S = 5.0
-DELETION_TIMEOUT_S = 120.0
 ALL_NAMESPACES = "*"
 
 
-class Blocked(MagnetarError):
-    """This resource cannot act now; `reason` says why, `retry_s` when to look again."""
-
-    def __init__(self, reason: Reason, message: str, retry_s: float = RETRY_S) -> None:
-        super().__init__(message)
-        self.reason, self.retry_s = reason, retry_s
-
-
 async def reconcile(world: World, key: Key) -> float | None:
-    """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource."""
+    """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource, StoreError, TimeoutError, NotLeading."""
     resource = await world.read(key, TopicNamespace)
     if resource is None:
+        await _release(world, key)
         return None
     if resource.metadata.deletion_timestamp:
-        return await _finalize(world, resource)
+        return await namespace_deletion.finalize(world, resource, lambda: _cluster_store(world, resource))
     if is_paused(resource):
         await world.events.once(resource, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
-        await _write_status(world, resource, Finding(Type.READY, False, Reason.PAUSED), resource.status.bundles)
+        await _write_status(world, resource, Finding(Type.READY, False, Reason.PAUSED))
         return None
     await _match_finalizer(world, resource)
     try:
-        _require_oldest(world, resource)
-        store = await _store(world, await _admitting_cluster(world, resource))
+        store = await _cluster_store(world, resource)
         record = await _ensure_record(world, resource, store)
+        owns_tenant, conflict = await _ensure_tenant(world, resource, store)
     except Blocked as blocked:
         await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
-        await _write_status(world, resource, Finding(Type.READY, False, blocked.reason, str(blocked)), resource.status.bundles)
+        await _write_status(world, resource, Finding(Type.READY, False, blocked.reason, str(blocked)))
         return blocked.retry_s
-    bundles = len(record.boundaries) - 1
-    message = f"namespace {resource.spec.name} has {bundles} bundles"
-    await _write_status(world, resource, Finding(Type.READY, True, Reason.AS_DESIRED, message), bundles)
-    return LOOK_AGAIN_S
+    bundles, generation = len(record.boundaries) - 1, resource.metadata.generation
+    finding = Finding(Type.READY, True, Reason.AS_DESIRED, f"namespace {resource.spec.name} has {bundles} bundles")
+    if conflict:
+        finding = Finding(Type.READY, False, Reason.TENANT_CONFLICT, conflict)
+        await world.events.once(resource, "Warning", finding.reason.word, conflict)
+    await _write_status(world, resource, finding, bundles=bundles, applied_generation=generation, owns_tenant=owns_tenant)
+    return LOOK_AT_RIVAL_S if conflict else LOOK_AGAIN_S
 
 
-async def _write_status(world: World, resource: TopicNamespace, finding: Finding, bundles: int) -> None:
+async def _write_status(world: World, resource: TopicNamespace, finding: Finding, **changes: int) -> None:
     conditions = world.conditions(resource, resource.status.conditions, [finding])
-    update = {"observed_generation": resource.metadata.generation, "bundles": bundles, "conditions": conditions}
+    update = {"observed_generation": resource.metadata.generation, "conditions": conditions, **changes}
     await world.write_status(resource, resource.status.model_copy(update=update))
-
-
-# --- who may act --------------------------------------------------------------------------------------------------------------
-
-
-def seniority(resource: TopicNamespace) -> tuple[str, str, str]:
-    """Order among resources for the same namespace: the oldest first, names where the second is the same."""
-    return resource.metadata.creation_timestamp, resource.namespace, resource.name
-
-
-def _require_oldest(world: World, resource: TopicNamespace) -> None:
-    """Raises Blocked if an older resource speaks for the same tenant and namespace of the same cluster."""
-    for other in world.claimants(resource.cluster_key, resource.spec.tenant, resource.spec.namespace):
-        if other.metadata.uid != resource.metadata.uid and seniority(other) < seniority(resource):
-            raise Blocked(
-                Reason.CONFLICT, f"{other.reference} is older and owns {resource.spec.name}; delete one of the two", LOOK_AGAIN_S
-            )
-
-
-async def _admitting_cluster(world: World, resource: TopicNamespace) -> BrokerCluster:
-    """The cluster, if it exists and admits the resource's Kubernetes namespace. Raises Blocked."""
-    namespace, name = resource.cluster_key
-    cluster = await world.cluster(namespace, name)
-    if cluster is None:
-        raise Blocked(Reason.CLUSTER_MISSING, f"BrokerCluster {namespace}/{name} does not exist; make it, or correct clusterRef")
-    allowed = cluster.spec.allowed_namespaces
-    if namespace != resource.namespace and resource.namespace not in allowed and ALL_NAMESPACES not in allowed:
-        raise Blocked(
-            Reason.NOT_ALLOWED,
-            f"BrokerCluster {namespace}/{name} does not admit namespace {resource.namespace}; add it to its spec.allowedNamespaces",
-        )
-    return cluster
-
-
-async def _store(world: World, cluster: BrokerCluster) -> ClusterStore:
-    """Raises Blocked if the cluster's etcd cannot be addressed."""
-    try:
-        return await world.store_of(cluster)
-    except StoreError as error:
-        raise Blocked(Reason.STORE_UNAVAILABLE, str(error)) from error
-
-
-# --- the record ---------------------------------------------------------------------------------------------------------------
-
-
-def owner_text(resource: TopicNamespace) -> str:
-    """How the record names its resource."""
-    return f"{resource.namespace}/{resource.name}"
-
-
-def wanted_record(resource: TopicNamespace, current: NamespaceRecord | None) -> NamespaceRecord:
-    """The record as this resource wants it: boundaries only for a new one, policies only those it sets."""
-    boundaries = current.boundaries if current is not None else initial_boundaries(resource.spec.bundles)
-    policies = {**(current.policies if current is not None else {}), **resource.spec.policies.owned()}
-    return NamespaceRecord(boundaries=boundaries, policies=policies, owner=owner_text(resource))
-
-
-async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterStore) -> NamespaceRecord:
-    """Make the record what it should be. Raises Blocked if the store does not answer, NotLeading."""
-    key = keys.namespace(resource.spec.name)
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            item = await store.reader.get(key)
-        current = NamespaceRecord.decode(item.value) if item is not None else None
-        wanted = wanted_record(resource, current)
-        if wanted == current:
-            return wanted
-        unchanged = Compare(key, "mod", "=", item.mod_revision if item is not None else 0)
-        if not await store.write((unchanged,), (Put(key, wanted.encode()),)):
-            raise Blocked(Reason.STORE_UNAVAILABLE, f"{key} was changed at the same moment; trying again", 0.2)
-    except (StoreError, TimeoutError) as error:
-        raise Blocked(
-            Reason.STORE_UNAVAILABLE, f"the cluster's etcd does not answer: {str(error) or 'no answer in time'}"
-        ) from error
-    await _tell(world, resource, current, wanted)
-    return wanted
-
-
-async def _tell(world: World, resource: TopicNamespace, old: NamespaceRecord | None, new: NamespaceRecord) -> None:
-    if old is None:
-        text = f"namespace {resource.spec.name} with {len(new.boundaries) - 1} bundles"
-        await world.events.normal(resource, "Created", text)
-        return
-    changed = [
-        f"policies.{name}: {json.dumps(old.policies.get(name))} -> {json.dumps(value)}"
-        for name, value in new.policies.items()
-        if old.policies.get(name) != value
-    ]
-    if old.owner != new.owner:
-        changed.append(f"owner: {old.owner or 'nobody'} -> {new.owner}")
-    spec_is_new = resource.status.observed_generation != resource.metadata.generation
-    write = world.events.normal if spec_is_new else world.events.warning
-    await write(resource, "Updated" if spec_is_new else "DriftCorrected", "; ".join(changed))
-
-
-# --- deletion -----------------------------------------------------------------------------------------------------------------
 
 
 async def _match_finalizer(world: World, resource: TopicNamespace) -> None:
@@ -180,54 +97,225 @@ async def _match_finalizer(world: World, resource: TopicNamespace) -> None:
     await world.api.set_finalizers(found, [*others, FINALIZER] if wants else others)
 
 
-async def _finalize(world: World, resource: TopicNamespace) -> float | None:
-    """Delete the namespace if it is empty, then let the resource go; after `DELETION_TIMEOUT_S` let it go in any case."""
-    if FINALIZER not in resource.metadata.finalizers:
-        return None
-    assert resource.metadata.deletion_timestamp is not None
-    waited_s = (world.clock.wall_ms() - wall_ms_of(resource.metadata.deletion_timestamp)) / 1000
-    skipped = resource.metadata.annotations.get(names.SKIP_FINALIZER, "").lower() == "true"
+# --- who may act --------------------------------------------------------------------------------------------------------------
+
+
+async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore:
+    """The store of the cluster, if that exists and admits the resource's Kubernetes namespace. Raises Blocked."""
+    namespace, name = resource.cluster_key
+    cluster = await world.cluster(namespace, name)
+    if cluster is None:
+        raise Blocked(Reason.CLUSTER_MISSING, f"BrokerCluster {namespace}/{name} does not exist; make it, or correct clusterRef")
+    if not _admits(cluster, resource):
+        raise Blocked(
+            Reason.NOT_ALLOWED,
+            f"BrokerCluster {namespace}/{name} does not admit namespace {resource.namespace}; add it to its spec.allowedNamespaces",
+        )
     try:
-        if not skipped:
-            await _delete_record(world, resource)
-    except Blocked as blocked:
-        await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
-        if waited_s < DELETION_TIMEOUT_S and blocked.reason is not Reason.CLUSTER_MISSING:
-            return RETRY_S
-        await world.events.warning(resource, "Retained", f"namespace {resource.spec.name} stays as it is: {blocked}")
-    found = await world.api.get(TOPIC_NAMESPACE, resource.namespace, resource.name)
-    if found is not None and FINALIZER in found["metadata"].get("finalizers", []):
-        await world.api.set_finalizers(found, [name for name in found["metadata"]["finalizers"] if name != FINALIZER])
-    return None
+        store = await world.store_of(cluster)
+    except StoreError as error:
+        raise Blocked(Reason.STORE_UNAVAILABLE, str(error)) from error
+    store.claims[resource.namespace, resource.name] = resource.spec.name
+    return store
 
 
-async def _delete_record(world: World, resource: TopicNamespace) -> None:
-    """Remove the record of an empty namespace that this resource owns. Raises Blocked, NotLeading."""
-    store = await _store(world, await _admitting_cluster(world, resource))
+def _admits(cluster: BrokerCluster, resource: TopicNamespace) -> bool:
+    allowed = cluster.spec.allowed_namespaces
+    return resource.namespace == cluster.namespace or resource.namespace in allowed or ALL_NAMESPACES in allowed
+
+
+async def _require_oldest(world: World, resource: TopicNamespace) -> None:
+    """Nobody owns the namespace yet: raises Blocked if an older resource, which the cluster admits, speaks for it too. Raises InvalidResource."""
+    cluster = await world.cluster(*resource.cluster_key)
+    for other in world.claimants(resource.cluster_key, resource.spec.tenant, resource.spec.namespace):
+        if seniority(other) < seniority(resource) and cluster is not None and _admits(cluster, other):
+            raise _conflict(resource, other)
+
+
+def _conflict(resource: TopicNamespace, senior: TopicNamespace) -> Blocked:
+    text = f"{senior.reference} is older and owns {resource.spec.name}; delete one of the two"
+    return Blocked(Reason.CONFLICT, text, LOOK_AT_RIVAL_S)
+
+
+async def _senior(world: World, resource: TopicNamespace, owner: str) -> TopicNamespace | None:
+    """The resource that `owner` of a record names, if it lives, the same cluster admits it, and it is older than ours. Raises Blocked."""
+    namespace, _, name = owner.partition("/")
+    if not name or owner == owner_text(resource) or (world.namespaces and namespace not in world.namespaces):
+        return None
+    try:
+        other = await world.read(Key(TOPIC_NAMESPACE.kind, namespace, name), TopicNamespace)
+    except InvalidResource as error:
+        text = f"TopicNamespace {owner} owns {resource.spec.name} and cannot be read ({error}); correct or delete it"
+        raise Blocked(Reason.CONFLICT, text, LOOK_AT_RIVAL_S) from error
+    if other is None or other.cluster_key != resource.cluster_key or seniority(other) > seniority(resource):
+        return None
+    cluster = await world.cluster(*resource.cluster_key)
+    return other if cluster is not None and _admits(cluster, other) else None
+
+
+# --- the records --------------------------------------------------------------------------------------------------------------
+
+
+async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterStore) -> NamespaceRecord:
+    """Make the namespace's record what it should be. Raises Blocked if the store does not answer or an older resource owns it, NotLeading."""
+    key = keys.namespace(resource.spec.name)
+    item, current = await _read(store, key, NamespaceRecord)
+    living: Sequence[BundleName] = ()
+    if current is None or not current.owner:
+        await _require_oldest(world, resource)
+    if current is None:
+        living = await _living(store, resource.spec.name)
+    elif (senior := await _senior(world, resource, current.owner)) and senior.spec.name == resource.spec.name:
+        raise _conflict(resource, senior)
+    wanted = desired_record(resource, current, living)
+    if wanted != current:
+        await _replace(store, key, item, wanted)
+        await _tell_of_record(world, resource, current, wanted, living)
+    return wanted
+
+
+async def _tell_of_record(
+    world: World, resource: TopicNamespace, old: NamespaceRecord | None, new: NamespaceRecord, living: Sequence[BundleName]
+) -> None:
+    name, bundles = resource.spec.name, len(new.boundaries) - 1
+    if old is not None:
+        if changes := record_changes(old, new):
+            await _tell(world, resource, changes)
+    elif living:
+        text = (
+            f"the record of namespace {name} was gone: made again around {len(living)} bundles that hold messages; policies set by "
+            "REST are lost, and until you set them nothing in it expires or is deleted"
+        )
+        await world.events.warning(resource, "Recreated", text)
+    elif resource.status.applied_generation:
+        text = f"namespace {name} was gone: made again with {bundles} bundles; policies set by REST are lost"
+        await world.events.warning(resource, "Recreated", text)
+    else:
+        await world.events.normal(resource, "Created", f"namespace {name} with {bundles} bundles")
+
+
+async def _ensure_tenant(world: World, resource: TopicNamespace, store: ClusterStore) -> tuple[bool, str]:
+    """Make the tenant what this resource wants, if it wants something or did; whether it owns the tenant, and what stands against that.
+
+    Raises Blocked if the store does not answer, NotLeading.
+    """
+    fields, owner, tenant = resource.spec.tenant_fields(), owner_text(resource), resource.spec.tenant
+    if not fields and not resource.status.owns_tenant:
+        return False, ""
+    key = keys.tenant(tenant)
+    item, current = await _read(store, key, TenantRecord)
+    if not fields and (current is None or current.owner != owner):
+        return False, ""
+    if current is not None and current.owner != owner:
+        senior = await _senior(world, resource, current.owner)
+        if senior is not None and senior.spec.tenant == tenant and senior.spec.tenant_config is not None:
+            differing = ", ".join(differing_tenant_fields(resource, current))
+            text = f"{senior.reference} is older and decides on tenant {tenant}; set {differing} as it does, or take tenantConfig out of one"
+            return False, text if differing else ""
+    wanted = desired_tenant(resource, current)
+    if wanted != (current or TenantRecord()):
+        await _replace(store, key, item, wanted)
+        if changes := tenant_changes(current, wanted):
+            await _tell(world, resource, [replace(change, field=f"tenant {tenant}, {change.field}") for change in changes])
+    return bool(fields), ""
+
+
+async def _tell(world: World, resource: TopicNamespace, changes: Sequence[Change]) -> None:
+    """A change of the spec is an update; without one somebody else has changed what is ours."""
+    if resource.status.applied_generation != resource.metadata.generation:
+        await world.events.normal(resource, "Updated", told(changes))
+    else:
+        await world.events.warning(resource, "DriftCorrected", told(changes))
+
+
+async def _read(store: ClusterStore, key: str, kind: type[R]) -> tuple[KeyValue | None, R | None]:
+    """The record under `key` with its revision. Raises Blocked."""
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            item = await store.reader.get(keys.namespace(resource.spec.name))
-            if item is None or NamespaceRecord.decode(item.value).owner != owner_text(resource):
-                return
-            await _require_empty(resource, store)
-        if not await store.write(_unchanged(resource, item), (Delete(item.key),)):
-            raise Blocked(Reason.STORE_UNAVAILABLE, f"{item.key} was changed at the same moment; trying again")
+            item = await store.reader.get(key)
+        return item, kind.decode(item.value) if item is not None else None
     except (StoreError, TimeoutError) as error:
-        raise Blocked(
-            Reason.STORE_UNAVAILABLE, f"the cluster's etcd does not answer: {str(error) or 'no answer in time'}"
-        ) from error
-    await world.events.normal(resource, "Deleted", f"namespace {resource.spec.name} was empty and is deleted")
+        raise Blocked.by_store(error) from error
 
 
-def _unchanged(resource: TopicNamespace, item: KeyValue) -> tuple[Compare, ...]:
-    return (Compare(keys.namespace(resource.spec.name), "mod", "=", item.mod_revision),)
+async def _living(store: ClusterStore, name: NamespaceName) -> list[BundleName]:
+    """Bundles of a namespace that hold messages. Raises Blocked."""
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return list(living_bundles((await store.reader.range(keys.bundles_in(name))).items))
+    except (StoreError, TimeoutError) as error:
+        raise Blocked.by_store(error) from error
 
 
-async def _require_empty(resource: TopicNamespace, store: ClusterStore) -> None:
-    """Raises Blocked if the namespace has topics, or bundles that were ever owned (their logs hold messages)."""
-    name = resource.spec.name
-    topics = await store.reader.range(keys.partitioned_topics_in(name), limit=1)
-    bundles = await store.reader.range(keys.bundles_in(name))
-    if topics.items or bundles.items:
-        what = f"{len(bundles.items)} bundles with data" if bundles.items else "topics"
-        raise Blocked(Reason.NOT_EMPTY, f"namespace {name} has {what}; nothing is deleted")
+async def _replace(store: ClusterStore, key: str, item: KeyValue | None, wanted: Record) -> None:
+    """Write a record if it is still as it was read. Raises Blocked, NotLeading."""
+    unchanged = Compare(key, "mod", "=", item.mod_revision if item is not None else 0)
+    try:
+        written = await store.write((unchanged,), (Put(key, wanted.encode()),))
+    except (StoreError, TimeoutError) as error:
+        raise Blocked.by_store(error) from error
+    if not written:
+        raise Blocked(Reason.STORE_UNAVAILABLE, f"{key} was changed at the same moment; trying again", 0.2)
+
+
+# --- resources that are gone --------------------------------------------------------------------------------------------------
+
+
+async def _release(world: World, key: Key) -> None:
+    """Have a resource that is gone own nothing: what it set stays, and is anybody's. Raises StoreError, TimeoutError, NotLeading."""
+    for store in world.stores.opened():
+        name = store.claims.get((key.namespace, key.name))
+        if name is None:
+            continue
+        owner = f"{key.namespace}/{key.name}"
+        await _disown(store, keys.namespace(name), NamespaceRecord, owner, released_record)
+        await _disown(store, keys.tenant(name.tenant), TenantRecord, owner, released_tenant)
+        store.claims.pop((key.namespace, key.name), None)
+
+
+Owned = TypeVar("Owned", NamespaceRecord, TenantRecord)
+
+
+async def _disown(store: ClusterStore, key: str, kind: type[Owned], owner: str, released: Callable[[Owned], Owned]) -> None:
+    """Raises StoreError, TimeoutError, NotLeading."""
+    async with asyncio.timeout(READ_TIMEOUT_S):
+        item = await store.reader.get(key)
+    if item is None:
+        return
+    current = kind.decode(item.value)
+    if current.owner == owner:
+        unchanged = Compare(key, "mod", "=", item.mod_revision)
+        if not await store.write((unchanged,), (Put(key, released(current).encode()),)):
+            raise StoreError(f"{key} was changed at the same moment; trying again")
+
+
+async def orphans(world: World) -> list[Key]:
+    """Resources that own a namespace of some cluster and do not exist: they went while no operator looked.
+
+    They are to be reconciled, which releases what they own. A store that does not answer is left to the next time.
+    """
+    existing, found = set(world.keys(TOPIC_NAMESPACE.kind)), []
+    for at in world.keys(BROKER_CLUSTER.kind):
+        try:
+            cluster = await world.cluster(at.namespace, at.name)
+            if cluster is None:
+                continue
+            store = await world.store_of(cluster)
+            owners = await _owners(store)
+        except (InvalidResource, StoreError, TimeoutError):
+            continue
+        for owner, name in owners.items():
+            namespace, _, resource = owner.partition("/")
+            key = Key(TOPIC_NAMESPACE.kind, namespace, resource)
+            if key not in existing and (not world.namespaces or namespace in world.namespaces):
+                store.claims[namespace, resource] = name
+                found.append(key)
+    return found
+
+
+async def _owners(store: ClusterStore) -> dict[str, NamespaceName]:
+    """Owners in a cluster's records, each with its namespace. Raises StoreError, TimeoutError."""
+    async with asyncio.timeout(READ_TIMEOUT_S):
+        items = (await store.reader.range(keys.NAMESPACES)).items
+    owners = {NamespaceRecord.decode(item.value).owner: item.key.removeprefix(keys.NAMESPACES) for item in items}
+    return {owner: NamespaceName.parse(name) for owner, name in owners.items() if owner}

@@ -192,7 +192,9 @@ class Brokers:
         self.store = EtcdStore([endpoint], clock=SystemClock())
 
     async def reset(self) -> None:
-        prefixes = (keys.BUNDLES, keys.INCARNATIONS, keys.CORDONS, keys.NAMESPACES, keys.JOBS, keys.TOPICS)
+        prefixes = (
+            keys.BUNDLES, keys.INCARNATIONS, keys.CORDONS, keys.NAMESPACES, keys.JOBS, keys.TOPICS, keys.TOPIC_CHANGES, keys.TENANTS,
+        )  # fmt: skip
         await self.store.transact((), [Delete(prefix, prefix=True) for prefix in prefixes])
         record = ClusterRecord(storage_id="5e" * 16, restore=0, format_version=1)
         await self.store.transact((), [Put(keys.CLUSTER, record.encode())])

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.records import JobRunRecord, NamespaceRecord
-from magnetar.names import initial_boundaries
+from magnetar.metadata.records import JobRunRecord
 from magnetar_operator.scaling import CORDON_REASON
 from tests.apiserver.control_plane import ControlPlane, EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until, writes
@@ -305,70 +304,6 @@ def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd:
             )
             (event,) = await until("an event", lambda: scene.events("NodeLost"))
             assert node in event
-
-    asyncio.run(scenario())
-
-
-def test_namespaces_get_their_record_once_and_the_oldest_resource_wins(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Creation, conflict, drift of an owned policy (others' policies stay), and deletion of an empty namespace only."""
-
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            spec = {
-                "clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders", "bundles": 2,
-                "policies": {"message_ttl_in_seconds": 60}, "deletionPolicy": "Delete",
-            }  # fmt: skip
-            scene.create("TopicNamespace", "orders", spec)
-            path = scene.path("topicnamespaces", "orders")
-            await until("Ready", lambda: scene.condition(path).get("status") == "True")
-            key = "namespaces/acme/orders"
-            item = await brokers.store.get(key)
-            assert item is not None
-            record = NamespaceRecord.decode(item.value)
-            assert record == NamespaceRecord(initial_boundaries(2), {"message_ttl_in_seconds": 60}, f"{scene.namespace}/orders")
-
-            await asyncio.sleep(1.1)  # creation times have whole seconds
-            scene.create("TopicNamespace", "later", spec)
-            later = scene.path("topicnamespaces", "later")
-            conflict = await until("Conflict", lambda: (found := scene.condition(later)).get("reason") == "Conflict" and found)
-            assert f"{scene.namespace}/orders is older" in conflict["message"]
-
-            drifted = NamespaceRecord(record.boundaries, {"message_ttl_in_seconds": 5, "theirs": 1}, record.owner)
-            await brokers.store.put(key, drifted.encode())
-            scene.merge(path, {"metadata": {"annotations": {"look": "again"}}})
-            await until("an event", lambda: "policies.message_ttl_in_seconds: 5 -> 60" in " ".join(scene.events("DriftCorrected")))
-            item = await brokers.store.get(key)
-            assert item is not None
-            assert NamespaceRecord.decode(item.value).policies == {"message_ttl_in_seconds": 60, "theirs": 1}
-
-            scene.delete(later)
-            await until("the later one is gone", lambda: scene.get(later) is None)
-            assert await brokers.store.get(key) is not None
-            scene.delete(path)
-            await until("the resource is gone", lambda: scene.get(path) is None)
-            assert await brokers.store.get(key) is None
-
-    asyncio.run(scenario())
-
-
-def test_a_namespace_with_data_is_not_deleted(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """deletionPolicy Delete waits and says why; the escape annotation lets the resource go and keeps the namespace."""
-
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "full", "deletionPolicy": "Delete"}
-            scene.create("TopicNamespace", "full", spec)
-            path = scene.path("topicnamespaces", "full")
-            await until("Ready", lambda: scene.condition(path).get("status") == "True")
-            await brokers.own("acme/full/0x00000000_0x40000000", "main-broker-0.0000000000000000")
-            scene.delete(path)
-            await until("an event", lambda: scene.events("NotEmpty"))
-            assert scene.get(path) is not None
-            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}})
-            await until("the resource is gone", lambda: scene.get(path) is None)
-            assert await brokers.store.get("namespaces/acme/full") is not None
 
     asyncio.run(scenario())
 

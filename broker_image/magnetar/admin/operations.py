@@ -1,6 +1,7 @@
 """Routes of our own, for whoever operates a cluster.
 
-Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, changes of a namespace's policies in one request. Imports: FastAPI, ports.
+Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, changes of a namespace's policies in one request, owners of namespaces.
+Imports: FastAPI, ports.
 Invariants: what is answered is durable; a change of policies leaves those alone that it does not name.
 """
 
@@ -49,4 +50,22 @@ def operation_router(port: AdminPort) -> APIRouter:
         changes = await object_of(request)
         await port.edit_policies(namespace_name(tenant, namespace), lambda policies: policies.update(changes))
 
+    _add_owners(router, port)
     return router
+
+
+def _add_owners(router: APIRouter, port: AdminPort) -> None:
+    @router.get("/namespaces/owners")
+    async def owners() -> dict[str, str]:
+        """Return the custom resource of every namespace that has one."""
+        return port.namespace_owners()
+
+    @router.get("/namespaces/{tenant}/{namespace}/owner")
+    async def owner(tenant: str, namespace: str) -> dict[str, Any]:
+        """Return the custom resource that owns a namespace, and the fields that it sets."""
+        return await port.namespace_owner(namespace_name(tenant, namespace))
+
+    @router.delete("/namespaces/{tenant}/{namespace}/owner", status_code=NO_CONTENT)
+    async def release(tenant: str, namespace: str) -> None:
+        """Have no custom resource own a namespace: for one that is gone, since a living one takes the namespace again."""
+        await port.release_namespace(namespace_name(tenant, namespace))

@@ -144,7 +144,19 @@ class NamespacePort(Protocol):
         ...
 
     async def delete_namespace(self, name: NamespaceName, force: bool) -> None:
-        """Raises NotAllowed while it has topics and `force` is not set."""
+        """Raises NotAllowed while it has topics and `force` is not set, OwnedByResource."""
+        ...
+
+    async def namespace_owner(self, name: NamespaceName) -> dict[str, Any]:
+        """The custom resource that owns the namespace ("" = none), and the fields that it sets. Raises NamespaceNotFound."""
+        ...
+
+    def namespace_owners(self) -> dict[str, str]:
+        """The custom resource of every namespace that has one."""
+        ...
+
+    async def release_namespace(self, name: NamespaceName) -> None:
+        """Have nobody own the namespace any more, until a custom resource that lives takes it (again)."""
         ...
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
@@ -182,7 +194,7 @@ class NamespacePort(Protocol):
         ...
 
     async def edit_policies(self, target: NamespaceName | TopicName, edit: Callable[[dict[str, Any]], None]) -> None:
-        """Apply `edit` to a copy, check it (InvalidRequest) and make it durable. `edit` may run more than once."""
+        """Apply `edit` to a copy, check it (InvalidRequest, OwnedByResource) and make it durable. `edit` may run more than once."""
         ...
 
     async def properties(self, target: NamespaceName | TopicName) -> dict[str, str]: ...

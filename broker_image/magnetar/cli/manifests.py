@@ -1,8 +1,9 @@
 """`magnetar apply`: manifests against a server without Kubernetes.
 
-Owns: reading YAML, validating it with the operator's own models and turning it into REST requests. Imports: the operator's models, REST client.
+Owns: reading YAML, validating it with the operator's own models and turning it into REST requests. Imports: the operator's models, REST client,
+owned_fields.
 Invariants: the same file is accepted or refused here and on Kubernetes, with the same words; nothing is changed before every document has been
-checked; applying twice changes nothing; policies that a manifest does not name are left alone.
+checked; applying twice changes nothing; fields that a manifest does not name are left alone, and what another resource owns is refused.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
 
 import yaml
 
 from magnetar.cli.failures import CommandFailed, Refused, WrongUsage
 from magnetar.cli.rest import NOT_FOUND, Rest, namespace_path
 from magnetar.cli.session import Session
+from magnetar.metadata.owned_fields import POLICIES, TENANT, place_of, value_of, with_fields
 
 if TYPE_CHECKING:
     from magnetar_operator.models import BrokerCluster, DataJob, TopicNamespace
@@ -73,19 +76,42 @@ def _is_standalone(status: dict[str, Any]) -> bool:
 
 
 def _apply_namespace(rest: Rest, resource: TopicNamespace) -> str:
-    path, policies = namespace_path(resource.spec.name), resource.spec.policies.owned()
+    path, fields = namespace_path(resource.spec.name), resource.spec.fields()
+    of_tenant = _apply_tenant(rest, resource)
+    found = _get_or_none(rest, path)
+    if found is None:
+        rest.put(path, {"bundles": {"numBundles": resource.spec.bundles}, **with_fields({}, fields)})
+        return "created"
+    changed = {field: value for field, value in fields.items() if value_of(found, field) != value}
+    if changed:
+        wanted = with_fields(found, changed)
+        touched = {place_of(field)[0] for field in changed}
+        rest.patch(f"/magnetar/v1/namespaces/{resource.spec.name}/policies", {key: wanted[key] for key in sorted(touched)})
+    done = sorted([*(field.removeprefix(POLICIES) for field in changed), *of_tenant])
+    return f"configured ({', '.join(done)})" if done else "unchanged"
+
+
+def _apply_tenant(rest: Rest, resource: TopicNamespace) -> list[str]:
+    """Give the tenant the configuration that the manifest names, if it names one; the fields changed."""
+    wanted = {field.removeprefix(TENANT): list(value) for field, value in resource.spec.tenant_fields().items()}
+    if not wanted:
+        return []
+    path = f"/admin/v2/tenants/{quote(resource.spec.tenant, safe='')}"
+    found = _get_or_none(rest, path)
+    if found is None:
+        rest.put(path, wanted)
+    elif any(found[key] != value for key, value in wanted.items()):
+        rest.post(path, {**found, **wanted})
+    return [f"{TENANT}{key}" for key, value in wanted.items() if found is None or found[key] != value]
+
+
+def _get_or_none(rest: Rest, path: str) -> dict[str, Any] | None:
     try:
-        found = rest.get(path)
+        return cast(dict[str, Any], rest.get(path))
     except Refused as error:
         if error.status != NOT_FOUND:
             raise
-        rest.put(path, {"bundles": {"numBundles": resource.spec.bundles}, **policies})
-        return "created"
-    changed = {key: value for key, value in policies.items() if found.get(key) != value}
-    if not changed:
-        return "unchanged"
-    rest.patch(f"/magnetar/v1/namespaces/{resource.spec.name}/policies", changed)
-    return f"configured ({', '.join(sorted(changed))})"
+        return None
 
 
 def _run_job(rest: Rest, resource: DataJob) -> str:

@@ -1,6 +1,6 @@
 """`magnetar namespaces`.
 
-Owns: list, create, delete of namespaces and their policies. Imports: typer, rest, screen; yaml to read values.
+Owns: list, create, delete of namespaces, their owners and their policies. Imports: typer, rest, screen; yaml to read values.
 Invariant: policies go by Pulsar's own names, as in manifests, REST and pulsar-admin.
 """
 
@@ -16,6 +16,7 @@ from magnetar.cli.rest import namespace_path
 from magnetar.cli.session import Session, connected, group
 
 Namespace = Annotated[str, typer.Argument(help="tenant/namespace.")]
+OWNERS = "/magnetar/v1/namespaces/owners"
 NOT_POLICIES = ("bundles", "auth_policies", "replication_clusters")
 
 namespaces = group("List, create, delete namespaces; their policies.")
@@ -26,18 +27,21 @@ namespaces.add_typer(policies, name="policies")
 @namespaces.command("list")
 @connected
 def list_(session: Session, tenant: Annotated[str, typer.Argument(help="Of one tenant; default: all.")] = "") -> None:
-    """Namespaces, with their bundles."""
+    """Namespaces, with their bundles and the custom resources that own them."""
     tenants = [tenant] if tenant else session.rest.get("/admin/v2/tenants")
+    owners = session.rest.get(OWNERS)
     rows = []
     for name in [name for owner in tenants for name in session.rest.get(f"/admin/v2/namespaces/{owner}")]:
         found = session.rest.get(f"/admin/v2/namespaces/{name}")
         chosen = {key: value for key, value in found.items() if key not in NOT_POLICIES}
-        rows.append({"namespace": name, "bundles": found["bundles"]["numBundles"], "policies": chosen})
+        rows.append(
+            {"namespace": name, "bundles": found["bundles"]["numBundles"], "owner": owners.get(name, ""), "policies": chosen}
+        )
     session.screen.show(
         rows,
         lambda: session.screen.table(
-            ("namespace", "bundles", "policies"),
-            [(row["namespace"], row["bundles"], ", ".join(sorted(row["policies"])) or "-") for row in rows],
+            ("namespace", "bundles", "owner", "policies"),
+            [(row["namespace"], row["bundles"], row["owner"] or "-", ", ".join(sorted(row["policies"])) or "-") for row in rows],
         ),
     )
 
@@ -66,6 +70,28 @@ def delete(
     name = namespace_of(namespace)
     session.rest.delete(namespace_path(name), {"force": force})
     session.screen.done(f"namespace {name} deleted", namespace=str(name))
+
+
+@namespaces.command()
+@connected
+def owner(
+    session: Session,
+    namespace: Namespace,
+    release: Annotated[
+        bool, typer.Option("--release", help="Nobody owns it any more. A resource that lives takes it again.")
+    ] = False,
+) -> None:
+    """The TopicNamespace that owns a namespace, and the fields that it sets."""
+    name = namespace_of(namespace)
+    path = f"/magnetar/v1/namespaces/{name}/owner"
+    found: dict[str, Any] = session.rest.get(path)
+    if not release or not found["owner"]:
+        fields = ", ".join(found["owned"]) or "no fields"
+        text = f"{found['owner']} owns {name} and sets {fields}" if found["owner"] else f"nobody owns {name}"
+        session.screen.show(found, lambda: session.screen.line(text))
+        return
+    session.rest.delete(path)
+    session.screen.done(f"namespace {name} released by {found['owner']}", namespace=str(name), released=found["owner"])
 
 
 @policies.command("get")

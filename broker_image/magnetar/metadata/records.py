@@ -241,11 +241,15 @@ class LogFileRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRecord(Record):
-    """`namespaces/<tenant>/<namespace>`. `owner` names the custom resource that owns it ("" = none)."""
+    """`namespaces/<tenant>/<namespace>`. `owner` is namespace/name of the TopicNamespace that owns it ("" = none).
+
+    `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; all others are anybody's.
+    """
 
     boundaries: tuple[int, ...]
     policies: dict[str, Any]
     owner: str = ""
+    owned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +273,12 @@ class TopicPoliciesRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TenantRecord(Record):
-    """`tenants/<tenant>`: Pulsar's TenantInfo."""
+    """`tenants/<tenant>`: Pulsar's TenantInfo. `owner` and `owned` as in `NamespaceRecord`."""
 
     admin_roles: tuple[str, ...] = ()
     allowed_clusters: tuple[str, ...] = ()
+    owner: str = ""
+    owned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

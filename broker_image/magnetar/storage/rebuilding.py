@@ -31,17 +31,12 @@ from magnetar.metadata.records import (
     PartitionedTopicRecord,
     RestoreRecord,
 )
-from magnetar.names import FULL_RANGE_END, BundleName, NamespaceName, TopicName, partition_of
+from magnetar.names import BundleName, NamespaceName, TopicName, fitting_boundaries, partition_of
+from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
 from magnetar.storage.collection import children_of
 from magnetar.storage.log_copies import LogFacts, TermCopy
 from magnetar.storage.log_format import FILE_HEADER_BYTES
-
-KEPT_POLICIES = {
-    "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
-    "inactive_topic_policies": {"deleteWhileInactive": False},
-}
-"""Of a namespace whose policies are lost: nothing goes before an administrator has said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +315,9 @@ def _namespaces(bundles: Mapping[BundleName, BundleRecord], backup: Backup | Non
         key = keys.namespace(namespace)
         before = NamespaceRecord.decode(result.items[key]) if key in result.items else None
         known = before.boundaries if before is not None else ()
-        edges = {0, FULL_RANGE_END, *(edge for bundle in found for edge in (bundle.low, bundle.high))}
-        edges |= {edge for edge in known if not any(bundle.low < edge < bundle.high for bundle in found)}
-        boundaries = tuple(sorted(edges))
+        boundaries = fitting_boundaries(known, found)
         if before is None:
-            before = NamespaceRecord(boundaries, KEPT_POLICIES)
+            before = NamespaceRecord(boundaries, dict(KEPT_POLICIES))
             since = "is not in the backup" if backup is not None else "is known from its bundles only"
             result.warnings.append(
                 f"namespace {namespace} {since}: its policies are lost, and until you set them nothing in it expires or is deleted "

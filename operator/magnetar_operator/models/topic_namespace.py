@@ -1,17 +1,26 @@
 """`TopicNamespace`: a Pulsar namespace of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base, magnetar.names.
-Invariant: the resource owns only the policies it sets; absent ones belong to whoever sets them by REST.
+Owns: its fields, defaults, limits and rules. Imports: models.base, models.namespace_policies, magnetar.names, magnetar.metadata.owned_fields.
+Invariant: the resource owns only the fields it sets; absent ones belong to whoever sets them by REST.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
+from magnetar.metadata.owned_fields import ADMIN_ROLES, ALLOWED_CLUSTERS, PERMISSIONS, POLICIES, PROPERTIES
 from magnetar.names import BUNDLES_MAX, DEFAULT_BUNDLES, NamespaceName
 from magnetar_operator.models.base import CONDITIONS, Condition, CustomResource, Model, Rule, StatusModel, immutable
+from magnetar_operator.models.namespace_policies import (
+    NOT_CHECKED,
+    PROPERTY_NAME_LENGTH_MAX,
+    ROLE_LENGTH_MAX,
+    Actions,
+    Policies,
+    TenantConfig,
+)
 
 PART_PATTERN = "^[-=:.0-9A-Za-z_]+$"
 FINALIZER = "magnetar.io/topic-namespace"
@@ -28,42 +37,21 @@ class ClusterReference(Model):
     )
 
 
-class PolicyModel(Model):
-    """Policies carry Pulsar's own names, so that a manifest, REST and pulsar-admin speak of the same words."""
-
-    model_config = ConfigDict(alias_generator=None, extra="forbid", frozen=True)
-
-
-class RetentionPolicies(PolicyModel):
-    """How long acknowledged messages are kept."""
-
-    retentionTimeInMinutes: int = Field(default=0, ge=-1, description="Minutes; 0 = not at all, -1 = for ever.")
-    retentionSizeInMB: int = Field(default=0, ge=-1, description="Megabytes per topic; 0 = none, -1 = unlimited.")
-
-
-class Policies(PolicyModel):
-    """Namespace policies. An absent one is not owned by this resource."""
-
-    retention_policies: RetentionPolicies | None = Field(
-        default=None, description="How long acknowledged messages are kept. Absent: not owned here."
-    )
-    message_ttl_in_seconds: int | None = Field(
-        default=None, ge=0, description="Unacknowledged messages older than this are skipped; 0 = never. Absent: not owned here."
-    )
-    deduplicationEnabled: bool | None = Field(
-        default=None, description="Whether brokers drop messages that a producer repeats. Absent: not owned here."
-    )
-
-    def owned(self) -> dict[str, object]:
-        """The policies that are set, as they stand in the namespace's record."""
-        return self.model_dump(exclude_none=True)
-
-
 class TopicNamespaceSpec(Model):
     """What the namespace should be."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule("self.clusterRef == oldSelf.clusterRef", "clusterRef is immutable: make a new TopicNamespace for another cluster"),
+        Rule(
+            f"self.permissions.all(role, size(role) >= 1 && size(role) <= {ROLE_LENGTH_MAX})",
+            f"permissions: a role has a name of 1 to {ROLE_LENGTH_MAX} characters; correct the key",
+            lambda spec: all(1 <= len(role) <= ROLE_LENGTH_MAX for role in spec.permissions),
+        ),
+        Rule(
+            f"self.properties.all(name, size(name) >= 1 && size(name) <= {PROPERTY_NAME_LENGTH_MAX})",
+            f"properties: a property has a name of 1 to {PROPERTY_NAME_LENGTH_MAX} characters; correct the key",
+            lambda spec: all(1 <= len(name) <= PROPERTY_NAME_LENGTH_MAX for name in spec.properties),
+        ),
     )
 
     cluster_ref: ClusterReference = Field(description="The cluster that holds the namespace.")
@@ -88,7 +76,22 @@ class TopicNamespaceSpec(Model):
         description="Number of bundles at creation; afterwards they are split as load asks for it.",
         json_schema_extra=immutable("it is the initial number; bundles are split by the brokers afterwards"),
     )
-    policies: Policies = Field(default_factory=Policies, description="Policies that this resource owns.")
+    policies: Policies = Field(
+        default_factory=Policies,
+        description="Policies that this resource owns, under Pulsar's names. One that you take out again is removed from the namespace.",
+    )
+    permissions: dict[str, Actions] = Field(
+        default={},
+        max_length=256,
+        description=f"What each role may do; this resource owns the roles named here, others are granted by REST. {NOT_CHECKED}",
+    )
+    properties: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
+        default={}, max_length=64, description="Properties of the namespace; this resource owns those named here."
+    )
+    tenant_config: TenantConfig | None = Field(
+        default=None,
+        description="The tenant's configuration. Of several resources for one tenant the oldest that has this decides. Absent: not owned here.",
+    )
     deletion_policy: Literal["Retain", "Delete"] = Field(
         default="Retain",
         description="What deleting this resource does: Retain leaves the namespace alone, Delete removes it if it is empty.",
@@ -98,12 +101,30 @@ class TopicNamespaceSpec(Model):
     def name(self) -> NamespaceName:
         return NamespaceName(self.tenant, self.namespace)
 
+    def fields(self) -> dict[str, Any]:
+        """Every field of the namespace that this resource sets, as `owned_fields` names them, with its value."""
+        return {
+            **{f"{POLICIES}{key}": value for key, value in self.policies.declared().items()},
+            **{f"{PERMISSIONS}{role}": sorted(actions) for role, actions in self.permissions.items()},
+            **{f"{PROPERTIES}{name}": value for name, value in self.properties.items()},
+        }
+
+    def tenant_fields(self) -> dict[str, tuple[str, ...]]:
+        """The same of the tenant."""
+        config = self.tenant_config or TenantConfig.model_construct(admin_roles=None, allowed_clusters=None)
+        found = {ADMIN_ROLES: config.admin_roles, ALLOWED_CLUSTERS: config.allowed_clusters}
+        return {field: tuple(sorted(value)) for field, value in found.items() if value is not None}
+
 
 class TopicNamespaceStatus(StatusModel):
     """What the namespace is."""
 
     observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
+    applied_generation: int = Field(
+        default=0, description="Generation of the spec whose policies, permissions and properties the cluster was given last."
+    )
     bundles: int = Field(default=0, description="Bundles that the namespace has now.")
+    owns_tenant: bool = Field(default=False, description="Whether the tenant's configuration is the one of this resource.")
     conditions: tuple[Condition, ...] = Field(default=(), description="Ready.", json_schema_extra=CONDITIONS)
 
 

@@ -23,13 +23,14 @@ from magnetar.metadata.records import (
     PartitionedTopicRecord,
 )
 from magnetar.names import FULL_RANGE_END, BundleName, bundles_of
+from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
 from magnetar.storage.collection import BundleFacts, superseded_checkpoints
 from magnetar.storage.fencing import SealedFile
 from magnetar.storage.log_copies import LogFacts, TermCopy
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Manifest
-from magnetar.storage.rebuilding import KEPT_POLICIES, ManifestFact, RebuiltStore, StorageFacts, choose_manifest, rebuild
+from magnetar.storage.rebuilding import ManifestFact, RebuiltStore, StorageFacts, choose_manifest, rebuild
 
 RECORD_BYTES = 10
 WHOLE = "t/n/0x00000000_0xffffffff"

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 ATTEMPTS_MAX = 20
-CLUSTER_NAME = "standalone"
 
 
 class Administration:

@@ -16,8 +16,7 @@ from typing import Any
 from magnetar.client import Client
 from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
 from magnetar.metadata.records import IncarnationRecord, LoadRecord
-from magnetar.names import NamespaceName
-from magnetar.server.administration.base import CLUSTER_NAME
+from magnetar.names import CLUSTER_NAME, NamespaceName
 from magnetar.server.administration.statistics import topic_stats
 from magnetar.server.administration.tenants import TenantAdministration
 from magnetar.server.broker import Broker

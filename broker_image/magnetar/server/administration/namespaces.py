@@ -2,7 +2,8 @@
 
 Owns: namespace records, policies and properties of namespaces and topics, work on all topics of a namespace. Imports: metadata, policies, names.
 Invariants: a policy is checked before it is written, and acts here as soon as its request is answered (other brokers follow their watch);
-policies of a partitioned or non-persistent topic are a record of the store, those of any other topic are its own durable property.
+policies of a partitioned or non-persistent topic are a record of the store, those of any other topic are its own durable property; what a
+TopicNamespace owns is compared in the transaction that would change it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from magnetar.errors import (
     TopicNotFound,
 )
 from magnetar.metadata import keys
+from magnetar.metadata.owned_fields import OWNER_KIND, refuse_deletion, refuse_edit
 from magnetar.metadata.records import NamespaceRecord, TopicPoliciesRecord
-from magnetar.names import BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
+from magnetar.names import CLUSTER_NAME, BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
 from magnetar.policies import check
-from magnetar.server.administration.base import CLUSTER_NAME
 from magnetar.server.administration.peers import ask_broker
 from magnetar.server.administration.topics import TopicAdministration
 from magnetar.server.effective_policies import PROPERTY, own_policies
@@ -75,8 +76,8 @@ class NamespaceAdministration(TopicAdministration):
         self._broker.views.namespaces.observe(str(name), record.encode(), revision)
 
     async def delete_namespace(self, name: NamespaceName, force: bool) -> None:
-        """Raises NotAllowed while it has topics and `force` is not set."""
-        await self._namespace_record(name)
+        """Raises NotAllowed while it has topics and `force` is not set, OwnedByResource."""
+        refuse_deletion(name, await self._namespace_record(name))
         partitioned = [TopicName.parse(topic) for topic in await self.partitioned_topics(name)]
         topics = [TopicName.parse(topic) for topic in await self.topics(name)]
         if (topics or partitioned) and not force:
@@ -86,7 +87,29 @@ class NamespaceAdministration(TopicAdministration):
         for topic in topics:
             if topic.base not in partitioned:
                 await self._delete_anywhere(topic)
-        await self._change(keys.namespace(name), NamespaceRecord, lambda _current: None)
+
+        def remove(current: NamespaceRecord | None) -> None:
+            if current is not None:
+                refuse_deletion(name, current)  # somebody may have taken it meanwhile
+
+        await self._change(keys.namespace(name), NamespaceRecord, remove)
+
+    async def namespace_owner(self, name: NamespaceName) -> dict[str, Any]:
+        record = await self._namespace_record(name)
+        return {"owner": _owner_text(record), "owned": list(record.owned)}
+
+    def namespace_owners(self) -> dict[str, str]:
+        found = self._broker.views.namespaces.items.items()
+        return {name: _owner_text(viewed.record) for name, viewed in found if viewed.record.owner}
+
+    async def release_namespace(self, name: NamespaceName) -> None:
+        """Raises NamespaceNotFound."""
+        await self._namespace_record(name)
+
+        def release(current: NamespaceRecord | None) -> NamespaceRecord | None:
+            return replace(current, owner="", owned=()) if current is not None else None
+
+        await self._change(keys.namespace(name), NamespaceRecord, release)
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
         """Have all bundles of a namespace handed over by whoever serves them."""
@@ -205,7 +228,9 @@ class NamespaceAdministration(TopicAdministration):
         def change(current: NamespaceRecord | None) -> NamespaceRecord:
             if current is None:
                 raise NamespaceNotFound(f"Namespace {name} does not exist; create it with PUT or a TopicNamespace")
-            return replace(current, policies=_edited(current.policies, edit))
+            edited = _edited(current.policies, edit)
+            refuse_edit(current, edited)
+            return replace(current, policies=edited)
 
         written, revision = await self._change(keys.namespace(name), NamespaceRecord, change)
         assert written is not None
@@ -250,6 +275,10 @@ class NamespaceAdministration(TopicAdministration):
             policies[NAMESPACE_PROPERTIES] = {name: value for name, value in merged.items() if name not in remove} or None
 
         await self.edit_policies(target, edit)
+
+
+def _owner_text(record: NamespaceRecord) -> str:
+    return f"{OWNER_KIND} {record.owner}" if record.owner else ""
 
 
 def _by_cluster(key: str, value: Any) -> Any:

@@ -6,13 +6,14 @@ Invariants: our own cluster is there without a record and cannot be deleted; a t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, TopicExists, TopicNotFound
 from magnetar.metadata import keys
+from magnetar.metadata.owned_fields import refuse_deletion, refuse_tenant_deletion, refuse_tenant_edit
 from magnetar.metadata.records import ClusterDataRecord, DocumentsRecord, TenantRecord
-from magnetar.names import NamespaceName
-from magnetar.server.administration.base import CLUSTER_NAME
+from magnetar.names import CLUSTER_NAME, NamespaceName
 from magnetar.server.administration.namespaces import NamespaceAdministration
 
 DOCUMENTS_MAX = 1000
@@ -86,11 +87,23 @@ class TenantAdministration(NamespaceAdministration):
             return
         if name not in await self.tenants():
             raise TopicNotFound(f"Tenant {name} does not exist; create it with PUT")
-        await self._change(keys.tenant(name), TenantRecord, lambda _current: record)
+
+        def change(current: TenantRecord | None) -> TenantRecord:
+            if current is None:
+                return record
+            refuse_tenant_edit(name, current, record)
+            return replace(record, owner=current.owner, owned=current.owned)
+
+        await self._change(keys.tenant(name), TenantRecord, change)
 
     async def delete_tenant(self, name: str, force: bool) -> None:
-        """Raises NotAllowed while it has namespaces and `force` is not set, TopicNotFound."""
+        """Raises NotAllowed while it has namespaces and `force` is not set, OwnedByResource, TopicNotFound."""
+        item = await self._broker.context.store.get(keys.tenant(name))
+        if item is not None:
+            refuse_tenant_deletion(name, TenantRecord.decode(item.value))
         if force:
+            for namespace in self._namespaces_of(name):  # all of them before the first is deleted
+                refuse_deletion(namespace, await self._namespace_record(NamespaceName.parse(namespace)))
             for namespace in self._namespaces_of(name):
                 await self.delete_namespace(NamespaceName.parse(namespace), force=True)
         elif self._namespaces_of(name):
@@ -99,7 +112,12 @@ class TenantAdministration(NamespaceAdministration):
             )
         if name not in await self.tenants():
             raise TopicNotFound(f"Tenant {name} does not exist")
-        await self._change(keys.tenant(name), TenantRecord, lambda _current: None)
+
+        def remove(current: TenantRecord | None) -> None:
+            if current is not None:
+                refuse_tenant_deletion(name, current)
+
+        await self._change(keys.tenant(name), TenantRecord, remove)
 
     # --- documents ---------------------------------------------------------------------------------------------------------------
 

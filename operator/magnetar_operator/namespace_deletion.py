@@ -1,0 +1,110 @@
+"""Deleting a `TopicNamespace` whose policy is Delete.
+
+Owns: when a namespace counts as empty, and the end of the finalizer. Imports: world, stores, namespace_record, magnetar.metadata.
+Invariants: a namespace that holds anything, or of which nobody can say so, is never deleted; the finalizer ends after a bounded time whatever
+happens, and at once where the cluster is gone or a person says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from magnetar.errors import StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.records import NamespaceRecord
+from magnetar.metadata.store import Compare, Delete
+from magnetar.names import NamespaceName
+from magnetar_operator import names
+from magnetar_operator.conditions import Blocked, Finding, Reason, Type, wall_ms_of
+from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
+from magnetar_operator.namespace_record import living_bundles, number_of_topics, owner_text, unknown_contents
+from magnetar_operator.resources import TOPIC_NAMESPACE
+from magnetar_operator.stores import ClusterStore
+from magnetar_operator.world import World
+
+READ_TIMEOUT_S = 5.0
+DELETION_TIMEOUT_S = 120.0
+SETTLED_S = 3.0
+"""Brokers enter the topics of a bundle that they have taken over, or made while the store was away, within less."""
+TOPICS_COUNTED_MAX = 1000
+LOOK_AGAIN_S = 1.0
+
+
+async def finalize(world: World, resource: TopicNamespace, open_store: Callable[[], Awaitable[ClusterStore]]) -> float | None:
+    """Delete the namespace if it is empty, then let the resource go; after `DELETION_TIMEOUT_S` let it go in any case.
+
+    Returns the seconds after which to look again. Raises KubernetesError, NotLeading.
+    """
+    if FINALIZER not in resource.metadata.finalizers:
+        return None
+    assert resource.metadata.deletion_timestamp is not None
+    waited_s = (world.clock.wall_ms() - wall_ms_of(resource.metadata.deletion_timestamp)) / 1000
+    skipped = resource.metadata.annotations.get(names.SKIP_FINALIZER, "").lower() == "true"
+    try:
+        store = await open_store()
+        if skipped or resource.spec.deletion_policy != "Delete":
+            raise Blocked(Reason.NOT_EMPTY, f"{names.SKIP_FINALIZER} is set" if skipped else "spec.deletionPolicy is Retain")
+        await _delete_record(world, resource, store)
+    except Blocked as blocked:
+        if not skipped and blocked.reason is not Reason.CLUSTER_MISSING and waited_s < DELETION_TIMEOUT_S:
+            await _wait(world, resource, blocked)
+            return blocked.retry_s
+        await world.events.warning(resource, "Retained", f"namespace {resource.spec.name} stays as it is: {blocked}")
+    found = await world.api.get(TOPIC_NAMESPACE, resource.namespace, resource.name)
+    if found is not None and FINALIZER in found["metadata"].get("finalizers", []):
+        await world.api.set_finalizers(found, [name for name in found["metadata"]["finalizers"] if name != FINALIZER])
+    return None
+
+
+async def _wait(world: World, resource: TopicNamespace, blocked: Blocked) -> None:
+    """Say what the deletion waits for."""
+    if blocked.reason is not Reason.DELETING:
+        await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
+    finding = Finding(Type.READY, False, blocked.reason, str(blocked))
+    conditions = world.conditions(resource, resource.status.conditions, [finding])
+    await world.write_status(resource, resource.status.model_copy(update={"conditions": conditions}))
+
+
+async def _delete_record(world: World, resource: TopicNamespace, store: ClusterStore) -> None:
+    """Remove the record of an empty namespace that this resource owns. Raises Blocked, NotLeading."""
+    name = resource.spec.name
+    key, changes = keys.namespace(name), keys.topic_changes(name)
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            item = await store.reader.get(key)
+            if item is None or NamespaceRecord.decode(item.value).owner != owner_text(resource):
+                return
+            mark = await store.reader.get(changes)
+            seen = mark.mod_revision if mark is not None else 0
+            await _require_empty(world, store, name, seen)
+        # An entry that is made meanwhile changes the mark; a bundle that is taken meanwhile compares the namespace.
+        unchanged = (Compare(key, "mod", "=", item.mod_revision), Compare(changes, "mod", "=", seen))
+        if not await store.write(unchanged, (Delete(key),)):
+            raise Blocked(Reason.STORE_UNAVAILABLE, f"{key} was changed at the same moment; trying again")
+    except (StoreError, TimeoutError) as error:
+        raise Blocked.by_store(error) from error
+    store.empty_since.pop(name, None)
+    await world.events.normal(resource, "Deleted", f"namespace {name} was empty and is deleted")
+
+
+async def _require_empty(world: World, store: ClusterStore, name: NamespaceName, seen: int) -> None:
+    """Raises Blocked if the namespace has topics or may have some; `seen` is the revision of the last change of its entries."""
+    topics = (await store.reader.range(keys.partitioned_topics_in(name), limit=TOPICS_COUNTED_MAX)).items
+    if topics:
+        number = number_of_topics(name, topics)
+        count = f"more than {number}" if len(topics) == TOPICS_COUNTED_MAX else str(number)
+        plural = "s" if count != "1" else ""
+        raise Blocked(Reason.NOT_EMPTY, f"namespace {name} has {count} topic{plural}; nothing is deleted while it has")
+    bundles = living_bundles((await store.reader.range(keys.bundles_in(name))).items)
+    if not bundles:
+        return
+    if unknown := unknown_contents(bundles):
+        text = f"{len(unknown)} bundles of namespace {name}, such as {unknown[0].range}, are not served now: nobody knows whether they are empty"
+        raise Blocked(Reason.NOT_EMPTY, text)
+    now_s = world.clock.monotonic()
+    state = (seen, *((str(bundle), record.incarnation, record.epoch) for bundle, record in sorted(bundles.items(), key=str)))
+    if store.empty_since.get(name, ((), 0.0))[0] != state:
+        store.empty_since[name] = state, now_s
+    if now_s - store.empty_since[name][1] < SETTLED_S:
+        raise Blocked(Reason.DELETING, f"namespace {name} is empty; it is deleted if it still is in a moment", LOOK_AGAIN_S)

@@ -1,0 +1,431 @@
+"""TopicNamespaces against a real API server and a real etcd: records converge field by field, owners are respected, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.metadata import keys
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.owned_fields import value_of, with_fields
+from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord, TenantRecord
+from magnetar.names import NamespaceName, TopicName, initial_boundaries
+from magnetar.policies import KEPT_POLICIES
+from magnetar_operator.main import Operator
+from magnetar_operator.refusals import ApiUnavailable
+from magnetar_operator.stores import ClusterStore
+from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from tests.apiserver.stage import Brokers, Scene, brokers_of, running_operator, until, writes
+from tests.unit.operator.namespaces import FULL
+from tests.unit.server.brokers import running_broker
+from tests.unit.server.rest import rest_over
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 30.0
+NAME = NamespaceName("acme", "orders")
+KEY = keys.namespace(NAME)
+TTL = "message_ttl_in_seconds"
+SPEC: dict[str, Any] = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders", "bundles": 2}
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
+    return Scene(control_plane, namespace)
+
+
+class Stage:
+    """One cluster with its store, and the resources of a test."""
+
+    def __init__(self, scene: Scene, brokers: Brokers) -> None:
+        self.scene, self.brokers = scene, brokers
+
+    def make_cluster(self, etcd: EtcdProcess) -> None:
+        self.scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
+
+    def make(self, name: str, **spec: Any) -> str:
+        """Create a resource; its path."""
+        self.scene.create("TopicNamespace", name, {**SPEC, **spec})
+        return self.scene.path("topicnamespaces", name)
+
+    async def ready(self, path: str) -> dict[str, Any]:
+        """Wait until the newest generation is Ready; the object."""
+
+        def found() -> dict[str, Any] | None:
+            document = self.scene.get(path) or {}
+            state = [(found["status"], found["observedGeneration"]) for found in document.get("status", {}).get("conditions", [])]
+            return document if state == [("True", document["metadata"]["generation"])] else None
+
+        result: dict[str, Any] = await until("Ready", found, TIMEOUT_S)
+        return result
+
+    async def reason(self, path: str, reason: str) -> str:
+        """Wait for a reason of not being Ready; its message."""
+        text: str = await until(
+            reason, lambda: (c := self.scene.condition(path)).get("reason") == reason and c["message"], TIMEOUT_S
+        )
+        return text
+
+    async def event(self, reason: str, part: str) -> None:
+        await until(f"an event {reason} with {part}", lambda: part in " ".join(self.scene.events(reason)), TIMEOUT_S)
+
+    def look_again(self, path: str) -> None:
+        """What an event of the object does."""
+        annotations = (self.scene.get(path) or {})["metadata"].get("annotations", {})
+        number = str(int(annotations.get("look", "0")) + 1)
+        self.scene.merge(path, {"metadata": {"annotations": {"look": number}}})
+
+    async def record(self, key: str = KEY) -> NamespaceRecord:
+        item = await self.brokers.store.get(key)
+        assert item is not None
+        return NamespaceRecord.decode(item.value)
+
+    async def tenant(self) -> TenantRecord:
+        item = await self.brokers.store.get(keys.tenant("acme"))
+        assert item is not None
+        return TenantRecord.decode(item.value)
+
+    async def becomes(self, what: str, predicate: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for something in the store."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await predicate():
+                await asyncio.sleep(0.05)
+        assert await predicate(), what
+
+
+@asynccontextmanager
+async def stage_of(scene: Scene, etcd: EtcdProcess) -> Any:
+    async with brokers_of(etcd.endpoint) as brokers:
+        stage = Stage(scene, brokers)
+        stage.make_cluster(etcd)
+        yield stage
+
+
+def test_every_owned_field_converges_and_drift_is_corrected_field_by_field(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Creation; each owned field changed and taken away behind the operator; others' fields stay; a field that the spec drops goes."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace) as operator:
+            path = stage.make("orders", policies=FULL, permissions={"alice": ["produce"]}, properties={"team": "blue"})
+            document = await stage.ready(path)
+            assert document["status"]["appliedGeneration"] == document["metadata"]["generation"] == 1
+            record = await stage.record()
+            assert record.boundaries == initial_boundaries(2)
+            assert record.owner == f"{scene.namespace}/orders"
+            assert record.owned == tuple(sorted(record.owned))
+            assert {"permissions.alice", "properties.team", "policies.backlog_quota_map.message_age"} < set(record.owned)
+            assert len(record.owned) == len(FULL) + 1 + 2
+
+            theirs = {"properties.cost": "low", "permissions.bob": ["consume"], "policies.anti_affinity": "g"}
+            for lost in (False, True):
+                drift = with_fields(record.policies, {**dict.fromkeys(record.owned, None if lost else "drift"), **theirs})
+                await stage.brokers.store.put(KEY, replace(record, policies=drift).encode())
+                stage.look_again(path)
+                expected = with_fields(record.policies, theirs)
+                await stage.becomes("ours again", partial(_has, stage, expected))
+                old = "unset" if lost else '"drift"'
+                for field in record.owned[:3]:
+                    await stage.event("DriftCorrected", f"{field}: {old} -> ")
+            assert not [text for text in scene.events("DriftCorrected") if "bob" in text]
+
+            await _quiet(operator)
+            before = writes(operator)
+            for _ in range(3):
+                await operator.controller.enqueue_all()
+                await _quiet(operator)
+            assert writes(operator) == before
+
+            scene.merge(path, {"spec": {"policies": {TTL: 5, "retention_policies": None}, "permissions": {"alice": None}}})
+            await stage.event("Updated", f"policies.{TTL}: 3600 -> 5")
+            await stage.event("Updated", 'permissions.alice: ["produce"] -> unset')
+            policies = (await stage.record()).policies
+            assert "retention_policies" not in policies
+            assert policies[TTL] == 5
+            assert value_of(policies, "permissions.bob") == ["consume"]
+
+    asyncio.run(scenario())
+
+
+async def _has(stage: Stage, policies: dict[str, Any]) -> bool:
+    return (await stage.record()).policies == policies
+
+
+async def _quiet(operator: Operator) -> None:
+    calm = 0
+    while calm < 10:
+        calm = calm + 1 if operator.queue.idle else 0
+        await asyncio.sleep(0.05)
+
+
+def test_the_oldest_of_two_resources_acts_and_the_other_takes_over_when_it_goes(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Also where the younger one was there first; what the older one had set stays when it goes, and is nobody's then."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+            older = stage.make("older", policies={TTL: 60, "deduplicationEnabled": True})
+            await stage.ready(older)
+            await asyncio.sleep(1.1)  # creation times have whole seconds
+            younger = stage.make("younger", policies={TTL: 7}, deletionPolicy="Delete")
+            assert f"{scene.namespace}/older is older and owns acme/orders" in await stage.reason(younger, "Conflict")
+            usurped = NamespaceRecord(initial_boundaries(2), {TTL: 7}, f"{scene.namespace}/younger", (f"policies.{TTL}",))
+            await stage.brokers.store.put(KEY, usurped.encode())
+            stage.look_again(older)
+            await stage.event("DriftCorrected", f'owner: "{scene.namespace}/younger" -> "{scene.namespace}/older"')
+
+            scene.delete(older)
+            await stage.ready(younger)
+            record = await stage.record()
+            assert record.policies == {TTL: 7, "deduplicationEnabled": True}
+            assert (record.owner, record.owned) == (f"{scene.namespace}/younger", (f"policies.{TTL}",))
+
+    asyncio.run(scenario())
+
+
+def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Retain: values stay and are anybody's; also if the resource went while no operator ran."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage:
+
+            async def is_released() -> bool:
+                record, tenant = await stage.record(), await stage.tenant()
+                values_stay = record.policies == {TTL: 60} and tenant.admin_roles == ("root",)
+                return values_stay and (record.owner, record.owned, tenant.owner, tenant.owned) == ("", (), "", ())
+
+            spec = {"policies": {TTL: 60}, "tenantConfig": {"adminRoles": ["root"]}}
+            async with running_operator(scene.namespace):
+                path = stage.make("orders", **spec)
+                await stage.ready(path)
+                assert (await stage.tenant()).owner == f"{scene.namespace}/orders"
+                scene.delete(path)
+                await stage.becomes("released", is_released)
+                await stage.ready(stage.make("orders", **spec))
+            scene.delete(path)
+            assert (await stage.record()).owner == f"{scene.namespace}/orders"
+            async with running_operator(scene.namespace):
+                await stage.becomes("released by the next operator", is_released)
+
+    asyncio.run(scenario())
+
+
+def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """deletionPolicy Delete counts the topics and waits for them to go; bundles that brokers serve do not stand in the way, others do."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+            path = stage.make("orders", deletionPolicy="Delete")
+            await stage.ready(path)
+            topic = keys.partitioned_topic(TopicName.parse(f"persistent://{NAME}/t-partition-3"))
+            bundle = keys.bundles_in(NAME) + "0x00000000_0x80000000"
+            unserved = BundleRecord(BundleState.ASSIGNING, 2, "main-broker-0.1")
+            await stage.brokers.store.put(topic, b"{}")
+            await stage.brokers.store.put(bundle, unserved.encode())
+            scene.delete(path)
+            assert "acme/orders has 1 topic;" in await stage.reason(path, "NotEmpty")
+            await stage.brokers.store.delete(topic)
+            await until("another reason", lambda: "not served" in scene.condition(path).get("message", ""), TIMEOUT_S)
+            served = replace(unserved, state=BundleState.OWNED)
+            await stage.brokers.store.put(bundle, served.encode())
+            await until("the resource is gone", lambda: scene.get(path) is None, TIMEOUT_S)
+            assert await stage.brokers.store.get(KEY) is None
+
+            kept = stage.make("kept", deletionPolicy="Delete")
+            await stage.ready(kept)
+            await stage.brokers.store.put(topic, b"{}")
+            scene.delete(kept)
+            await stage.reason(kept, "NotEmpty")
+            scene.merge(kept, {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}})
+            await until("the resource is gone", lambda: scene.get(kept) is None, TIMEOUT_S)
+            await stage.event("Retained", "acme/orders stays as it is")
+            await stage.becomes("released", lambda: _is_nobodys(stage))
+
+            cluster_gone = stage.make("late", deletionPolicy="Delete")
+            await stage.ready(cluster_gone)
+            scene.delete(scene.path("brokerclusters", "main"))
+            await until("the cluster is gone", lambda: scene.get(scene.path("brokerclusters", "main")) is None, TIMEOUT_S)
+            scene.delete(cluster_gone)
+            await until("the resource is gone", lambda: scene.get(cluster_gone) is None, TIMEOUT_S)
+
+    asyncio.run(scenario())
+
+
+async def _is_nobodys(stage: Stage) -> bool:
+    return (await stage.record()).owner == ""
+
+
+def test_a_namespace_that_vanished_is_made_again_around_its_messages(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """With the bundles as they have been split since, and nothing in them expires; told in an Event."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+            path = stage.make("orders", policies={TTL: 60})
+            await stage.ready(path)
+            await stage.brokers.store.delete(KEY)
+            stage.look_again(path)
+            await stage.event("Recreated", "made again with 2 bundles")
+            for span in ("0x00000000_0x40000000", "0x40000000_0x80000000"):
+                record = BundleRecord(BundleState.OWNED, 1, "main-broker-0.1")
+                await stage.brokers.store.put(f"{keys.bundles_in(NAME)}{span}", record.encode())
+            await stage.brokers.store.delete(KEY)
+            stage.look_again(path)
+            await stage.event("Recreated", "around 2 bundles that hold messages")
+            again = await stage.record()
+            assert again.boundaries == (0, 0x40000000, 0x80000000, 0xFFFFFFFF)
+            assert again.policies == {**KEPT_POLICIES, TTL: 60}
+            await until("status", lambda: (scene.get(path) or {})["status"]["bundles"] == 3, TIMEOUT_S)
+
+    asyncio.run(scenario())
+
+
+def test_the_oldest_resource_decides_on_the_tenant(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Another one that says the same is fine, one that says otherwise is told so and still has its namespace; taking it out hands over."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+            older = stage.make("older", tenantConfig={"adminRoles": ["root"]})
+            assert (await stage.ready(older))["status"]["ownsTenant"] is True
+            assert await stage.tenant() == TenantRecord(
+                ("root",), ("standalone",), f"{scene.namespace}/older", ("tenantConfig.adminRoles",)
+            )
+            await asyncio.sleep(1.1)  # creation times have whole seconds
+            same = stage.make("same", namespace="same", tenantConfig={"adminRoles": ["root"]})
+            assert (await stage.ready(same))["status"]["ownsTenant"] is False
+            other = stage.make("other", namespace="other", tenantConfig={"adminRoles": ["joe"]}, policies={TTL: 5})
+            message = await stage.reason(other, "TenantConflict")
+            assert f"{scene.namespace}/older is older and decides on tenant acme; set tenantConfig.adminRoles as it does" in message
+            assert (await stage.record("namespaces/acme/other")).policies == {TTL: 5}
+
+            drifted = TenantRecord(("them",), ("standalone", "west"), f"{scene.namespace}/older", ("tenantConfig.adminRoles",))
+            await stage.brokers.store.put(keys.tenant("acme"), drifted.encode())
+            stage.look_again(older)
+            await stage.event("DriftCorrected", 'tenant acme, tenantConfig.adminRoles: ["them"] -> ["root"]')
+            assert (await stage.tenant()).allowed_clusters == ("standalone", "west")
+
+            scene.delete(same)
+            scene.merge(older, {"spec": {"tenantConfig": None}})
+            assert (await stage.ready(other))["status"]["ownsTenant"] is True
+            assert (await stage.tenant()).admin_roles == ("joe",)
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_is_lost_at_any_step_costs_nothing(
+    scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write of a pass is done and then reported as failed, one after the other: records and status end up the same."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace) as operator:
+            await until("the cluster", lambda: scene.condition(scene.path("brokerclusters", "main")), TIMEOUT_S)
+            await _quiet(operator)
+            lost = _lose_answers(operator, monkeypatch)
+            done, number = False, 0
+            while not done:
+                number += 1
+                lost.arm(number)
+                tenant = f"tenant{number}"
+                path = stage.make(
+                    tenant, tenant=tenant, deletionPolicy="Delete", policies={TTL: 5}, tenantConfig={"adminRoles": ["root"]}
+                )
+                document = await stage.ready(path)
+                done = not lost.happened
+                assert document["status"]["appliedGeneration"] == 1
+                assert document["metadata"]["finalizers"] == ["magnetar.io/topic-namespace"]
+                assert (await stage.record(f"namespaces/{tenant}/orders")).policies == {TTL: 5}
+                lost.arm(0)
+                scene.delete(path)
+                await until("the resource is gone", partial(_is_gone, scene, path), TIMEOUT_S)
+                assert await stage.brokers.store.get(f"namespaces/{tenant}/orders") is None
+            assert number >= 5, "finalizer, two records, two events and a status are written"
+
+    asyncio.run(scenario())
+
+
+def _is_gone(scene: Scene, path: str) -> bool:
+    return scene.get(path) is None
+
+
+class LostAnswers:
+    """Has one write of many fail after it was done."""
+
+    def __init__(self) -> None:
+        self.left, self.happened = 0, False
+
+    def arm(self, number: int) -> None:
+        """The `number`th write from now on; 0 for none."""
+        self.left, self.happened = number, False
+
+    def done(self) -> None:
+        """A write was made. Raises ApiUnavailable instead of telling of it."""
+        self.left -= 1
+        if self.left == 0:
+            self.happened = True
+            raise ApiUnavailable("the answer was lost", 503)
+
+
+def _lose_answers(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> LostAnswers:
+    lost = LostAnswers()
+
+    def wrap(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        async def losing(*arguments: Any, **options: Any) -> Any:
+            result = await real(*arguments, **options)
+            if not arguments or not isinstance(arguments[0], dict) or "sentinel" not in str(arguments[0].get("metadata", "")):
+                lost.done()
+            return result
+
+        monkeypatch.setattr(owner, name, losing)
+
+    for name in ("apply", "set_finalizers", "post_event"):
+        wrap(operator.api, name)
+    wrap(ClusterStore, "write")
+    return lost
+
+
+def test_a_real_broker_refuses_to_change_what_a_resource_owns(scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path) -> None:
+    """Operator and broker on one etcd: REST shows what the resource sets, and changes everything else; an edit of the resource arrives."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage:
+            await stage.brokers.store.delete(keys.CLUSTER)
+            await stage.brokers.store.delete(keys.RESTORE)
+            store = EtcdStore([cluster_etcd.endpoint], clock=SystemClock())
+            try:
+                async with (
+                    running_broker(tmp_path, store=store) as broker,
+                    rest_over(tmp_path, broker) as rest,
+                    running_operator(scene.namespace),
+                ):
+                    path = stage.make("orders", policies={TTL: 60}, permissions={"alice": ["consume"]})
+                    await stage.ready(path)
+                    base = f"/admin/v2/namespaces/{NAME}"
+                    assert await rest.get(f"{base}/messageTTL") == 60
+                    assert await rest.get(f"{base}/permissions") == {"alice": ["consume"]}
+                    for method, part, body in (
+                        ("POST", "messageTTL", 5), ("DELETE", "messageTTL", None), ("DELETE", "permissions/alice", None),
+                    ):  # fmt: skip
+                        refused = await rest(method, f"{base}/{part}", body, status=409)
+                        assert f"TopicNamespace {scene.namespace}/orders owns" in refused["reason"]
+                    await rest("DELETE", base, status=409)
+                    await rest("POST", f"{base}/maxProducersPerTopic", 3)
+                    scene.merge(path, {"spec": {"policies": {TTL: 90}}})
+                    await stage.event("Updated", f"policies.{TTL}: 60 -> 90")
+                    assert await rest.get(f"{base}/messageTTL") == 90
+                    assert await rest.get(f"{base}/maxProducersPerTopic") == 3
+                    scene.delete(path)
+                    await stage.becomes("released", lambda: _is_nobodys(stage))
+                    await rest("POST", f"{base}/messageTTL", 5)
+            finally:
+                await store.close()
+
+    asyncio.run(scenario())
