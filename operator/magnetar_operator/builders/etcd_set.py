@@ -95,9 +95,8 @@ def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults)
         "env": [
             field_variable("POD_NAME", "metadata.name"),
             field_variable("POD_IP", "status.podIP"),
-            # A member is known by its authority and name; its address comes from DNS, which lags behind a pod that was made again. The
-            # setting has another name since etcd 3.6.
-            {"name": "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION", "value": "true"},
+            # A member is known by its authority and name; its address comes from DNS, which lags behind a pod that was made again. As a
+            # variable, because etcd 3.5 and 3.6 know it by this name, and one that knows it no more only warns.
             {"name": "ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "value": "true"},
         ],
         "ports": [
