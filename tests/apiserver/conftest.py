@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,13 +16,14 @@ from tests.apiserver.control_plane import (
     EtcdProcess,
     is_ci,
 )
+from tests.apiserver.rights import WHOLE_TIER
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"), audited=True)
     try:
         plane.start()
     except ControlPlaneNotAvailable as error:
@@ -42,6 +44,18 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 def _wait_until_established(plane: ControlPlane) -> None:
     waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
     assert waited.returncode == 0, waited.stderr
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What judges all requests of the tier runs last, and knows whether the whole tier has run before."""
+    here = Path(__file__).parent
+    last = [item for item in items if item.path == here / "test_rights.py"]
+    items[:] = [item for item in items if item not in last] + last
+    filtered = bool(config.option.keyword or config.option.markexpr or config.getoption("deselect", None))
+    chosen_singly = any("::" in argument for argument in config.args)
+    present = {item.path for item in items}
+    whole = set(here.glob("test_*.py")) <= present and not filtered and not chosen_singly
+    config.stash[WHOLE_TIER] = whole
 
 
 @pytest.fixture

@@ -27,6 +27,11 @@ TOKEN = "tests-only"
 OPERATOR_TOKEN = "tests-operator"
 OPERATOR_NAMESPACE = "magnetar-system"
 OPERATOR_USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:magnetar-operator"
+SCOPED_NAMESPACE, SCOPED_TOKEN = "scoped-system", "tests-scoped"
+SCOPED_USER = f"system:serviceaccount:{SCOPED_NAMESPACE}:scoped-magnetar-operator"
+"""An operator of another release, with rights in the namespaces that it watches only."""
+UNINSTALL_TOKEN = "tests-uninstall"
+UNINSTALL_USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:magnetar-uninstall-check"
 
 
 class ControlPlaneNotAvailable(RuntimeError):
@@ -76,13 +81,17 @@ class EtcdProcess:
 class ControlPlane:
     """The API server and its etcd."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, audited: bool = False) -> None:
+        """`audited`: the operators' requests are written to `audit_log`."""
+        self._directory, self._audited = directory, audited
         self._etcd = EtcdProcess(directory / "etcd")
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.kubeconfig = directory / "kubeconfig"
         self.operator_kubeconfig = directory / "operator.kubeconfig"
+        self.scoped_kubeconfig = directory / "scoped.kubeconfig"
+        self.uninstall_kubeconfig = directory / "uninstall.kubeconfig"
+        self.audit_log = directory / "audit.log"
 
     @property
     def url(self) -> str:
@@ -102,6 +111,9 @@ class ControlPlane:
             f"--service-account-signing-key-file={self._directory / 'key.pem'}", "--allow-privileged=true",
             # Without a controller manager nobody makes service accounts' objects for pods.
             "--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
+            # Where it is on, owner references that block deletion need a right of their own.
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+            *([f"--audit-policy-file={self._directory / 'audit.yaml'}", f"--audit-log-path={self.audit_log}"] * self._audited),
         ]  # fmt: skip
         log = self._directory / "apiserver.log"
         with log.open("ab") as output:
@@ -109,6 +121,8 @@ class ControlPlane:
         _wait(f"{self.url}/readyz", self._process, log, TOKEN)
         self._write_kubeconfig(self.kubeconfig, TOKEN)
         self._write_kubeconfig(self.operator_kubeconfig, OPERATOR_TOKEN)
+        self._write_kubeconfig(self.scoped_kubeconfig, SCOPED_TOKEN)
+        self._write_kubeconfig(self.uninstall_kubeconfig, UNINSTALL_TOKEN)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -118,8 +132,14 @@ class ControlPlane:
         self._etcd.stop()
 
     def _write_credentials(self) -> None:
-        tokens = [f'{TOKEN},admin,1,"system:masters"', f"{OPERATOR_TOKEN},{OPERATOR_USER},2"]
+        accounts = ((OPERATOR_TOKEN, OPERATOR_USER), (SCOPED_TOKEN, SCOPED_USER), (UNINSTALL_TOKEN, UNINSTALL_USER))
+        tokens = [f'{TOKEN},admin,1,"system:masters"', *(f"{token},{user},{user}" for token, user in accounts)]
         (self._directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
+        policy = {
+            "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata", "users": [user for _, user in accounts]}, {"level": "None"}],
+        }  # fmt: skip
+        (self._directory / "audit.yaml").write_text(yaml.safe_dump(policy))
         key = [
             "openssl",
             "genpkey",
@@ -179,12 +199,17 @@ class ControlPlane:
 
     def install_rights(self) -> None:
         """The chart's roles: the operator under test has these and no others."""
-        chart = [binary("helm"), "template", "magnetar", str(ROOT / "charts/magnetar"), "--namespace", OPERATOR_NAMESPACE]
-        only = ["--show-only", "templates/rbac.yaml", "--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
-        rendered = subprocess.run([*chart, *only], capture_output=True, text=True, check=True).stdout
         self.must("POST", "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
+        rendered = rendered_rights("magnetar", OPERATOR_NAMESPACE)
         applied = self.kubectl("apply", "-f", "-", text_input=rendered)
         assert applied.returncode == 0, applied.stderr
+
+
+def rendered_rights(release: str, namespace: str, *arguments: str) -> str:
+    """The chart's templates/rbac.yaml for a release."""
+    chart = [binary("helm"), "template", release, str(ROOT / "charts/magnetar"), "--namespace", namespace]
+    only = ["--show-only", "templates/rbac.yaml", "--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
+    return subprocess.run([*chart, *only, *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def _trusting() -> ssl.SSLContext:

@@ -31,13 +31,16 @@ API = "/apis/magnetar.io/v1alpha1/namespaces"
 
 
 @asynccontextmanager
-async def running_operator(namespace: str, identity: str = "one") -> AsyncIterator[Operator]:
+async def running_operator(
+    namespace: str, identity: str = "one", lease_namespace: str = OPERATOR_NAMESPACE, lease_name: str = "magnetar-operator"
+) -> AsyncIterator[Operator]:
     """The real operator, watching one namespace."""
     settings = OperatorSettings(
         image="registry.example/magnetar:1",
         etcd_image="registry.example/etcd:1",
         namespaces=(namespace,),
-        lease_namespace=OPERATOR_NAMESPACE,
+        lease_name=lease_name,
+        lease_namespace=lease_namespace,
         identity=identity,
         http_host="127.0.0.1",
         http_port=0,

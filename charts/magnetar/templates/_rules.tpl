@@ -28,7 +28,7 @@
 # Drivers are created; brokers are deleted to restart them.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [list, watch, create, delete]
 # The managed etcd's certificates, and the secret that an external etcd's reference names: always by name. They cannot be listed or
 # watched, so that the operator learns of no other; they go with their cluster, and the authority's stays, so none is deleted.
 - apiGroups: [""]

@@ -1,0 +1,81 @@
+"""Rights, as the chart grants them and as the operator uses them.
+
+Owns: reading rules into (group, resource, verb), reading the API server's audit log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+
+WHOLE_TIER = pytest.StashKey[bool]()
+"""Whether every test of the tier runs in this session."""
+
+
+class Right(NamedTuple):
+    """One verb on one kind of object; `resource` carries its subresource after a slash."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
+
+
+class Request(NamedTuple):
+    """One request of the audit log."""
+
+    right: Right
+    namespace: str
+    status: int
+    path: str
+
+    @property
+    def rights(self) -> set[Right]:
+        """What it needed: a server-side apply that makes an object is a `patch` in the log, and needs `create` as well."""
+        made = self.right.verb == "patch" and self.status == 201
+        return {self.right, self.right._replace(verb="create")} if made else {self.right}
+
+
+def granted(rendered: str, account: str) -> set[Right]:
+    """What the roles that are bound to `account` allow."""
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    bound = {
+        document["roleRef"]["name"]
+        for document in documents
+        if document["kind"].endswith("RoleBinding") and document["subjects"][0]["name"] == account
+    }
+    roles = [document for document in documents if document["kind"].endswith("Role") and document["metadata"]["name"] in bound]
+    return set(_flattened(rule for role in roles for rule in role["rules"]))
+
+
+def _flattened(rules: Iterable[dict[str, Any]]) -> Iterator[Right]:
+    for rule in rules:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                for verb in rule["verbs"]:
+                    yield Right(group, resource, verb)
+
+
+def requests(audit_log: Path, user: str) -> list[Request]:
+    """Every finished request of `user` about objects; discovery is everybody's right."""
+    found = []
+    with audit_log.open() as lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                break  # still being written
+            event = json.loads(line)
+            about = event.get("objectRef")
+            if event["user"]["username"] != user or about is None or event["stage"] not in ("ResponseComplete", "ResponseStarted"):
+                continue
+            resource = about["resource"] + (f"/{about['subresource']}" if "subresource" in about else "")
+            right = Right(about.get("apiGroup", ""), resource, event["verb"])
+            found.append(Request(right, about.get("namespace", ""), event["responseStatus"]["code"], event["requestURI"]))
+    return found

@@ -1,0 +1,101 @@
+"""The operator has the rights that it uses, and no others.
+
+Runs after all other tests of the tier (see `conftest.py`): the API server's audit log then holds everything that operators asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.apiserver.control_plane import (
+    OPERATOR_NAMESPACE,
+    OPERATOR_USER,
+    SCOPED_NAMESPACE,
+    SCOPED_TOKEN,
+    SCOPED_USER,
+    ControlPlane,
+    EtcdProcess,
+    rendered_rights,
+)
+from tests.apiserver.rights import WHOLE_TIER, Right, granted, requests
+from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until
+
+pytestmark = pytest.mark.slow
+
+ACCOUNT = OPERATOR_USER.rpartition(":")[2]
+SCOPED_ACCOUNT = SCOPED_USER.rpartition(":")[2]
+
+UNSEEN = {
+    Right("magnetar.io", "brokerclusters/finalizers", "update"): "asked by admission about owner references, not by a request",
+    Right("magnetar.io", "datajobs/finalizers", "update"): "the same, for driver pods",
+    Right(
+        "rbac.authorization.k8s.io", "clusterroles", "bind"
+    ): "asked by admission when the role binding of Spark drivers is applied",
+}
+"""Rights that no request of the audit log shows, and why they are there. Each of these is needed: without it other tests fail."""
+
+
+def test_nothing_the_operator_asked_for_was_forbidden(control_plane: ControlPlane) -> None:
+    """In the whole tier, whatever was tested. (A namespace that is being deleted refuses what rights allow: that is no lack of them.)"""
+    mine = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
+    asked = requests(control_plane.audit_log, OPERATOR_USER)
+    missing = {f"{found.right} ({found.path})" for found in asked if found.status == 403 and found.right not in mine}
+    assert sorted(missing) == []
+
+
+def test_every_right_is_used(control_plane: ControlPlane, request: pytest.FixtureRequest) -> None:
+    """Each granted verb on each kind was asked for by an operator under test, or is on the short list that says why not."""
+    if not request.config.stash.get(WHOLE_TIER, False):
+        pytest.skip("needs the whole tier: python -m pytest tests/apiserver")
+    asked = requests(control_plane.audit_log, OPERATOR_USER)
+    used = {right for found in asked if found.status != 403 for right in found.rights}
+    mine = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
+    assert sorted(map(str, mine - used - set(UNSEEN))) == []
+    assert sorted(map(str, set(UNSEEN) - mine)) == [], "explained here, but not granted any more"
+    assert sorted(map(str, set(UNSEEN) & used)) == [], "explained here as unseen, but seen"
+
+
+def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsewhere(
+    control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """watchNamespaces: a real operator works with Roles alone; the next namespace is closed to it."""
+    everywhere = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
+    rendered = rendered_rights(
+        "scoped", SCOPED_NAMESPACE, "--set", f"watchNamespaces={{{namespace}}},rbac.sparkRole=false,rbac.readNodes=false"
+    )
+    assert granted(rendered, SCOPED_ACCOUNT) == everywhere - {Right("", "nodes", "get")}
+    assert "ClusterRoleBinding" not in rendered
+    control_plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": SCOPED_NAMESPACE}})
+    applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
+    assert applied.returncode == 0, applied.stderr
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.scoped_kubeconfig))
+    scene = Scene(control_plane, namespace)
+
+    async def scenario() -> None:
+        lease = {"lease_namespace": SCOPED_NAMESPACE, "lease_name": SCOPED_ACCOUNT}
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(namespace, **lease),
+            Kubelet(scene).at_work(),
+        ):
+            scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}})
+            await brokers.register("main-broker-0")
+            await until(
+                "the cluster is Ready", lambda: scene.condition(scene.path("brokerclusters", "main")).get("status") == "True"
+            )
+            spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "demo", "deletionPolicy": "Delete"}
+            scene.create("TopicNamespace", "demo", spec)
+            path = scene.path("topicnamespaces", "demo")
+            await until("the namespace is Ready", lambda: scene.condition(path).get("status") == "True")
+            scene.create("DataJob", "once", {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://acme/demo/x"}})
+            await until("a driver", lambda: (scene.get(scene.path("datajobs", "once")) or {}).get("status", {}).get("driverPod"))
+
+    asyncio.run(scenario())
+    asked = requests(control_plane.audit_log, SCOPED_USER)
+    assert asked
+    assert [f"{found.right} ({found.path})" for found in asked if found.status == 403] == []
+    assert {found.namespace for found in asked} <= {namespace, SCOPED_NAMESPACE}
+    for path in ("/api/v1/namespaces/default/pods", "/api/v1/pods", "/api/v1/nodes", "/apis/magnetar.io/v1alpha1/brokerclusters"):
+        assert control_plane.request("GET", path, token=SCOPED_TOKEN)[0] == 403
