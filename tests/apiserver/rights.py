@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-
 WHOLE_TIER = pytest.StashKey[bool]()
 """Whether every test of the tier runs in this session."""
 

@@ -43,7 +43,7 @@ JOB_TIMEOUT_S = 60.0
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server that nobody else installs things into."""
-    found = ControlPlane(tmp_path_factory.mktemp("chart"))
+    found = ControlPlane(tmp_path_factory.mktemp("chart"), audited=True)
     try:
         found.start()
     except ControlPlaneNotAvailable as error:
