@@ -76,6 +76,7 @@ proto: setup ## Regenerate the protocol's Python from its .proto
 	@$(PY) -m dev.proto
 
 crds: setup ## Regenerate the CRDs from the operator's models
+	@$(PY) -m dev.broker_settings
 	@$(PY) -m dev.crds
 	@$(PY) -m dev.docs
 

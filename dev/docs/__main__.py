@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dev import broker_settings
 from dev.docs import chart_values, dashboards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,8 @@ CHART = chart_values.CHART
 
 def documents() -> dict[Path, str]:
     """Path -> content."""
-    made = {CHART / "values.schema.json": chart_values.described_schema(), CHART / "README.md": chart_values.readme()}
+    made = {broker_settings.LIST: broker_settings.listed(), broker_settings.REFERENCE: broker_settings.reference()}
+    made |= {CHART / "values.schema.json": chart_values.described_schema(), CHART / "README.md": chart_values.readme()}
     return made | {CHART / "files" / "dashboards" / name: text for name, text in dashboards.documents().items()}
 
 

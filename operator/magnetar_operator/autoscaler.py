@@ -83,8 +83,7 @@ def _finding(decision: Decision) -> Finding:
 
 def _sight(cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wall_ms: int) -> Sight:
     loads = observed.state.loads if observed.state is not None else {}
-    interval = cluster.spec.config.get("load_report_s", "")
-    interval_s = float(interval) if interval.replace(".", "", 1).isdecimal() else REPORT_INTERVAL_S
+    interval_s = cluster.spec.config.value("load_report_s")
     reports = [
         Report(
             broker=broker,

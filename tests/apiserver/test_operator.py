@@ -67,7 +67,7 @@ def test_a_steady_state_makes_no_write(scene: Scene, cluster_etcd: EtcdProcess) 
             running_operator(scene.namespace) as operator,
             Kubelet(scene).at_work(),
         ):
-            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=2, config={"keep_alive_s": "20"}))
+            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=2, config={"keep_alive_s": 20}))
             scene.create("TopicNamespace", "demo", {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "demo"})
             await brokers.register("main-broker-0")
             await brokers.register("main-broker-1")
@@ -198,7 +198,7 @@ def test_a_change_of_settings_rolls_one_broker_at_a_time(scene: Scene, cluster_e
             scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=3))
             await until("three brokers", lambda: scene.cluster().get("status", {}).get("readyReplicas") == 3)
             before = {pod["metadata"]["uid"] for pod in scene.plane.must("GET", scene.core("pods"))["items"]}
-            scene.merge(scene.path("brokerclusters", "main"), {"spec": {"config": {"keep_alive_s": "11"}}})
+            scene.merge(scene.path("brokerclusters", "main"), {"spec": {"config": {"keep_alive_s": 11}}})
             fewest = 3
 
             def all_new() -> bool:

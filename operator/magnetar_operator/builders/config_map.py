@@ -15,7 +15,7 @@ PREFIX = "MAGNETAR_"
 
 def settings_of(cluster: BrokerCluster) -> dict[str, str]:
     """Environment variables of a broker."""
-    chosen = {f"{PREFIX}{name.upper()}": value for name, value in cluster.spec.config.items()}
+    chosen = {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in cluster.spec.config.chosen().items()}
     return chosen | {f"{PREFIX}DRAIN_TIMEOUT_S": str(cluster.spec.drain_timeout_seconds)}
 
 

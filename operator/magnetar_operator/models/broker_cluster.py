@@ -23,12 +23,10 @@ from magnetar_operator.models.base import (
     StatusModel,
     immutable,
 )
+from magnetar_operator.models.broker_config import BrokerConfig
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-etcd", "-storage")
-RESERVED_SETTINGS = ("advertised_address", "bind", "drain_timeout_s", "name", "store", "volume")
-"""Settings that the operator derives from other fields."""
-_SETTING = re.compile(r"^[a-z][a-z0-9_]*$")
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
 
@@ -212,22 +210,8 @@ class PodTemplate(Model):
     )
 
 
-def _settings_are_free(spec: BrokerClusterSpec) -> bool:
-    return all(_SETTING.match(name) and name not in RESERVED_SETTINGS for name in spec.config)
-
-
-_CONFIG_RULE = Rule(
-    f"self.config.all(name, name.matches('^[a-z][a-z0-9_]*$') && !(name in [{', '.join(repr(name) for name in RESERVED_SETTINGS)}]))",
-    "config: names are broker settings in lower case such as keep_alive_s; "
-    f"{', '.join(RESERVED_SETTINGS)} come from other fields (drain_timeout_s from drainTimeoutSeconds)",
-    _settings_are_free,
-)
-
-
 class BrokerClusterSpec(Model):
     """What the cluster should be."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (_CONFIG_RULE,)
 
     replicas: int = Field(
         default=1,
@@ -243,10 +227,8 @@ class BrokerClusterSpec(Model):
         json_schema_extra={"default": {"managed": {}}},
     )
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each broker.")
-    config: dict[str, Annotated[str, Field(max_length=1000)]] = Field(
-        default={},
-        max_length=64,
-        description="Broker settings by their own names; each becomes MAGNETAR_<NAME>. A change rolls the brokers.",
+    config: BrokerConfig = Field(
+        default_factory=BrokerConfig, description="Broker settings by their own names, as numbers. A change rolls the brokers."
     )
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Additions to the brokers' pods.")
     drain_timeout_seconds: int = Field(

@@ -12,8 +12,12 @@ import pytest
 
 from dev import crds
 from magnetar.errors import InvalidRequest
+from magnetar.server.settings import BrokerSettings
+from magnetar_operator.builders.config_map import settings_of
 from magnetar_operator.models import API_VERSION, KINDS, parse_manifest
+from magnetar_operator.models.broker_config import SETTINGS
 from magnetar_operator.models.definitions import definitions, root_schema
+from tests.unit.operator.samples import cluster
 
 NO_DEFAULT_ON_PURPOSE = {
     "spec.etcd.external.tls",
@@ -23,6 +27,9 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.compaction",
 }
 NOT_OWNED = "Absent: not owned here."
+
+SETTING = "spec.config."
+"""Without a value the broker's own default holds, a newer broker's as well."""
 
 
 def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -38,12 +45,47 @@ def test_generated_definitions_match_the_models() -> None:
     assert crds.differences() == []
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"keep_alife_s": 20}, "did you mean keep_alive_s?"),
+        ({"KEEP_ALIVE_S": 20}, "did you mean keep_alive_s?"),
+        ({"xyzzy": 1}, "docs/settings.md"),
+        ({"drain_timeout_s": 20}, "comes from spec.drainTimeoutSeconds"),
+        ({"volume": "/elsewhere"}, "comes from spec.storage"),
+        ({"keep_alive_s": 0}, "spec.config.keep_alive_s: Input should be greater than or equal to 1 (got 0)"),
+        ({"keep_alive_s": "20"}, "spec.config.keep_alive_s: Input should be a valid number"),
+        ({"partitions_max": 1.5}, "spec.config.partitions_max: Input should be a valid integer"),
+        ({"max_message_bytes": 32 << 20}, "at least 4 times max_message_bytes"),
+    ],
+)
+def test_a_setting_that_will_not_do_is_refused_with_what_would(config: dict[str, Any], said: str) -> None:
+    """Names and values are checked here, so that no broker is restarted only to refuse its settings."""
+    with pytest.raises(InvalidRequest) as refused:
+        parse_manifest(
+            {"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {"config": config}}
+        )
+    assert said in str(refused.value)
+
+
+def test_every_setting_of_a_broker_can_be_given_and_reaches_it() -> None:
+    """At either bound: what the list admits a broker takes, and under the same name."""
+    for bound in ("minimum", "maximum"):
+        given = {setting["name"]: setting[bound] for setting in SETTINGS if not setting["field"]}
+        given |= {"max_message_bytes": 1 << 20, "log_file_bytes": 1 << 30}
+        environment = settings_of(cluster(config=given))
+        settings = BrokerSettings.from_environment(environment)
+        assert {name: getattr(settings, name) for name in given} == given
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_every_field_has_a_description_and_a_default(kind: str) -> None:
     """What has no default is required, or says what its absence means."""
     spec = root_schema(KINDS[kind])["properties"]["spec"]
     for path, schema, required in fields(spec, "spec"):
         assert schema.get("description"), f"{path} has no description"
+        if path.startswith(SETTING):
+            continue
         if not required and path not in NO_DEFAULT_ON_PURPOSE and not schema["description"].endswith(NOT_OWNED):
             assert "default" in schema, f"{path} has no default"
 
