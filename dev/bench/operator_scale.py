@@ -37,7 +37,7 @@ NAMESPACE = "many"
 ROOT_PATH = f"/apis/magnetar.io/v1alpha1/namespaces/{NAMESPACE}"
 CREATORS = 16
 TIMEOUT_S = 900.0
-POLL_S = 0.1
+POLL_S = 0.5  # a reading costs the operator some milliseconds
 RESYNC_S = 20
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -85,6 +85,7 @@ class OperatorProcess:
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
+        self._lives = 0
 
     def start(self) -> None:
         environment = {
@@ -99,7 +100,8 @@ class OperatorProcess:
         }
         module = ["-m", "magnetar"]
         if self._profile is not None:
-            module = ["-m", "cProfile", "-o", str(self._profile), *module]
+            self._lives += 1
+            module = ["-m", "cProfile", "-o", f"{self._profile}.{self._lives}", *module]
         self.started = time.monotonic()
         with self._log.open("ab") as output:
             command = [sys.executable, *module, "operator", "--log-level", "warning"]
@@ -366,7 +368,7 @@ def main() -> int:
     parser.add_argument("--objects", type=int, default=10_000)
     parser.add_argument("--edits", type=int, default=500)
     parser.add_argument("--per-second", type=float, default=20.0, help="edits per second")
-    parser.add_argument("--profile", type=Path, help="write the operator's cProfile there (of its last life)")
+    parser.add_argument("--profile", type=Path, help="write cProfiles of the operator's two lives there, with .1 and .2 appended")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as name:
         try:

@@ -30,7 +30,7 @@ from magnetar_operator.refusals import KubernetesError
 from magnetar_operator.resources import CUSTOM, GROUP_VERSION_PATH
 from magnetar_operator.settings import OperatorSettings
 from magnetar_operator.stores import Stores
-from magnetar_operator.work_queue import WorkQueue
+from magnetar_operator.work_queue import Key, WorkQueue
 from magnetar_operator.world import World
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class Operator:
         may_write = self.leadership.may_write
         self.cache = ObjectCache(self._changed)
         self.api = KubernetesApi(connection, clock, self.metrics, may_write, lambda manifest: self.informers.written(manifest))
-        self.stores = Stores(clock, self.metrics, identity, may_write)
+        self.stores = Stores(clock, self.metrics, identity, may_write, self._owned_changed)
         events = Events(self.api, clock, self.metrics, identity)
         credentials = EtcdCredentials(self.api)
         self.world = World(self.api, self.stores, events, clock, settings.defaults, settings.namespaces, self.cache, credentials)
@@ -124,6 +124,12 @@ class Operator:
         key = owner_of(object_changed)
         if key is not None:
             self.queue.add(key)
+
+    def _owned_changed(self, owner: str) -> None:
+        """Somebody changed a record that a resource owns."""
+        namespace, _, name = owner.partition("/")
+        if self.cache.get("TopicNamespace", namespace, name) is not None:
+            self.queue.add(Key("TopicNamespace", namespace, name))
 
     def _leadership_changed(self, leading: bool) -> None:
         self.controller.leadership_changed(leading)

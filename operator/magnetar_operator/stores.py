@@ -1,6 +1,7 @@
 """Connections to the clusters' metadata stores, and the operator's term in each.
 
-Owns: one store per set of endpoints; guarded writes. Imports: magnetar.metadata, clock, metrics.
+Owns: one store per set of endpoints; guarded writes; views of the records that resources own. Imports: magnetar.metadata, clock, metrics,
+record_view.
 Invariants: every write compares `operator/term`, so an operator that lost its Lease without noticing changes nothing after its successor's first
 write; the term is taken lazily, so that a steady state writes nothing.
 """
@@ -13,14 +14,16 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from magnetar.clock import Clock
+from magnetar.errors import StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.election import Election
 from magnetar.metadata.etcd import EtcdStore, TlsMaterial
-from magnetar.metadata.records import CordonRecord
-from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
+from magnetar.metadata.records import CordonRecord, NamespaceRecord, Record, TenantRecord
+from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
 from magnetar.names import NamespaceName
 from magnetar_operator.etcd_users import EtcdUsers
 from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.record_view import RecordView
 from magnetar_operator.refusals import NotLeading
 from magnetar_operator.scaling import Cordon, draining_cordon
 
@@ -28,15 +31,25 @@ log = structlog.get_logger(__name__)
 
 WRITE_TIMEOUT_S = 3.0
 NO_LEASE = 0
+VIEWED: dict[str, type[Record]] = {keys.NAMESPACES: NamespaceRecord, keys.TENANTS: TenantRecord}
+"""What custom resources own."""
 
 
 class ClusterStore:
     """One cluster's store, for reading freely and writing as the leader."""
 
     def __init__(
-        self, store: MetadataStore, clock: Clock, metrics: OperatorMetrics, identity: str, may_write: Callable[[], bool]
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        metrics: OperatorMetrics,
+        identity: str,
+        may_write: Callable[[], bool],
+        owned_changed: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`owned_changed` gets the owner, as records name it, of every record that somebody else changed."""
         self.reader = store
+        self._owned_changed = owned_changed
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
         self.claims: dict[tuple[str, str], NamespaceName] = {}
         """Of TopicNamespaces (by namespace and name) seen here: the namespace that each speaks for, for when the resource is gone."""
@@ -45,6 +58,41 @@ class ClusterStore:
         self._election: Election | None = None
         self._seizing = asyncio.Lock()
         self._users: EtcdUsers | None = None
+        self._views = {prefix: RecordView(store, prefix, self._changed, clock) for prefix in VIEWED}
+        self._viewing: list[asyncio.Task[None]] = []
+
+    async def record(self, key: str) -> KeyValue | None:
+        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision. Raises StoreError."""
+        view = next(view for prefix, view in self._views.items() if key.startswith(prefix))
+        if not self._viewing:
+            self._viewing = [asyncio.create_task(each.run(), name=f"view of {prefix}") for prefix, each in self._views.items()]
+        if view.knows(key):
+            return view.get(key)
+        item = await self.reader.get(key)
+        view.read(key, item)
+        return item
+
+    def _changed(self, key: str, old: bytes | None, new: bytes | None) -> None:
+        """Somebody else changed a record: its owners look at it."""
+        for owner in {_owner_of(key, value) for value in (old, new) if value is not None} - {""}:
+            self._owned_changed(owner)
+
+    def _owners_replaced(self, operations: Sequence[Operation]) -> set[str]:
+        """Owners that lose a record by these changes: they have to say so."""
+        found = set()
+        for operation in operations:
+            known = next((view.get(operation.key) for view in self._views.values() if view.knows(operation.key)), None)
+            if known is not None:
+                after = _owner_of(operation.key, operation.value) if isinstance(operation, Put) else ""
+                found.add("" if after == (before := _owner_of(operation.key, known.value)) else before)
+        return found - {""}
+
+    async def close(self) -> None:
+        """End views and connection."""
+        for task in self._viewing:
+            task.cancel()
+        await asyncio.gather(*self._viewing, return_exceptions=True)
+        await self.reader.close()
 
     async def write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Apply `operations` if the compares hold and we still lead; False if they did not hold.
@@ -56,9 +104,18 @@ class ClusterStore:
             guard = await self._guard()
             self._require_leadership()
             self._metrics.store_writes.inc()
+            for view in self._views.values():
+                view.writing(operations)
             result = await self.reader.transact([guard, *compares], operations)
         if result.succeeded:
+            replaced = self._owners_replaced(operations)
+            for view in self._views.values():
+                view.wrote(operations, result.revision)
+            for owner in replaced:
+                self._owned_changed(owner)
             return True
+        for view in self._views.values():
+            view.doubt(compare.key for compare in compares)
         term = next((item.mod_revision for item in result.current if item.key == keys.OPERATOR_TERM), 0)
         if term != guard.operand:
             self.forget_term()
@@ -119,11 +176,28 @@ class ClusterStore:
             raise NotLeading("this process does not lead")
 
 
+def _owner_of(key: str, value: bytes) -> str:
+    """Whom a record names as its owner; "" = nobody, or it cannot be read."""
+    kind = VIEWED[next(prefix for prefix in VIEWED if key.startswith(prefix))]
+    try:
+        return str(getattr(kind.decode(value), "owner", ""))
+    except StoreError:
+        return ""
+
+
 class Stores:
     """All clusters' stores."""
 
-    def __init__(self, clock: Clock, metrics: OperatorMetrics, identity: str, may_write: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: OperatorMetrics,
+        identity: str,
+        may_write: Callable[[], bool],
+        owned_changed: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
+        self._owned_changed = owned_changed
         self._open: dict[tuple[str, ...], tuple[TlsMaterial | None, ClusterStore]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -135,11 +209,11 @@ class Stores:
             return store
         claims = store.claims if store is not None else {}
         if store is not None:
-            closing = asyncio.ensure_future(store.reader.close())
+            closing = asyncio.ensure_future(store.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         opened = EtcdStore(key, tls, clock=self._clock)
-        store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write)
+        store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write, self._owned_changed)
         store.claims.update(claims)
         self._open[key] = tls, store
         return store
@@ -161,7 +235,7 @@ class Stores:
         """Close connections to clusters that are gone."""
         for endpoints in set(self._open) - wanted:
             log.info("store.closed", endpoints=",".join(endpoints))
-            await self._open.pop(endpoints)[1].reader.close()
+            await self._open.pop(endpoints)[1].close()
 
     async def close(self) -> None:
         await self.retain(set())

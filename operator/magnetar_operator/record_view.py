@@ -1,0 +1,139 @@
+"""A warm copy of the records below one prefix of a cluster's store.
+
+Owns: the copy, its watch, and telling of changes that others made. Imports: asyncio, clock, magnetar.metadata.
+Invariants: a record is only ever replaced by a younger one; what this process has just written or read itself is known at once; a write is guarded
+by the revision that the view showed, so a view that lags behind costs another try, never a wrong write; what a watch might have missed is found by
+reading everything again now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+
+import structlog
+
+from magnetar.clock import Clock
+from magnetar.errors import Compacted, StoreError
+from magnetar.metadata.store import Delete, Event, KeyValue, MetadataStore, Operation, Put, RangeResult
+
+log = structlog.get_logger(__name__)
+
+RELOAD_S = 300.0
+RETRY_MIN_S, RETRY_MAX_S = 0.2, 10.0
+
+Changed = Callable[[str, bytes | None, bytes | None], None]
+"""Gets key, old and new value of what somebody else changed; None = absent."""
+
+
+class RecordView:
+    """Records below `prefix`. Reading is free; `run` keeps it warm."""
+
+    def __init__(self, store: MetadataStore, prefix: str, changed: Changed, clock: Clock) -> None:
+        self._store, self._prefix, self._changed, self._clock = store, prefix, changed, clock
+        self._records: dict[str, KeyValue] = {}
+        self._doubtful: set[str] = set()
+        self._own: dict[str, bytes | None] = {}
+        self._loaded_at = 0
+
+    def knows(self, key: str) -> bool:
+        """Whether `get` may be asked for this key."""
+        return self._loaded_at > 0 and key.startswith(self._prefix) and key not in self._doubtful
+
+    def get(self, key: str) -> KeyValue | None:
+        """The record as it was last known."""
+        return self._records.get(key)
+
+    def doubt(self, keys: Iterable[str]) -> None:
+        """Somebody has seen these keys otherwise: have them read from the store until they are known again."""
+        for key in keys:
+            if key.startswith(self._prefix):
+                self._doubtful.add(key)
+                self._own.pop(key, None)
+
+    def read(self, key: str, item: KeyValue | None) -> None:
+        """Take in what was just read from the store itself."""
+        if key.startswith(self._prefix):
+            self._doubtful.discard(key)
+            if item is not None:
+                self._keep(item)
+            else:
+                self._records.pop(key, None)
+
+    def writing(self, operations: Iterable[Operation]) -> None:
+        """This process sends these changes now: the watch may show them before the answer is here, and they are nobody else's."""
+        for operation in operations:
+            if operation.key.startswith(self._prefix):
+                self._own[operation.key] = operation.value if isinstance(operation, Put) else None
+
+    def wrote(self, operations: Iterable[Operation], revision: int) -> None:
+        """Take in what this process wrote in the transaction of that revision."""
+        for operation in operations:
+            if not operation.key.startswith(self._prefix):
+                continue
+            self._doubtful.discard(operation.key)
+            if isinstance(operation, Put):
+                self._keep(KeyValue(operation.key, operation.value, revision, revision, 1))
+            elif isinstance(operation, Delete):
+                self._records.pop(operation.key, None)
+
+    async def run(self) -> None:
+        """Keep the copy warm, until cancelled."""
+        delay_s = RETRY_MIN_S
+        while True:
+            try:
+                found = await self._store.range(self._prefix)
+                self._load(found)
+                delay_s = RETRY_MIN_S
+                async with asyncio.timeout(RELOAD_S * self._clock.uniform(0.8, 1.2)):
+                    await self._follow(found.revision + 1)
+            except (TimeoutError, Compacted):
+                continue
+            except StoreError as error:
+                log.warning("view.interrupted", prefix=self._prefix, error=str(error))
+                await asyncio.sleep(delay_s * self._clock.uniform(0.7, 1.0))
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    async def _follow(self, revision: int) -> None:
+        async with aclosing(self._store.watch(self._prefix, revision)) as batches:
+            async for batch in batches:
+                for event in batch.events:
+                    self._take(event)
+
+    def _load(self, found: RangeResult) -> None:
+        """Everything as of one revision. Younger records are our own writes meanwhile, unless the store itself has gone back in time."""
+        before, self._records = self._records, {item.key: item for item in found.items}
+        first, went_back = self._loaded_at == 0, found.revision < self._loaded_at
+        self._loaded_at = found.revision
+        self._doubtful.clear()
+        for key, old in before.items():
+            if old.mod_revision > found.revision and not went_back:
+                self._records[key] = old
+            elif key not in self._records:
+                self._changed(key, old.value, None)
+        if first:
+            return
+        for key, new in self._records.items():
+            known = before.get(key)
+            if known is None or known.value != new.value:
+                self._changed(key, known.value if known is not None else None, new.value)
+
+    def _take(self, event: Event) -> None:
+        old = self._records.get(event.key)
+        if old is not None and event.mod_revision <= old.mod_revision:
+            self._own.pop(event.key, None)
+            return
+        self._doubtful.discard(event.key)
+        if event.value is None:
+            self._records.pop(event.key, None)
+        else:
+            self._records[event.key] = KeyValue(event.key, event.value, event.create_revision, event.mod_revision, 1)
+        ours = event.key in self._own and self._own.pop(event.key) == event.value
+        if not ours and (old is not None or event.value is not None):
+            self._changed(event.key, old.value if old is not None else None, event.value)
+
+    def _keep(self, item: KeyValue) -> None:
+        old = self._records.get(item.key)
+        if old is None or old.mod_revision < item.mod_revision:
+            self._records[item.key] = item
