@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from dev import broker_settings
-from dev.docs import chart_values, dashboards
+from dev.docs import chart_values, dashboards, metrics, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = chart_values.CHART
@@ -21,7 +21,9 @@ def documents() -> dict[Path, str]:
     """Path -> content."""
     made = {broker_settings.LIST: broker_settings.listed(), broker_settings.REFERENCE: broker_settings.reference()}
     made |= {CHART / "values.schema.json": chart_values.described_schema(), CHART / "README.md": chart_values.readme()}
-    return made | {CHART / "files" / "dashboards" / name: text for name, text in dashboards.documents().items()}
+    made |= {CHART / "files" / "dashboards" / name: text for name, text in dashboards.documents().items()}
+    made |= {ROOT / "docs" / "reference" / name: text for name, text in reference.documents().items()}
+    return made | {ROOT / "docs" / "metrics.md": metrics.document()}
 
 
 def differences() -> list[str]:
