@@ -1,6 +1,7 @@
 """Users and roles in a running etcd.
 
-Owns: reading and changing them, and switching authentication on. Imports: aetcd's stubs, magnetar.metadata, etcd_roles.
+Owns: reading and changing them, switching authentication on, and the scheme of members' addresses.
+Imports: aetcd's stubs, magnetar.metadata, etcd_roles.
 Invariants: level-triggered: whatever state etcd is in (new, restored from a backup, changed by hand), a call ends with the wanted users and
 authentication on, or raises; when nothing has changed since the last call it asks one question and writes nothing; every change asks first whether
 this process leads.
@@ -40,6 +41,7 @@ class EtcdUsers:
             status = await self._ask("AuthStatus", rpc.AuthStatusRequest())
             if status.enabled and status.authRevision == self._verified:
                 return 0
+            await self._secure_addresses()
             changes = plan_access(await self._read())
             for change in changes:
                 self._before_write()
@@ -51,6 +53,16 @@ class EtcdUsers:
             status = await self._ask("AuthStatus", rpc.AuthStatusRequest())
             self._verified = int(status.authRevision) if status.enabled else -1
             return len(changes)
+
+    async def _secure_addresses(self) -> None:
+        """A member that was made without TLS is still known under http://, where no other would find it now."""
+        members = await self._ask("MemberList", rpc.MemberListRequest(), rpc.ClusterStub)
+        for member in members.members:
+            urls = [url.replace("http://", "https://", 1) for url in member.peerURLs]
+            if urls != list(member.peerURLs):
+                self._before_write()
+                log.info("etcd.member_address", member=f"{member.ID:x}", urls=urls)
+                await self._ask("MemberUpdate", rpc.MemberUpdateRequest(ID=member.ID, peerURLs=urls), rpc.ClusterStub)
 
     async def _read(self) -> Access:
         roles: dict[str, frozenset[Grant]] = {}
@@ -80,8 +92,8 @@ class EtcdUsers:
             )
         await self._ask(*requests[change.what])
 
-    async def _ask(self, method: str, request: Any) -> Any:
+    async def _ask(self, method: str, request: Any, stub: Any = rpc.AuthStub) -> Any:
         def invoke(member: Member, patience_s: float) -> Any:
-            return getattr(rpc.AuthStub(member.channel), method)(request, timeout=patience_s, metadata=REQUIRE_LEADER)
+            return getattr(stub(member.channel), method)(request, timeout=patience_s, metadata=REQUIRE_LEADER)
 
         return await self._channels.call(invoke, repeatable=False)

@@ -27,6 +27,7 @@ from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ControlPlane
 
 TIMEOUT_S = 15.0
 POLL_S = 0.05
+PASSES_MAX = 10
 API = "/apis/magnetar.io/v1alpha1/namespaces"
 
 
@@ -239,3 +240,22 @@ def writes(operator: Operator) -> float:
             if sample.name == "magnetar_operator_sentinel_beats_total":
                 total -= sample.value
     return total
+
+
+async def settled(operator: Operator) -> None:
+    """Wait for a whole pass without a write: events and the control plane's own changes may still be on their way after the first."""
+    for _ in range(PASSES_MAX):
+        before = writes(operator)
+        await operator.controller.enqueue_all()
+        await quiet(operator)
+        if writes(operator) == before:
+            return
+    raise AssertionError(f"still writing after {PASSES_MAX} passes over the same objects")
+
+
+async def quiet(operator: Operator) -> None:
+    """Wait until the queue has been idle for a moment."""
+    calm = 0
+    while calm < 10:
+        calm = calm + 1 if operator.queue.idle else 0
+        await asyncio.sleep(0.05)

@@ -11,7 +11,7 @@ import pytest
 from magnetar.metadata.records import JobRunRecord
 from magnetar_operator.scaling import CORDON_REASON
 from tests.apiserver.control_plane import ControlPlane, EtcdProcess
-from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until, writes
+from tests.apiserver.stage import Kubelet, Scene, brokers_of, quiet, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +24,6 @@ def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.Monke
 
 def external(etcd: EtcdProcess, **spec: Any) -> dict[str, Any]:
     return {"etcd": {"external": {"endpoints": [etcd.endpoint]}}, **spec}
-
-
-PASSES_MAX = 10
 
 
 def test_an_empty_spec_becomes_a_cluster_with_its_own_etcd(scene: Scene) -> None:
@@ -46,10 +43,10 @@ def test_an_empty_spec_becomes_a_cluster_with_its_own_etcd(scene: Scene) -> None
             path = scene.path("brokerclusters", "main")
             ready = await until("a condition", lambda: scene.condition(path))
             assert (ready["status"], ready["reason"]) == ("False", "MetadataStoreStarting")
-            await _settled(operator)
+            await settled(operator)
             before = writes(operator)
             await operator.controller.enqueue_all()
-            await _quiet(operator)
+            await quiet(operator)
             assert writes(operator) == before
             metadata = scene.cluster()["metadata"]
             assert "finalizers" not in metadata
@@ -76,33 +73,14 @@ def test_a_steady_state_makes_no_write(scene: Scene, cluster_etcd: EtcdProcess) 
             await until(
                 "the namespace is Ready", lambda: scene.condition(scene.path("topicnamespaces", "demo")).get("status") == "True"
             )
-            await _quiet(operator)
+            await quiet(operator)
             before = writes(operator)
             for _ in range(3):
                 await operator.controller.enqueue_all()
-                await _quiet(operator)
+                await quiet(operator)
             assert writes(operator) == before
 
     asyncio.run(scenario())
-
-
-async def _settled(operator: Any) -> None:
-    """Wait for a whole pass without a write: events and the control plane's own changes may still be on their way after the first."""
-    for _ in range(PASSES_MAX):
-        before = writes(operator)
-        await operator.controller.enqueue_all()
-        await _quiet(operator)
-        if writes(operator) == before:
-            return
-    raise AssertionError(f"still writing after {PASSES_MAX} passes over the same objects")
-
-
-async def _quiet(operator: Any) -> None:
-    """Wait until the queue has been idle for a moment."""
-    calm = 0
-    while calm < 10:
-        calm = calm + 1 if operator.queue.idle else 0
-        await asyncio.sleep(0.05)
 
 
 def test_drift_is_corrected_and_told(scene: Scene, cluster_etcd: EtcdProcess) -> None:

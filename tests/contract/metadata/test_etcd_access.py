@@ -13,48 +13,16 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, ReplaceableTls, TlsBytes
+from magnetar.metadata.etcd_tls import ReplaceableTls, TlsBytes
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER
-from magnetar_operator.certificates import Pair, Subject, issue, make_authority
+from magnetar_operator.certificates import Subject, issue
 from magnetar_operator.etcd_roles import USERS, Change, plan_access
 from magnetar_operator.etcd_users import EtcdUsers
-from tests.contract.metadata.etcd_server import EtcdServer
+from tests.contract.metadata.guarded_etcd import HERE, Guarded
 
 CLOCK = SystemClock()
-HERE = ("localhost", "127.0.0.1")
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
-
-
-class Guarded:
-    """One etcd with mutual TLS, and certificates for it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.authority = make_authority("test", CLOCK.wall_ms())
-        self.write(issue(self.authority, Subject(MEMBER, HERE), CLOCK.wall_ms()))
-        files = {name: str(directory / name) for name in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE)}
-        self.server = EtcdServer(
-            directory,
-            (
-                *("--client-cert-auth=true", f"--trusted-ca-file={files[AUTHORITY_FILE]}"),
-                *(f"--cert-file={files[CERTIFICATE_FILE]}", f"--key-file={files[KEY_FILE]}"),
-                *("--tls-min-version=TLS1.3", "--enable-grpc-gateway=false"),
-            ),
-            scheme="https",
-        )
-
-    def write(self, member: Pair) -> None:
-        (self.directory / AUTHORITY_FILE).write_bytes(self.authority.certificate)
-        (self.directory / CERTIFICATE_FILE).write_bytes(member.certificate)
-        (self.directory / KEY_FILE).write_bytes(member.key)
-
-    def material(self, user: str) -> TlsBytes:
-        pair = issue(self.authority, Subject(user), CLOCK.wall_ms())
-        return TlsBytes(self.authority.certificate, pair.certificate, pair.key)
-
-    def store(self, user: str) -> EtcdStore:
-        return EtcdStore([self.server.endpoint], self.material(user), clock=CLOCK, request_timeout_s=10.0)
 
 
 Scenario = Callable[[Guarded, EtcdStore], Coroutine[Any, Any, None]]

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from aetcd import rpc
 
 from dev.ports import free_port
 from dev.server_process import ServerProcess
@@ -182,6 +183,15 @@ async def admit(pods: list[Pod], keyring: Keyring) -> int:
         await opened.close()
 
 
+async def addresses(opened: EtcdStore) -> list[str]:
+    """Where members expect each other."""
+    answer = await opened.channels.call(
+        lambda member, patience_s: rpc.ClusterStub(member.channel).MemberList(rpc.MemberListRequest(), timeout=patience_s),
+        repeatable=True,
+    )
+    return [url for member in answer.members for url in member.peerURLs]
+
+
 def test_an_etcd_made_without_tls_keeps_its_data_on_the_way_to_it(tmp_path: Path, keyring: Keyring) -> None:
     """Plain, then both on one port, then TLS and users alone; what was written before is there afterwards, and nobody plain is heard."""
     pod = Pod(tmp_path, keyring)
@@ -203,6 +213,7 @@ def test_an_etcd_made_without_tls_keeps_its_data_on_the_way_to_it(tmp_path: Path
             await put([pod], None, "x", timeout_s=0.5)
         reader = store([pod], keyring[names.BROKER_USER])
         assert len((await reader.range("")).items) == 3
+        assert await addresses(reader) == [pod.peer_url]
         await reader.close()
         pod.wait_ready()  # the probe needs no certificate and no user
 
