@@ -33,6 +33,12 @@ def node_of(pod: Manifest) -> str:
     return str(pod["spec"].get("nodeName", ""))
 
 
+def node_addresses(pods: Sequence[Manifest]) -> dict[int, str]:
+    """Ordinal -> address of the node, of the pods that have one."""
+    found = {names.ordinal_of(name_of(pod)): str(pod.get("status", {}).get("hostIP", "")) for pod in sorted_by_ordinal(pods)}
+    return {ordinal: address for ordinal, address in found.items() if address}
+
+
 def sorted_by_ordinal(pods: Sequence[Manifest]) -> list[Manifest]:
     return sorted(pods, key=lambda pod: names.ordinal_of(name_of(pod)))
 

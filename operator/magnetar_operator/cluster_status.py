@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from magnetar_operator import names
-from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, phase_of, sorted_by_ordinal, trouble_of
+from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, node_addresses, phase_of, sorted_by_ordinal, trouble_of
+from magnetar_operator.builders.listeners import listener_statuses, pending_listener
 from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
@@ -77,7 +78,7 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
         return Problem(Reason.ROLL_WAITS, f"{len(roll.pending)} pods have an old template; waiting for {roll.waits_for}")
     wanted = cluster.spec.replicas
     if ready == wanted == len(observed.pods):
-        return None
+        return pending_listener(cluster, observed.children)
     leaving = next((name_of(pod) for pod in observed.pods if is_terminating(pod)), "")
     if leaving:
         return Problem(Reason.REMOVING if len(observed.pods) > wanted else Reason.STARTING, f"{leaving} is stopping")
@@ -124,6 +125,7 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
             service_url=f"pulsar://{host}:{names.BROKER_PORT}",
             http_url=f"http://{host}:{names.HTTP_PORT}",
         ),
+        listeners=listener_statuses(cluster, observed.children, node_addresses(observed.pods)),
         brokers=tuple(brokers),
         pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
         conditions=conditions,

@@ -105,6 +105,11 @@ class Reason(enum.Enum):
         "A broker's node has not answered for a while; its pod is deleted by force.",
         "Repair or remove the node.",
     )
+    LISTENER_PENDING = (
+        "ListenerPending",
+        "A listener's service has no address yet; clients inside are served, and brokers need no restart when it comes.",
+        "kubectl describe the service: it wants a load balancer that the cluster can make, or set advertisedHost.",
+    )
     CLUSTER_MISSING = "ClusterNotFound", "The cluster that clusterRef names does not exist.", "Make it, or correct clusterRef."
     NOT_ALLOWED = (
         "NamespaceNotAllowed",

@@ -13,6 +13,7 @@ from magnetar_operator.builders.broker_set import broker_set
 from magnetar_operator.builders.config_map import broker_config
 from magnetar_operator.builders.disruption_budget import disruption_budget
 from magnetar_operator.builders.etcd_set import etcd_set
+from magnetar_operator.builders.listeners import broker_listeners, listener_services
 from magnetar_operator.builders.network_policy import etcd_policy
 from magnetar_operator.builders.object import Defaults, Manifest
 from magnetar_operator.builders.service import brokers_service, client_service, etcd_service
@@ -41,6 +42,8 @@ def desired(cluster: BrokerCluster, defaults: Defaults, replicas: int, observed:
         *etcd,
         client_service(cluster),
         brokers_service(cluster),
+        *listener_services(cluster, replicas),
+        *broker_listeners(cluster, replicas, observed),
         broker_config(cluster),
         disruption_budget(cluster),
         broker_set(cluster, defaults, replicas),

@@ -81,6 +81,16 @@ def brokers_service(cluster: str) -> str:
     return f"{cluster}-brokers"
 
 
+def broker_listeners(cluster: str) -> str:
+    """ConfigMap with the addresses under which each broker's listeners are reached."""
+    return f"{broker_set(cluster)}-listeners"
+
+
+def listener_service(cluster: str, listener: str, ordinal: int | None) -> str:
+    """Service of a listener: of one broker, or (None) of all of them."""
+    return f"{broker_set(cluster)}-{listener}" if ordinal is None else f"{broker_pod(cluster, ordinal)}-{listener}"
+
+
 def etcd_set(cluster: str) -> str:
     """StatefulSet, headless service and network policy of a managed etcd."""
     return f"{cluster}-etcd"

@@ -78,7 +78,9 @@ def plan(want: Iterable[Manifest], have: Mapping[Identity, Manifest], owner_uid:
         if step is not None:
             steps.append(step)
     for identity, observed in have.items():
-        if identity not in wanted and identity[0] in DELETABLE_KINDS and _controller(observed).get("uid") == owner_uid:
+        ours = identity[0] in DELETABLE_KINDS and _controller(observed).get("uid") == owner_uid
+        # One that is going already may take its time: a load balancer's service waits for its cloud.
+        if ours and identity not in wanted and "deletionTimestamp" not in observed["metadata"]:
             steps.append(Remove(observed))
     return steps
 

@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from magnetar_operator import names
 from magnetar_operator.builders.config_map import settings_of
+from magnetar_operator.builders.listeners import (
+    listener_arguments,
+    listener_environment,
+    listener_mounts,
+    listener_ports,
+    listener_volumes,
+)
 from magnetar_operator.builders.magnetar_pod import PodParts, pod_template
 from magnetar_operator.builders.object import Defaults, Manifest, cluster_object
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -41,4 +48,9 @@ def _parts(cluster: BrokerCluster) -> PodParts:
         resources=cluster.spec.resources,
         additions=cluster.spec.pod_template,
         drain_timeout_s=cluster.spec.drain_timeout_seconds,
+        arguments=listener_arguments(cluster),
+        environment=listener_environment(cluster),
+        ports=listener_ports(cluster),
+        volumes=listener_volumes(cluster),
+        mounts=listener_mounts(cluster),
     )

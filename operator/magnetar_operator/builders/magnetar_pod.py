@@ -37,7 +37,7 @@ class PodParts:
 
     `component` names the container, the command (`magnetar <component>`) and the user of etcd; `account` is the service account and the
     ConfigMap with `settings`; `arguments` follow those that every component takes; `labels` are all labels of the pod and `selector` those that
-    choose it.
+    choose it; `environment`, `ports`, `volumes` and `mounts` come after those of every component.
     """
 
     component: str
@@ -49,6 +49,10 @@ class PodParts:
     additions: PodTemplate
     drain_timeout_s: int
     arguments: tuple[str, ...] = ()
+    environment: tuple[Manifest, ...] = ()
+    ports: tuple[tuple[str, int], ...] = ()
+    volumes: tuple[Manifest, ...] = ()
+    mounts: tuple[Manifest, ...] = ()
 
 
 def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> Manifest:
@@ -67,6 +71,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
             {"name": "storage", "persistentVolumeClaim": {"claimName": claim_name(cluster)}},
             {"name": "tmp", "emptyDir": {}},
             *client_volumes(cluster, parts.component),
+            *parts.volumes,
         ],
     }
     if chosen.node_selector:
@@ -104,9 +109,11 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
             "--http-port", str(names.HTTP_PORT),
             *parts.arguments,
         ],
-        "env": [field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP")],
+        "env": [
+            field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP"), *parts.environment,
+        ],
         "envFrom": [{"configMapRef": {"name": parts.account}}],
-        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in CONTAINER_PORTS],
+        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in (*CONTAINER_PORTS, *parts.ports)],
         "resources": {key: dict(value) for key, value in parts.resources.model_dump().items() if value},
         "securityContext": container_security(),
         # A process starts in under a second, but first waits for etcd: the start may take minutes, silence afterwards may not.
@@ -116,6 +123,7 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "volumeMounts": [
             {"name": "storage", "mountPath": names.VOLUME_PATH}, {"name": "tmp", "mountPath": "/tmp"},
             *client_mounts(cluster, parts.component),
+            *parts.mounts,
         ],
     }  # fmt: skip
 

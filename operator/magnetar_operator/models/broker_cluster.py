@@ -8,9 +8,9 @@ immutable.
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from magnetar_operator.models.base import (
     CONDITIONS,
@@ -24,6 +24,7 @@ from magnetar_operator.models.base import (
     immutable,
 )
 from magnetar_operator.models.broker_config import BrokerConfig
+from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-etcd", "-storage")
@@ -213,6 +214,14 @@ class PodTemplate(Model):
 class BrokerClusterSpec(Model):
     """What the cluster should be."""
 
+    @model_validator(mode="after")
+    def _names_listeners_once(self) -> Self:
+        """The API server finds it by the list's keys."""
+        listeners = [listener.name for listener in self.listeners]
+        if len(set(listeners)) < len(listeners):
+            raise ValueError("listeners: Duplicate value: give each listener a name of its own")
+        return self
+
     replicas: int = Field(
         default=1,
         ge=0,
@@ -226,6 +235,7 @@ class BrokerClusterSpec(Model):
         description="The metadata store.",
         json_schema_extra={"default": {"managed": {}}},
     )
+    listeners: Listeners = ()
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each broker.")
     config: BrokerConfig = Field(
         default_factory=BrokerConfig, description="Broker settings by their own names, as numbers. A change rolls the brokers."
@@ -279,6 +289,11 @@ class BrokerClusterStatus(StatusModel):
     )
     storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
     endpoints: Endpoints = Field(default_factory=Endpoints, description="Where clients connect.")
+    listeners: tuple[ListenerStatus, ...] = Field(
+        default=(),
+        description="Where clients outside connect.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     brokers: tuple[BrokerStatus, ...] = Field(
         default=(),
         description="Every broker.",

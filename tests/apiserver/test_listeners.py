@@ -1,0 +1,90 @@
+"""Listeners on a real API server: services come and go with brokers, a load balancer's address reaches brokers without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until, writes
+
+pytestmark = pytest.mark.slow
+
+LISTENERS = [{"name": "public", "port": 7650}, {"name": "nodes", "type": "NodePort"}]
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
+    return Scene(control_plane, namespace)
+
+
+def test_addresses_reach_brokers_and_services_follow_the_fleet(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Pending names the service; the address comes and the cluster is Ready with the template it had; scaling down takes the services along."""
+
+    async def scenario() -> None:
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace) as operator,
+            Kubelet(scene).at_work(),
+        ):
+            scene.create(
+                "BrokerCluster",
+                "main",
+                {"replicas": 2, "etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "listeners": LISTENERS},
+            )
+            await brokers.register("main-broker-0")
+            await brokers.register("main-broker-1")
+            path = scene.path("brokerclusters", "main")
+            await until("the cluster waits", lambda: scene.condition(path).get("reason") == "ListenerPending")
+            assert "main-broker-public" in scene.condition(path)["message"]
+            generation = (scene.stateful_set() or {})["metadata"]["generation"]
+
+            services = {f"main-broker-{end}public" for end in ("", "0-", "1-")}
+            for number, name in enumerate(sorted(services)):
+                ingress = {"status": {"loadBalancer": {"ingress": [{"ip": f"198.51.100.{number + 1}"}]}}}
+                scene.merge(f"{scene.core('services', name)}/status", ingress)
+            await until("the cluster is Ready", lambda: scene.condition(path).get("status") == "True")
+            assert (scene.stateful_set() or {})["metadata"]["generation"] == generation, "no broker is restarted"
+            config = scene.get(scene.core("configmaps", "main-broker-listeners"))
+            assert config is not None
+            node_port = node_port_of(scene, "main-broker-1-nodes")
+            assert config["data"]["main-broker-1"].splitlines() == [
+                "public:pulsar://198.51.100.2:7650",
+                f"nodes:pulsar://{{host}}:{node_port}",
+            ]
+            status = {item["name"]: item for item in scene.cluster()["status"]["listeners"]}
+            assert status["public"]["serviceUrl"] == "pulsar://198.51.100.3:7650"
+            assert [broker["address"] for broker in status["public"]["brokers"]] == ["198.51.100.1:7650", "198.51.100.2:7650"]
+
+            await quiet(operator)
+            before = writes(operator)
+            await operator.controller.enqueue_all()
+            await quiet(operator)
+            assert writes(operator) == before, "a steady state with listeners makes no write either"
+
+            scene.merge(path, {"spec": {"replicas": 1}})
+            await until("its services are gone", lambda: not scene.get(scene.core("services", "main-broker-1-public")))
+            await until("all of them", lambda: not scene.get(scene.core("services", "main-broker-1-nodes")))
+            assert scene.get(scene.core("services", "main-broker-0-public"))
+            scene.merge(path, {"spec": {"listeners": []}})
+            await until("and the others", lambda: not scene.get(scene.core("services", "main-broker-public")))
+            await until("and the addresses", lambda: not scene.get(scene.core("configmaps", "main-broker-listeners")))
+
+    asyncio.run(scenario())
+
+
+def node_port_of(scene: Scene, name: str) -> int:
+    service = scene.get(scene.core("services", name))
+    assert service is not None
+    return int(service["spec"]["ports"][0]["nodePort"])
+
+
+async def quiet(operator: Any) -> None:
+    """Wait until the queue has been idle for a moment."""
+    calm = 0
+    while calm < 10:
+        calm = calm + 1 if operator.queue.idle else 0
+        await asyncio.sleep(0.05)
