@@ -315,14 +315,15 @@ async def orphans(world: World) -> list[Key]:
 
 
 async def _owners(store: ClusterStore) -> dict[str, NamespaceName]:
-    """Owners in a cluster's records, each with its namespace. Raises StoreError, TimeoutError."""
+    """Owners in a cluster's records, each with its namespace (of no name, if it owns a tenant only). Raises StoreError, TimeoutError."""
     async with asyncio.timeout(READ_TIMEOUT_S):
-        items = (await store.reader.range(keys.NAMESPACES)).items
-    owners = {}
-    for number, item in enumerate(items):
+        tenants = (await store.reader.range(keys.TENANTS)).items
+        namespaces = (await store.reader.range(keys.NAMESPACES)).items
+    owners = {TenantRecord.decode(item.value).owner: NamespaceName(item.key.removeprefix(keys.TENANTS), "") for item in tenants}
+    for number, item in enumerate(namespaces):
         if number % DECODED_AT_ONCE == 0:
             await asyncio.sleep(0)  # of ten thousand records nobody's reconciliation waits for the last
-        owner = NamespaceRecord.decode(item.value).owner
-        if owner:
+        if owner := NamespaceRecord.decode(item.value).owner:
             owners[owner] = NamespaceName.parse(item.key.removeprefix(keys.NAMESPACES))
+    owners.pop("", None)
     return owners

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from magnetar.metadata.owned_fields import value_of, with_fields
 from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord, TenantRecord
 from magnetar.names import NamespaceName, TopicName, initial_boundaries
 from magnetar.policies import KEPT_POLICIES
+from magnetar_operator import namespace_deletion
 from magnetar_operator.main import Operator
 from magnetar_operator.refusals import ApiUnavailable
 from magnetar_operator.stores import ClusterStore
@@ -170,11 +171,13 @@ def test_the_oldest_of_two_resources_acts_and_the_other_takes_over_when_it_goes(
     """Also where the younger one was there first; what the older one had set stays when it goes, and is nobody's then."""
 
     async def scenario() -> None:
-        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+        async with stage_of(scene, cluster_etcd) as stage, AsyncExitStack() as stack:
             older = stage.make("older", policies={TTL: 60, "deduplicationEnabled": True})
-            await stage.ready(older)
             await asyncio.sleep(1.1)  # creation times have whole seconds
-            younger = stage.make("younger", policies={TTL: 7}, deletionPolicy="Delete")
+            younger = stage.make("younger", bundles=3, policies={TTL: 7}, deletionPolicy="Delete")
+            await stack.enter_async_context(running_operator(scene.namespace))
+            await stage.ready(older)
+            assert (await stage.record()).boundaries == initial_boundaries(2)
             assert f"{scene.namespace}/older is older and owns acme/orders" in await stage.reason(younger, "Conflict")
             usurped = NamespaceRecord(initial_boundaries(2), {TTL: 7}, f"{scene.namespace}/younger", (f"policies.{TTL}",))
             await stage.brokers.store.put(KEY, usurped.encode())
@@ -217,8 +220,10 @@ def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: 
     asyncio.run(scenario())
 
 
-def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """deletionPolicy Delete counts the topics and waits for them to go; bundles that brokers serve do not stand in the way, others do."""
+def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
+    scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deletionPolicy Delete counts the topics and waits for them to go, not for ever; bundles that brokers serve do not stand in the way."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
@@ -247,6 +252,15 @@ def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(scene: Scene, 
             await until("the resource is gone", lambda: scene.get(kept) is None, TIMEOUT_S)
             await stage.event("Retained", "acme/orders stays as it is")
             await stage.becomes("released", lambda: _is_nobodys(stage))
+
+            bounded = stage.make("bounded", deletionPolicy="Delete")
+            await stage.ready(bounded)
+            monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", 0.0)
+            scene.delete(bounded)
+            await until("the resource is gone", lambda: scene.get(bounded) is None, TIMEOUT_S)
+            await stage.event("Retained", "acme/orders has 1 topic;")
+            assert await stage.brokers.store.get(KEY) is not None
+            monkeypatch.undo()
 
             cluster_gone = stage.make("late", deletionPolicy="Delete")
             await stage.ready(cluster_gone)

@@ -19,6 +19,7 @@ from dev.server_process import ServerProcess
 from tests.clients.cluster import Cluster, wait_for
 from tests.clients.program import ROOT, Program
 from tests.clients.test_cli_guide import commands
+from tests.unit.operator.namespaces import FULL
 
 pytestmark = [pytest.mark.slow]
 
@@ -345,6 +346,44 @@ def test_manifests_on_a_standalone_server(alone: Program, tmp_path: Path) -> Non
     assert alone.json("namespaces", "policies", "get", "public/demo")["retention_policies"]["retentionTimeInMinutes"] == 61
     assert alone.json("apply", "--dry-run", "-f", "examples")[0]["outcome"] == "valid"
     assert "does not exist" in alone.refused("apply", "-f", str(tmp_path / "none.yaml"), code=2)
+
+
+def test_a_manifest_means_the_same_without_kubernetes(alone: Program, tmp_path: Path) -> None:
+    """Every policy, permissions, properties and the tenant; what it does not name stays; owners are shown, and nobody owns anything here."""
+    manifest = {
+        "apiVersion": "magnetar.io/v1alpha1", "kind": "TopicNamespace", "metadata": {"name": "full"},
+        "spec": {
+            "clusterRef": {"name": "main"}, "tenant": "full", "namespace": "all", "policies": FULL,
+            "permissions": {"alice": ["produce"]}, "properties": {"team": "blue"}, "tenantConfig": {"adminRoles": ["root"]},
+        },
+    }  # fmt: skip
+    file = tmp_path / "full.yaml"
+    file.write_text(json.dumps(manifest))
+    assert alone.json("apply", "-f", str(file))[0]["outcome"] == "created"
+    assert alone.json("apply", "-f", str(file))[0]["outcome"] == "unchanged"
+    found = alone.json("namespaces", "policies", "get", "full/all")
+    assert found["retention_policies"] == FULL["retention_policies"]
+    assert found["backlog_quota_map"]["message_age"]["limitTime"] == 86400
+    assert found["properties"] == {"team": "blue"}
+
+    alone.ok(
+        "namespaces",
+        "policies",
+        "set",
+        "full/all",
+        "message_ttl_in_seconds=1",
+        "properties={team: red, cost: low}",
+        "anti_affinity=g",
+    )
+    done = "configured (message_ttl_in_seconds, properties.team)"
+    assert alone.json("apply", "-f", str(file))[0]["outcome"] == done
+    found = alone.json("namespaces", "policies", "get", "full/all")
+    assert (found["message_ttl_in_seconds"], found["anti_affinity"]) == (3600, "g")
+    assert found["properties"] == {"team": "blue", "cost": "low"}
+
+    assert alone.json("namespaces", "owner", "full/all") == {"owner": "", "owned": []}
+    assert alone.ok("namespaces", "owner", "full/all", "--release") == "nobody owns full/all\n"
+    assert {row["owner"] for row in alone.json("namespaces", "list")} == {""}
 
 
 def test_a_cluster_without_kubernetes_takes_namespaces_only(program: Program) -> None:

@@ -156,7 +156,7 @@ class NamespacePort(Protocol):
         ...
 
     async def release_namespace(self, name: NamespaceName) -> None:
-        """Have nobody own the namespace any more, until a custom resource that lives takes it (again)."""
+        """Have its owner own neither the namespace nor its tenant any more; a custom resource that lives takes them (again)."""
         ...
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:

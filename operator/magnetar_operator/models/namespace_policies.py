@@ -18,7 +18,7 @@ BYTES_MAX = 1 << 50
 """A pebibyte: JSON numbers are exact up to here everywhere."""
 PARTITIONS_MAX = 10_000
 ROLE_LENGTH_MAX = PROPERTY_NAME_LENGTH_MAX = 200
-ACTIONS_MAX = 6
+ACTIONS_MAX, NAMES_MAX = 6, 64
 NOT_CHECKED = "Stored and shown by REST; this version of the brokers checks no permissions."
 
 Action = Literal["produce", "consume", "functions", "sources", "sinks", "packages"]
@@ -27,17 +27,20 @@ SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
 
 
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Raises ValueError where the API server refuses a list that is a set."""
-    if len(set(values)) != len(values):
-        raise ValueError("names the same value twice; write each once")
+    """Raises ValueError where the API server refuses a list that is a set, with its words."""
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f'Duplicate value: "{value}"; write each once')
     return values
 
 
+# The limits come first: behind a validator they would be limits of a text.
 Actions = Annotated[
-    tuple[Action, ...], AfterValidator(_distinct), Field(min_length=1, max_length=ACTIONS_MAX, json_schema_extra=SET)
+    tuple[Action, ...], Field(min_length=1, max_length=ACTIONS_MAX, json_schema_extra=SET), AfterValidator(_distinct)
 ]
 Role = Annotated[str, Field(min_length=1, max_length=ROLE_LENGTH_MAX)]
-Names = Annotated[tuple[Role, ...], AfterValidator(_distinct)]
+Roles = Annotated[tuple[Role, ...], Field(max_length=NAMES_MAX), AfterValidator(_distinct)]
+Clusters = Annotated[tuple[Role, ...], Field(min_length=1, max_length=NAMES_MAX), AfterValidator(_distinct)]
 
 
 class PolicyModel(Model):
@@ -226,16 +229,13 @@ class TenantConfig(Model):
         ),
     )
 
-    admin_roles: Names | None = Field(
+    admin_roles: Roles | None = Field(
         default=None,
-        max_length=64,
         description=f"Roles that administrate the tenant. {NOT_CHECKED} Absent: not owned here.",
         json_schema_extra=SET,
     )
-    allowed_clusters: Names | None = Field(
+    allowed_clusters: Clusters | None = Field(
         default=None,
-        min_length=1,
-        max_length=64,
         description="Pulsar clusters that the tenant may use; stored and shown by REST, as there is one, standalone. Absent: not owned here.",
         json_schema_extra=SET,
     )

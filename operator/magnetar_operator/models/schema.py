@@ -16,7 +16,10 @@ _DROPPED = ("title", "$defs", "const")
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of `model` with its manifest's field names. Raises ValueError naming a field without a description."""
+    """The schema of `model` with its manifest's field names.
+
+    Raises ValueError naming a field without a description, or with limits that limit nothing.
+    """
     raw = model.model_json_schema(by_alias=True, mode="validation")
     return _convert(raw, raw.get("$defs", {}), model.__name__)
 
@@ -24,6 +27,8 @@ def structural_schema(model: type[BaseModel]) -> Schema:
 def _convert(node: Schema, definitions: Schema, place: str) -> Schema:
     node, _ = _resolve(node, definitions)
     result = {key: value for key, value in node.items() if key not in _DROPPED}
+    if result.get("type") in ("array", "object") and {"minLength", "maxLength"} & result.keys():
+        raise ValueError(f"{place} has the limits of a text; declare those of a list before its validators")
     if "const" in node:
         result["enum"] = [node["const"]]
     if result.get("additionalProperties") is False:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
+from pydantic import AfterValidator, Field
 
 from magnetar import policies as broker_policies
 from magnetar.errors import InvalidRequest
 from magnetar.metadata.owned_fields import with_fields
 from magnetar.names import CLUSTER_NAME
+from magnetar_operator.models.base import Model
 from magnetar_operator.models.namespace_policies import Policies
+from magnetar_operator.models.schema import structural_schema
 from tests.unit.operator.namespaces import FULL, policies, topic_namespace
 
 WITHOUT_EFFECT = {
@@ -57,6 +60,18 @@ def test_brokers_read_every_policy_that_a_manifest_may_have(chosen: dict[str, An
     broker_policies.effective(broker_policies.Policies(), stored, {})
 
 
+def test_limits_of_a_list_that_would_be_those_of_a_text_are_noticed() -> None:
+    """The API server would ignore them."""
+
+    class Wrong(Model):
+        names: Annotated[tuple[str, ...], AfterValidator(lambda value: value), Field(max_length=3)] = Field(
+            default=(), description="x"
+        )
+
+    with pytest.raises(ValueError, match=r"Wrong\.names has the limits of a text"):
+        structural_schema(Wrong)
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
@@ -71,7 +86,7 @@ def test_brokers_read_every_policy_that_a_manifest_may_have(chosen: dict[str, An
             {"policies": {"autoTopicCreationOverride": {"allowAutoTopicCreation": True, "defaultNumPartitions": 3}}},
             "defaultNumPartitions is for topicType partitioned",
         ),
-        ({"policies": {"subscription_types_enabled": ["Shared", "Shared"]}}, "the same value twice"),
+        ({"policies": {"subscription_types_enabled": ["Shared", "Shared"]}}, 'Duplicate value: "Shared"; write each once'),
         ({"policies": {"subscription_types_enabled": []}}, "at least 1"),
         ({"permissions": {"alice": ["write"]}}, "'produce', 'consume'"),
         ({"permissions": {"alice": []}}, "at least 1"),

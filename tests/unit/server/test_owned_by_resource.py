@@ -108,7 +108,12 @@ def test_an_owned_namespace_is_not_deleted_by_rest_until_it_is_released(tmp_path
         owner = "/magnetar/v1/namespaces/public/default/owner"
         assert await rest.get(owner) == {"owner": "TopicNamespace shop/orders", "owned": list(FIELDS)}
         assert await rest.get("/magnetar/v1/namespaces/owners") == {"public/default": "TopicNamespace shop/orders"}
+        owned_tenant = TenantRecord(("root",), ("standalone",), "shop/orders", (ADMIN_ROLES,))
+        await store.put(keys.tenant("public"), owned_tenant.encode())
         await rest("DELETE", owner)
+        item = await store.get(keys.tenant("public"))
+        assert item is not None
+        assert TenantRecord.decode(item.value) == TenantRecord(("root",), ("standalone",))
         assert await rest.get(owner) == {"owner": "", "owned": []}
         assert (await record_in(store)).policies == OWNED
         await rest("POST", f"{NAMESPACE}/messageTTL", 5)

@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from magnetar.balance.splits import boundaries_of
@@ -28,7 +28,7 @@ from magnetar.errors import (
 )
 from magnetar.metadata import keys
 from magnetar.metadata.owned_fields import OWNER_KIND, refuse_deletion, refuse_edit
-from magnetar.metadata.records import NamespaceRecord, TopicPoliciesRecord
+from magnetar.metadata.records import NamespaceRecord, TenantRecord, TopicPoliciesRecord
 from magnetar.names import CLUSTER_NAME, BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
 from magnetar.policies import check
 from magnetar.server.administration.peers import ask_broker
@@ -49,6 +49,7 @@ RATES = frozenset(
 )
 """Policies that `Policies` holds once per cluster."""
 Edit = Callable[[dict[str, Any]], None]
+R = TypeVar("R", NamespaceRecord, TenantRecord)
 
 
 class NamespaceAdministration(TopicAdministration):
@@ -104,12 +105,15 @@ class NamespaceAdministration(TopicAdministration):
 
     async def release_namespace(self, name: NamespaceName) -> None:
         """Raises NamespaceNotFound."""
-        await self._namespace_record(name)
+        owner = (await self._namespace_record(name)).owner
 
-        def release(current: NamespaceRecord | None) -> NamespaceRecord | None:
-            return replace(current, owner="", owned=()) if current is not None else None
+        def release(current: R | None) -> R | None:
+            return replace(current, owner="", owned=()) if current is not None and current.owner == owner else current
 
-        await self._change(keys.namespace(name), NamespaceRecord, release)
+        await self._change(keys.tenant(name.tenant), TenantRecord, release)
+        written, revision = await self._change(keys.namespace(name), NamespaceRecord, release)
+        if written is not None:
+            self._broker.views.namespaces.observe(str(name), written.encode(), revision)
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
         """Have all bundles of a namespace handed over by whoever serves them."""
