@@ -58,6 +58,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[WHOLE_TIER] = whole
 
 
+@pytest.fixture(scope="session")
+def chart_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server of its own for what installs the chart: nothing but helm puts anything there."""
+    plane = ControlPlane(tmp_path_factory.mktemp("chart-plane"), audited=True)
+    try:
+        plane.start()
+    except ControlPlaneNotAvailable as error:
+        plane.stop()
+        if is_ci():
+            raise
+        pytest.skip(f"no API server, so nothing of this tier was tested: {error}")
+    yield plane
+    plane.stop()
+
+
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> str:
     name = f"test-{next(_numbers)}"

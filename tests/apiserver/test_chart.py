@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from tests.apiserver.control_plane import (
     ROOT,
     UNINSTALL_USER,
     ControlPlane,
-    ControlPlaneNotAvailable,
     binary,
-    is_ci,
 )
 from tests.apiserver.rights import requests
 
@@ -38,21 +35,6 @@ JOB = f"/apis/batch/v1/namespaces/{OPERATOR_NAMESPACE}/jobs/magnetar-uninstall-c
 CLUSTERS = "/apis/magnetar.io/v1alpha1/namespaces/default/brokerclusters"
 STARTED, ENDED = "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"
 JOB_TIMEOUT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server that nobody else installs things into."""
-    found = ControlPlane(tmp_path_factory.mktemp("chart"), audited=True)
-    try:
-        found.start()
-    except ControlPlaneNotAvailable as error:
-        found.stop()
-        if is_ci():
-            raise
-        pytest.skip(f"no API server, so nothing of this tier was tested: {error}")
-    yield found
-    found.stop()
 
 
 def helm(plane: ControlPlane, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -106,40 +88,40 @@ class UninstallCheck:
         self._plane.must("PATCH", f"{JOB}/status", {"status": status}, "application/merge-patch+json")
 
 
-def test_installing_tells_what_to_do_next(plane: ControlPlane) -> None:
+def test_installing_tells_what_to_do_next(chart_plane: ControlPlane) -> None:
     """The notes name the namespaces and objects of this release."""
-    notes = install(plane).partition("NOTES:")[2]
+    notes = install(chart_plane).partition("NOTES:")[2]
     assert "watching all namespaces" in notes
     assert f"kubectl -n {OPERATOR_NAMESPACE} rollout status deployment/magnetar-operator" in notes
     assert "helm uninstall is refused while BrokerClusters exist" in notes
-    assert plane.must("GET", DEPLOYMENT)["spec"]["replicas"] == 1
-    scoped = install(plane, CHART, "--set", "watchNamespaces={default,kube-public},replicas=2,uninstallCheck.enabled=false")
+    assert chart_plane.must("GET", DEPLOYMENT)["spec"]["replicas"] == 1
+    scoped = install(chart_plane, CHART, "--set", "watchNamespaces={default,kube-public},replicas=2,uninstallCheck.enabled=false")
     assert "2 operators (one works, the others stand by)" in scoped
     assert "watching default, kube-public" in scoped
     assert "kubectl apply -n default" in scoped
     assert "helm uninstall stops the operator only" in scoped
-    install(plane, CHART, "--reset-values")
+    install(chart_plane, CHART, "--reset-values")
 
 
 @pytest.mark.parametrize("name", ["default", "minimal", "full"])
-def test_reviewed_renders_are_accepted_by_the_api_server(plane: ControlPlane, name: str) -> None:
+def test_reviewed_renders_are_accepted_by_the_api_server(chart_plane: ControlPlane, name: str) -> None:
     """Every object of the golden renders, with strict validation; kinds of prometheus-operator are not defined here."""
     documents = [d for d in yaml.safe_load_all((GOLDEN / f"{name}.yaml").read_text()) if d]
     known = [d for d in documents if d["apiVersion"] != "monitoring.coreos.com/v1"]
     for namespace in {d["metadata"].get("namespace") for d in known} - {None, OPERATOR_NAMESPACE}:
-        plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
+        chart_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    chart_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
     text = yaml.safe_dump_all(known)
-    applied = plane.kubectl(
+    applied = chart_plane.kubectl(
         "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-", text_input=text
     )
     assert applied.returncode == 0, applied.stderr
     assert len(applied.stdout.splitlines()) == len(known)
 
 
-def test_an_upgrade_brings_new_fields_of_the_definitions(plane: ControlPlane, tmp_path: Path) -> None:
+def test_an_upgrade_brings_new_fields_of_the_definitions(chart_plane: ControlPlane, tmp_path: Path) -> None:
     """helm itself never upgrades what is in crds/; the chart's definitions are templates, so that a new field arrives."""
-    install(plane)
+    install(chart_plane)
     chart = tmp_path / "magnetar"
     shutil.copytree(CHART, chart)
     file = chart / "files" / "crds" / "brokerclusters.magnetar.io.yaml"
@@ -147,45 +129,45 @@ def test_an_upgrade_brings_new_fields_of_the_definitions(plane: ControlPlane, tm
     properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     properties["colour"] = {"type": "string", "description": "Of a later version."}
     file.write_text(yaml.safe_dump(definition))
-    uid = plane.must("GET", DEFINITION)["metadata"]["uid"]
-    install(plane, chart)
-    found = plane.must("GET", DEFINITION)
+    uid = chart_plane.must("GET", DEFINITION)["metadata"]["uid"]
+    install(chart_plane, chart)
+    found = chart_plane.must("GET", DEFINITION)
     stored = found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert stored["colour"]["description"] == "Of a later version."
     assert found["metadata"]["uid"] == uid, "replaced, which would have deleted every resource"
-    install(plane)
-    found = plane.must("GET", DEFINITION)
+    install(chart_plane)
+    found = chart_plane.must("GET", DEFINITION)
     assert "colour" not in json.dumps(found["spec"]["versions"][0]["schema"]), "rolling back takes it away again"
 
 
-def test_uninstalling_is_refused_while_clusters_exist_and_loses_nothing(plane: ControlPlane) -> None:
+def test_uninstalling_is_refused_while_clusters_exist_and_loses_nothing(chart_plane: ControlPlane) -> None:
     """Refused with the reason in the Job's log; passed with --no-hooks; a new release of the same name takes everything up again."""
-    install(plane)
-    waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+    install(chart_plane)
+    waited = chart_plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
     assert waited.returncode == 0, waited.stderr
     manifest = {"apiVersion": "magnetar.io/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {}}
-    uid = plane.must("POST", CLUSTERS, manifest)["metadata"]["uid"]
+    uid = chart_plane.must("POST", CLUSTERS, manifest)["metadata"]["uid"]
 
-    with UninstallCheck(plane) as check:
-        refused = helm(plane, "uninstall", "magnetar", "--timeout", "60s")
+    with UninstallCheck(chart_plane) as check:
+        refused = helm(chart_plane, "uninstall", "magnetar", "--timeout", "60s")
     assert refused.returncode != 0
     assert "BrokerClusters exist (default/main)" in check.said
     assert "--no-hooks" in check.said
-    assert plane.request("GET", DEPLOYMENT)[0] == 200
+    assert chart_plane.request("GET", DEPLOYMENT)[0] == 200
 
-    passed = helm(plane, "uninstall", "magnetar", "--no-hooks")
+    passed = helm(chart_plane, "uninstall", "magnetar", "--no-hooks")
     assert passed.returncode == 0, passed.stderr
-    assert plane.request("GET", DEPLOYMENT)[0] == 404
-    assert plane.must("GET", f"{CLUSTERS}/main")["metadata"]["uid"] == uid
-    install(plane)
-    assert plane.must("GET", f"{CLUSTERS}/main")["metadata"]["uid"] == uid
+    assert chart_plane.request("GET", DEPLOYMENT)[0] == 404
+    assert chart_plane.must("GET", f"{CLUSTERS}/main")["metadata"]["uid"] == uid
+    install(chart_plane)
+    assert chart_plane.must("GET", f"{CLUSTERS}/main")["metadata"]["uid"] == uid
 
-    plane.must("DELETE", f"{CLUSTERS}/main")
-    with UninstallCheck(plane) as check:
-        granted = helm(plane, "uninstall", "magnetar", "--timeout", "60s")
+    chart_plane.must("DELETE", f"{CLUSTERS}/main")
+    with UninstallCheck(chart_plane) as check:
+        granted = helm(chart_plane, "uninstall", "magnetar", "--timeout", "60s")
     assert granted.returncode == 0, granted.stderr + check.said
-    assert plane.request("GET", DEPLOYMENT)[0] == 404
-    assert plane.request("GET", DEFINITION)[0] == 200, "definitions outlive the release"
-    asked = requests(plane.audit_log, UNINSTALL_USER)
+    assert chart_plane.request("GET", DEPLOYMENT)[0] == 404
+    assert chart_plane.request("GET", DEFINITION)[0] == 200, "definitions outlive the release"
+    asked = requests(chart_plane.audit_log, UNINSTALL_USER)
     assert {found.right.verb for found in asked} == {"list"}
     assert {found.status for found in asked} == {200}
