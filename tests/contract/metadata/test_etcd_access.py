@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.etcd_tls import ReplaceableTls, TlsBytes
+from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, ReplaceableTls, TlsBytes
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER
 from magnetar_operator.certificates import Subject, issue
@@ -162,7 +164,9 @@ def test_renewed_certificates_are_used_by_both_sides_without_a_restart(tmp_path:
                 await broker.get(keys.CLUSTER)
             material.replace(guarded.material(names.BROKER_USER))
             await until_answered(broker)
-            guarded.write(issue(guarded.authority, Subject(MEMBER, HERE), CLOCK.wall_ms()))
+            renewed = issue(guarded.authority, Subject(MEMBER, HERE), CLOCK.wall_ms())
+            guarded.write(renewed)
+            assert ssl.PEM_cert_to_DER_cert(renewed.certificate.decode()) == await asyncio.to_thread(shown_by, guarded)
             other = guarded.store(names.BROKER_USER)
             await other.get(keys.CLUSTER)
             await other.close()
@@ -171,6 +175,17 @@ def test_renewed_certificates_are_used_by_both_sides_without_a_restart(tmp_path:
             await broker.close()
 
     run(tmp_path, scenario)
+
+
+def shown_by(guarded: Guarded) -> bytes | None:
+    """The certificate that etcd shows to whoever connects now."""
+    context = ssl.create_default_context(cafile=str(guarded.directory / AUTHORITY_FILE))
+    context.load_cert_chain(guarded.directory / CERTIFICATE_FILE, guarded.directory / KEY_FILE)
+    with (
+        socket.create_connection(guarded.server.address, timeout=5) as connection,
+        context.wrap_socket(connection, server_hostname="localhost") as secured,
+    ):
+        return secured.getpeercert(binary_form=True)
 
 
 async def until_answered(store: EtcdStore) -> None:
