@@ -106,6 +106,33 @@ def test_forced_deletion_of_a_broker_loses_nothing(node: Node, traffic: Traffic)
     traffic.verify()
 
 
+def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: Node, traffic: Traffic) -> None:
+    """With two operators, the other one takes over and scales the cluster; no client notices."""
+    image, etcd_image = node.installed_images()
+    cluster.install(node.tools, image, etcd_image, cluster.CHART, "--set", "replicas=2")
+    system = ("-n", cluster.SYSTEM_NAMESPACE)
+
+    def leader() -> str:
+        return str(node.get("lease", "magnetar-operator", *system)["spec"].get("holderIdentity") or "")
+
+    node.wait("an operator leads", lambda: leader() != "")
+    first = leader()
+    pod = next(
+        found["metadata"]["name"]
+        for found in node.get("pods", "", *system, "-l", "app.kubernetes.io/name=magnetar")["items"]
+        if first.startswith(found["metadata"]["name"])
+    )
+    node.run("delete", "pod", pod, *system, "--force", "--grace-period=0")
+    took_s = node.wait("the other one leads", lambda: leader() not in ("", first), 60)
+    print(f"\nanother operator leads after {took_s:.1f} s (forced deletion lets a process end in order if it can)")
+    _scale(node, 3)
+    _scale(node, 2)
+    _flow(node, traffic)
+    assert traffic.failed == []
+    traffic.verify()
+    cluster.install(node.tools, image, etcd_image)
+
+
 @pytest.fixture(scope="module")
 def expectation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """File in which the example remembers what compaction must leave."""
