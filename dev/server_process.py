@@ -24,7 +24,10 @@ POLL_S = 0.02
 
 
 class ServerProcess:
-    """One server: a standalone, or a broker of a cluster if `store` is given. `volume` "" is a directory below `directory`."""
+    """One server: a standalone, or a broker of a cluster if `store` is given. `volume` "" is a directory below `directory`.
+
+    `role` "coordinator" makes it a transaction coordinator of that cluster instead of a broker.
+    """
 
     def __init__(
         self,
@@ -36,13 +39,14 @@ class ServerProcess:
         environment: dict[str, str] | None = None,
         advertise: str = HOST,
         listener: str = "",
+        role: str = "broker",
     ) -> None:
         """`advertise`: the host that clients of a broker are told, if something stands between them and its ports.
 
         `listener`: a host that clients of the broker's listener `external` are told.
         """
         self.directory, self.name, self._volume = directory, name, volume
-        self._advertise, self._listener = advertise, listener
+        self._advertise, self._listener, self._role = advertise, listener, role
         self.broker_port, self.http_port = free_port(), free_port()
         self._store = store
         self._environment = {**os.environ, **(environment or {})}
@@ -83,7 +87,7 @@ class ServerProcess:
             command += ["--storage", self._volume] if self._volume else []
         else:
             command = [
-                "broker",
+                self._role,
                 "--name",
                 self.name,
                 "--store",

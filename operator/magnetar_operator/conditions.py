@@ -118,7 +118,7 @@ class Reason(enum.Enum):
     )
     CONFLICT = (
         "Conflict",
-        "An older TopicNamespace owns this tenant and namespace.",
+        "An older resource of this kind owns the same tenant and namespace, or serves the same cluster.",
         "Delete one of the two; if the older one goes, this one takes over.",
     )
     TENANT_CONFLICT = (
@@ -132,6 +132,24 @@ class Reason(enum.Enum):
         "Its data stays; delete the topics first, or set the annotation magnetar.io/skip-finalizer to keep them.",
     )
     DELETING = "Deleting", "The namespace is empty and about to be deleted.", "Wait."
+    COORDINATORS_STARTING = (
+        "CoordinatorsStarting",
+        "Coordinators are being made or are not ready yet.",
+        "Wait; if it lasts, look at the pods named.",
+    )
+    SCALING_COORDINATORS_UP = "ScalingCoordinatorsUp", "Coordinators are being added.", "Wait."
+    NO_COORDINATOR = "NoCoordinator", "No coordinator answers.", "Look at the pods' events and logs."
+    COORDINATOR_RETIRING = (
+        "CoordinatorRetiring",
+        "The highest coordinator is told to begin no more transactions before it goes.",
+        "Wait; if it lasts, look at the pod named.",
+    )
+    TRANSACTIONS_OPEN = (
+        "TransactionsOpen",
+        "A coordinator that should go still has open transactions.",
+        "Wait until they end or time out; raising spec.replicas keeps the coordinator.",
+    )
+    REMOVING_COORDINATOR = "RemovingCoordinator", "A coordinator without open transactions is going.", "Wait."
     PENDING = "Pending", "The run has not begun yet.", "Wait; if it lasts, look at the driver pod's events."
     RUNNING = "Running", "The driver is at work.", "kubectl logs shows its progress."
     RETRYING = "Retrying", "An attempt failed and another one follows.", "The message says why it failed."

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from magnetar.errors import MagnetarError
-from magnetar_operator import broker_cluster, data_job, names, topic_namespace
+from magnetar_operator import broker_cluster, data_job, names, topic_namespace, transaction_coordinator
 from magnetar_operator.builders.etcd_tls import client_secret
 from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.conditions import Reason
@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 Reconciler = Callable[[World, Key], Awaitable[float | None]]
 RECONCILERS: dict[str, Reconciler] = {
     "BrokerCluster": broker_cluster.reconcile,
+    "TransactionCoordinator": transaction_coordinator.reconcile,
     "TopicNamespace": topic_namespace.reconcile,
     "DataJob": data_job.reconcile,
 }

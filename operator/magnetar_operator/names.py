@@ -17,6 +17,8 @@ COMPONENT = "app.kubernetes.io/component"
 PART_OF = "app.kubernetes.io/part-of"
 INSTANCE = "app.kubernetes.io/instance"
 CLUSTER = f"{GROUP}/cluster"
+COORDINATORS = f"{GROUP}/coordinators"
+"""Label on what is made for a TransactionCoordinator: its name."""
 JOB = f"{GROUP}/job"
 RUN = f"{GROUP}/run"
 ATTEMPT = f"{GROUP}/attempt"
@@ -24,7 +26,7 @@ SENTINEL = f"{GROUP}/sentinel"
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 REVISION = "controller-revision-hash"
 
-BROKER, ETCD, DRIVER = "broker", "etcd", "driver"
+BROKER, ETCD, DRIVER, COORDINATOR = "broker", "etcd", "driver", "coordinator"
 
 DESIRED_HASH = f"{GROUP}/desired-hash"
 """Annotation on every child: hash of what was applied, so that a field which is no longer wanted is noticed too."""
@@ -122,6 +124,31 @@ def is_broker_pod(cluster: str, pod: str) -> bool:
 def ordinal_of(pod: str) -> int:
     """Number at the end of a StatefulSet pod's name: names must be ordered by it, never as text (broker-10 comes after broker-9)."""
     return int(pod.rpartition("-")[2])
+
+
+def coordinator_set(coordinators: str) -> str:
+    """StatefulSet, ConfigMap, service account, network policy and disruption budget of a TransactionCoordinator."""
+    return f"{coordinators}-coordinator"
+
+
+def coordinators_service(coordinators: str) -> str:
+    """Headless service of the transaction coordinators."""
+    return f"{coordinators}-coordinators"
+
+
+def coordinator_pod(coordinators: str, tcid: int) -> str:
+    """The pod whose ordinal is the coordinator's number."""
+    return f"{coordinator_set(coordinators)}-{tcid}"
+
+
+def coordinator_labels(coordinators: str, cluster: str) -> dict[str, str]:
+    """Labels of every object made for a TransactionCoordinator: those of its cluster, which let its pods reach etcd, and its name."""
+    return labels(cluster, COORDINATOR) | {COORDINATORS: coordinators}
+
+
+def coordinator_selector(coordinators: str, cluster: str) -> dict[str, str]:
+    """Labels that choose the pods of one TransactionCoordinator."""
+    return selector(cluster, COORDINATOR) | {COORDINATORS: coordinators}
 
 
 def etcd_endpoint(cluster: str, namespace: str) -> str:

@@ -19,8 +19,9 @@ from magnetar_operator.builders.object import Manifest
 from magnetar_operator.resources import CUSTOM
 from magnetar_operator.work_queue import Key
 
-OWNER_LABELS = (names.JOB, names.CLUSTER)
-"""Labels that name the custom resource a child belongs to; a job's driver carries both, and is the job's."""
+OWNER_LABELS = (names.JOB, names.COORDINATORS, names.CLUSTER)
+"""Labels that name the custom resource a child belongs to; a job's driver carries its cluster's as well, and is the job's."""
+OWNER_KINDS = ("DataJob", "TransactionCoordinator", "BrokerCluster")
 STALE_LISTS_MAX = 3
 """A list older than what is known is read again; as many in a row mean that the API server's own store has gone back in time."""
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -257,7 +258,7 @@ def owner_of(last: Shown) -> Key | None:
     """Whom the news of this object concerns: itself, or the custom resource that it belongs to."""
     if last.kind in CUSTOM:
         return Key(last.kind, *last.name)
-    for label, kind in zip(OWNER_LABELS, ("DataJob", "BrokerCluster"), strict=True):
+    for label, kind in zip(OWNER_LABELS, OWNER_KINDS, strict=True):
         for slot in last.slots:
             if slot[:3] == ("label", last.name[0], label):
                 return Key(kind, last.name[0], slot[3])

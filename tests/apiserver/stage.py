@@ -1,7 +1,7 @@
 """The stage of the operator's tests: a running operator, and hands that play kubelet and brokers.
 
 Owns: `running_operator`, `Kubelet` (makes and readies the pods a StatefulSet asks for, nothing more), `Brokers` (records in the metadata
-store), `until`.
+store), `until`, `settled`.
 Everything else is real: API server, etcd, operator.
 """
 
@@ -120,14 +120,14 @@ class Scene:
 
 
 class Kubelet:
-    """Does for the broker StatefulSet what its controller and a kubelet would do."""
+    """Does for one StatefulSet what its controller and a kubelet would do."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, scene: Scene, stateful_set: str = "main-broker") -> None:
+        self._scene, self._name = scene, stateful_set
         self.sick: set[str] = set()
 
     def step(self) -> None:
-        found = self._scene.stateful_set()
+        found = self._scene.stateful_set(self._name)
         if found is None:
             return
         revision = hashlib.sha256(json.dumps(found["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
@@ -135,7 +135,7 @@ class Kubelet:
         pods = {
             pod["metadata"]["name"]: pod
             for pod in self._scene.plane.must("GET", self._scene.core("pods"))["items"]
-            if pod["metadata"]["name"].startswith("main-broker-")
+            if pod["metadata"]["name"].startswith(f"{self._name}-")
         }
         for name in set(pods) - wanted:
             self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
@@ -198,6 +198,7 @@ class Brokers:
     async def reset(self) -> None:
         prefixes = (
             keys.BUNDLES, keys.INCARNATIONS, keys.CORDONS, keys.NAMESPACES, keys.JOBS, keys.TOPICS, keys.TOPIC_CHANGES, keys.TENANTS,
+            keys.COORDINATORS, keys.COORDINATOR_SET, keys.COORDINATOR_CLAIMS,
         )  # fmt: skip
         await self.store.transact((), [Delete(prefix, prefix=True) for prefix in prefixes])
         record = ClusterRecord(storage_id="5e" * 16, restore=0, format_version=1)

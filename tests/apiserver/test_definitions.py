@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 SPECS: dict[str, dict[str, Any]] = {
     "BrokerCluster": {},
+    "TransactionCoordinator": {"clusterRef": {"name": "main"}},
     "TopicNamespace": {"clusterRef": {"name": "main"}, "tenant": "public", "namespace": "demo"},
     "DataJob": {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}},
 }
@@ -44,6 +45,8 @@ REFUSED = [
     ("BrokerCluster", {"listeners": [{"name": "p"}, {"name": "p"}]}, "Duplicate value"),
     ("BrokerCluster", {"replicas": -1}, "greater than or equal to 0"),
     ("BrokerCluster", {"drainTimeoutSeconds": 0}, "greater than or equal to 1"),
+    ("TransactionCoordinator", {"replicas": 17}, "less than or equal to 16"),
+    ("TransactionCoordinator", {"config": {"lease_ttl_s": 61}}, "less than or equal to 60"),
     ("TopicNamespace", {"tenant": "a/b"}, "tenant"),
     ("TopicNamespace", {"bundles": 5000}, "less than or equal to 4096"),
     ("TopicNamespace", {"policies": {"retention_policies": {"retentionTimeInMinutes": 5}}}, "set both retentionTimeInMinutes and"),
@@ -66,6 +69,12 @@ IMMUTABLE: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("BrokerCluster", {}, {"etcd": {"managed": None, "external": {"endpoints": ["a:1"]}}}, "stays with the kind of store"),
     ("BrokerCluster", {}, {"storage": {"volumeClaim": {"size": "1Gi"}}}, "a claim cannot shrink"),
     ("BrokerCluster", {}, {"storage": {"volumeClaim": {"storageClassName": "other"}}}, "a claim cannot change its class"),
+    (
+        "TransactionCoordinator",
+        {},
+        {"clusterRef": {"name": "other"}},
+        "make a new TransactionCoordinator for another cluster",
+    ),
     ("TopicNamespace", {}, {"clusterRef": {"name": "other"}}, "make a new TopicNamespace for another cluster"),
     ("TopicNamespace", {}, {"bundles": 8}, "it is the initial number"),
     ("DataJob", {}, {"clusterRef": {"name": "other"}}, "make a new DataJob for another cluster"),
@@ -114,7 +123,7 @@ def test_wrong_manifests_are_refused_alike_here_and_there(
         parse_manifest(wrong)
 
 
-@pytest.mark.parametrize("name", ["main-etcd", "Main", "1main", "m" * 41])
+@pytest.mark.parametrize("name", ["main-etcd", "main-coordinator", "Main", "1main", "m" * 41])
 def test_names_that_children_could_not_carry_are_refused(control_plane: ControlPlane, namespace: str, name: str) -> None:
     status, answer = control_plane.request("POST", path(namespace, "BrokerCluster"), manifest("BrokerCluster", name))
     assert status == 422, answer

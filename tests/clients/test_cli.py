@@ -331,9 +331,9 @@ def test_errors_say_what_to_do(program: Program) -> None:
 def test_manifests_on_a_standalone_server(alone: Program, tmp_path: Path) -> None:
     """The quickstart is applied, again without a change, then changed; a bad file changes nothing and is named with its field."""
     first = alone.json("apply", "-f", "examples/quickstart")
-    assert [row["outcome"].partition(" ")[0] for row in first] == ["unchanged", "created"]
+    assert [row["outcome"].partition(" ")[0] for row in first] == ["unchanged", "created", "skipped"]
     again = alone.json("apply", "-f", "examples/quickstart")
-    assert [row["outcome"].partition(" ")[0] for row in again] == ["unchanged", "unchanged"]
+    assert [row["outcome"].partition(" ")[0] for row in again] == ["unchanged", "unchanged", "skipped"]
     text = (ROOT / "examples/quickstart/2-namespace.yaml").read_text()
     changed = tmp_path / "namespace.yaml"
     changed.write_text(text.replace("retentionTimeInMinutes: 60", "retentionTimeInMinutes: 61"))
@@ -392,6 +392,7 @@ def test_a_cluster_without_kubernetes_takes_namespaces_only(program: Program) ->
     assert rows["brokercluster/main"].startswith("skipped")
     assert "kubectl apply" in rows["brokercluster/main"]
     assert rows["topicnamespace/demo"] in ("created", "unchanged")
+    assert rows["transactioncoordinator/main"].startswith("skipped")
 
 
 def test_a_drain_that_nobody_could_take_is_refused(alone: Program) -> None:

@@ -22,9 +22,9 @@ from magnetar.cli.session import Session
 from magnetar.metadata.owned_fields import POLICIES, TENANT, place_of, value_of, with_fields
 
 if TYPE_CHECKING:
-    from magnetar_operator.models import BrokerCluster, DataJob, TopicNamespace
+    from magnetar_operator.models import BrokerCluster, DataJob, TopicNamespace, TransactionCoordinator
 
-    Resource = BrokerCluster | DataJob | TopicNamespace
+    Resource = BrokerCluster | TransactionCoordinator | DataJob | TopicNamespace
 
 SUFFIXES = (".yaml", ".yml")
 STANDALONE = "standalone"
@@ -60,8 +60,10 @@ def _documents(file: Path) -> list[dict[str, Any]]:
 
 
 def _apply(rest: Rest, resource: Resource) -> str:
-    from magnetar_operator.models import DataJob, TopicNamespace
+    from magnetar_operator.models import DataJob, TopicNamespace, TransactionCoordinator
 
+    if isinstance(resource, TransactionCoordinator):
+        return "skipped (no transactions are kept here; coordinators are pods that only Kubernetes makes: kubectl apply)"
     if isinstance(resource, TopicNamespace):
         return _apply_namespace(rest, resource)
     if isinstance(resource, DataJob):

@@ -1,4 +1,4 @@
-"""`magnetar standalone|broker|operator`.
+"""`magnetar standalone|broker|coordinator|operator`.
 
 Owns: preflight, the event loop, the banner and the exit of server commands. Imports: server, client (self-check); the operator lazily.
 Invariants: a port that is taken is reported with its owner and the option that changes it before anything is touched; the banner is printed only
@@ -62,7 +62,7 @@ class StandaloneOptions:
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Options of `magnetar broker`."""
+    """Options of `magnetar broker` and `magnetar coordinator`."""
 
     store: str
     store_tls: str
@@ -154,22 +154,31 @@ Ctrl-C stops; {hint}.""",
 def run_broker(options: BrokerOptions) -> None:
     """Serve as one broker of a cluster until SIGTERM, then drain."""
     _configure(options.log_level)
-    process = BrokerProcess(
-        ProcessOptions(
-            name=options.name or default_name(),
-            data_directory=Path(),
-            volume=options.volume,
-            store=options.store,
-            store_tls=options.store_tls,
-            bind_host=options.bind,
-            advertised_host=options.advertised_address,
-            broker_port=options.broker_port,
-            http_port=options.http_port,
-            settings=BrokerSettings.from_environment(os.environ),
-            listeners=options.listeners.parsed(),
-        )
+    uvloop.run(BrokerProcess(_process_options(options)).run())
+
+
+def run_coordinator(options: BrokerOptions) -> None:
+    """Hold the number at the end of the name, as a transaction coordinator of a cluster, until SIGTERM."""
+    from magnetar.server.coordinator.process import CoordinatorProcess
+
+    _configure(options.log_level)
+    uvloop.run(CoordinatorProcess(_process_options(options)).run())
+
+
+def _process_options(options: BrokerOptions) -> ProcessOptions:
+    return ProcessOptions(
+        name=options.name or default_name(),
+        data_directory=Path(),
+        volume=options.volume,
+        store=options.store,
+        store_tls=options.store_tls,
+        bind_host=options.bind,
+        advertised_host=options.advertised_address,
+        broker_port=options.broker_port,
+        http_port=options.http_port,
+        settings=BrokerSettings.from_environment(os.environ),
+        listeners=options.listeners.parsed(),
     )
-    uvloop.run(process.run())
 
 
 def run_operator(namespaces: list[str], log_level: str) -> None:

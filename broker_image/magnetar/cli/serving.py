@@ -1,4 +1,4 @@
-"""The commands that serve: `magnetar standalone|broker|operator`.
+"""The commands that serve: `magnetar standalone|broker|coordinator|operator`.
 
 Owns: their options. Imports: argparse; the servers themselves only when they run.
 Why not typer: it would stay in the memory of every broker and make each of them start later.
@@ -11,11 +11,15 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from magnetar.cli.serve import BrokerOptions
 
 SUMMARIES = {
     "standalone": "Run one server with everything in it.",
     "broker": "Run one broker of a cluster.",
+    "coordinator": "Run one transaction coordinator of a cluster.",
     "operator": "Run the Kubernetes operator.",
 }
 VOLUMES = "a directory, link:///path (a directory on NFS) or s3://bucket/prefix?endpoint=https://host&region=name"
@@ -24,7 +28,7 @@ VOLUMES = "a directory, link:///path (a directory on NFS) or s3://bucket/prefix?
 def serve(arguments: Sequence[str]) -> None:
     """Run the serving command that `arguments` begin with. Exits with 2 for wrong usage."""
     options = _parser().parse_args(arguments)
-    run = {"standalone": _standalone, "broker": _broker, "operator": _operator}[options.command]
+    run = {"standalone": _standalone, "broker": _broker, "coordinator": _coordinator, "operator": _operator}[options.command]
     run(options)
 
 
@@ -34,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     made = {name: commands.add_parser(name, description=summary, help=summary) for name, summary in SUMMARIES.items()}
     _add_standalone(made["standalone"])
     _add_broker(made["broker"])
+    _add_broker(made["coordinator"])
     _option(made["operator"], "--log-level", "info", "debug, info, warning or error.", "MAGNETAR_LOG_LEVEL")
     _option(made["operator"], "--namespaces", "", "Comma-separated; empty = all.", "MAGNETAR_WATCH_NAMESPACES")
     return parser
@@ -122,21 +127,31 @@ def _standalone(options: argparse.Namespace) -> None:
 
 
 def _broker(options: argparse.Namespace) -> None:
-    from magnetar.cli.serve import BrokerOptions, run_broker
+    from magnetar.cli.serve import run_broker
 
-    run_broker(
-        BrokerOptions(
-            options.store,
-            options.store_tls,
-            options.volume,
-            options.name,
-            options.advertised_address,
-            _listeners(options),
-            options.bind,
-            options.broker_port,
-            options.http_port,
-            options.log_level,
-        )
+    run_broker(_broker_options(options))
+
+
+def _coordinator(options: argparse.Namespace) -> None:
+    from magnetar.cli.serve import run_coordinator
+
+    run_coordinator(_broker_options(options))
+
+
+def _broker_options(options: argparse.Namespace) -> BrokerOptions:
+    from magnetar.cli.serve import BrokerOptions
+
+    return BrokerOptions(
+        options.store,
+        options.store_tls,
+        options.volume,
+        options.name,
+        options.advertised_address,
+        _listeners(options),
+        options.bind,
+        options.broker_port,
+        options.http_port,
+        options.log_level,
     )
 
 

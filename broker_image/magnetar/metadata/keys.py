@@ -1,8 +1,8 @@
 """Keys of the metadata store.
 
 Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal.
-Durable: all in `DURABLE`, which is what a backup holds. Bound to a broker's lease: incarnations/, load/, leader. Bound to the operator's or a
-job's lease: none.
+Durable: all in `DURABLE`, which is what a backup holds. Bound to a broker's lease: incarnations/, load/, leader. Bound to a coordinator's lease:
+coordinator-claims/. Bound to the operator's or a job's lease: none.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ TENANTS = "tenants/"
 CLUSTERS = "clusters/"
 DOCUMENTS = "documents/"
 BROKERS = "brokers/"
+COORDINATORS = "coordinators/"
+COORDINATOR_SET = "coordinator-set"
+COORDINATOR_CLAIMS = "coordinator-claims/"
 RESTORE = "restore-number"
 """Every change that a broker makes compares it: whoever lives on from before a restore changes nothing."""
 BACKUP = "backup"
@@ -51,6 +54,8 @@ DURABLE = (
     TENANTS,
     CLUSTERS,
     DOCUMENTS,
+    COORDINATORS,
+    COORDINATOR_SET,
 )
 
 
@@ -144,3 +149,13 @@ def cluster_data(name: str) -> str:
 def documents(group: str) -> str:
     """What administrators store and only read back, by groups."""
     return f"{DOCUMENTS}{group}"
+
+
+def coordinator(tcid: int) -> str:
+    """What is known of a transaction coordinator's number, whoever holds it."""
+    return f"{COORDINATORS}{tcid}"
+
+
+def coordinator_claim(tcid: int) -> str:
+    """Who holds a transaction coordinator's number now, and where."""
+    return f"{COORDINATOR_CLAIMS}{tcid}"

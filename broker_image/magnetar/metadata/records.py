@@ -25,6 +25,8 @@ R = TypeVar("R", bound="Record")
 RESTORE_STRIDE = 1 << 40
 INTERNAL_LISTENER = "internal"
 """The listener that every broker has."""
+COORDINATORS_MAX = 16
+"""Transaction coordinators of one cluster."""
 
 
 class BundleState(enum.StrEnum):
@@ -36,6 +38,15 @@ class BundleState(enum.StrEnum):
     RELEASING = "Releasing"
     SPLITTING = "Splitting"
     DELETED = "Deleted"
+
+
+class CoordinatorState(enum.StrEnum):
+    """What the holder of a transaction coordinator's number does with it."""
+
+    RECOVERING = "Recovering"
+    SERVING = "Serving"
+    RETIRING = "Retiring"
+    RELEASED = "Released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,3 +371,43 @@ class JobRunRecord(Record):
     finished_ms: int
     result: dict[str, Any]
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSetRecord(Record):
+    """`coordinator-set`: how many transaction coordinators there are.
+
+    Numbers (TCIDs) below `limit` may begin transactions, the others only end theirs: the operator says so ("" in `owner`: nobody did). Clients are
+    told of the first `announced`; number n announces itself when all below it are.
+    """
+
+    limit: int
+    announced: int
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorRecord(Record):
+    """`coordinators/<tcid>`: the life that holds or last held this number.
+
+    `epoch` grows with every life, also across a restore. `open_transactions` is exact while Retiring and after Released, since nothing is begun
+    then; while Serving it is what was last reported, and while Recovering what the life before said.
+    """
+
+    incarnation: str
+    epoch: int
+    state: CoordinatorState
+    open_transactions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorClaimRecord(Record):
+    """`coordinator-claims/<tcid>`, bound to the holder's lease: where this number is served. It exists before anything is done under it."""
+
+    incarnation: str
+    epoch: int
+    name: str
+    service_url: str
+    http_url: str
+    started_ms: int
+    version: str

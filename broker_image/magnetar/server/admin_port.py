@@ -91,6 +91,8 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
 
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
         ownership, service = self._broker.ownership, self._broker.service
+        if (coordinator := await service.coordinators.holder_of(topic)) is not None:
+            return {"brokerUrl": coordinator.service_url, "httpUrl": coordinator.http_url, "nativeUrl": coordinator.service_url}
         if not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
             await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
         owner = await ownership.owner_of(topic)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import structlog
 
@@ -29,7 +29,6 @@ from magnetar.wire.frames import InboundBuffer
 
 if TYPE_CHECKING:
     from magnetar.server.listeners import Listeners, Successor
-    from magnetar.server.service import BrokerService
     from magnetar.server.topic_watchers import TopicWatcher
 
 log = structlog.get_logger(__name__)
@@ -49,10 +48,26 @@ FORGOTTEN_SENDS_S = 30.0
 """SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
 
 
+class Service(Protocol):
+    """What answers the commands of connections: a broker, or a transaction coordinator."""
+
+    def handle(self, connection: Connection, command: api.BaseCommand) -> None:
+        """Answer one command, now or later."""
+        ...
+
+    def disk_is_behind(self) -> bool:
+        """Whether so much waits for a flush that publishers must be held up."""
+        ...
+
+    def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once it does not any more."""
+        ...
+
+
 class Connection(asyncio.BufferedProtocol):
     """asyncio's side of one client."""
 
-    def __init__(self, table: ConnectionTable, service: Callable[[], BrokerService], listener: str | None = None) -> None:
+    def __init__(self, table: ConnectionTable, service: Callable[[], Service], listener: str | None = None) -> None:
         """`listener`: whose port this is; None = the main one. It becomes the one that a LOOKUP names."""
         self._table, self._service_of, self.listener = table, service, listener
         self.settings = table.settings

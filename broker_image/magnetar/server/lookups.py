@@ -17,6 +17,7 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import PARTITIONED
 from magnetar.server.connection import Connection
 from magnetar.server.context import BrokerContext
+from magnetar.server.coordinator.discovery import CoordinatorDiscovery
 from magnetar.server.ownership import Ownership
 from magnetar.server.partitioning import Partitioning
 from magnetar.server.topic_watchers import TopicWatchers
@@ -45,6 +46,7 @@ class Lookups:
     def __init__(self, context: BrokerContext, ownership: Ownership, partitioning: Partitioning) -> None:
         self._context, self._ownership, self._partitioning = context, ownership, partitioning
         self._registry = ownership.registry
+        self.coordinators = CoordinatorDiscovery(context.store, context.clock, context.settings)
         self._watchers = TopicWatchers(self._registry)
         self._lists: dict[tuple[NamespaceName, int, str | None], tuple[int, tuple[list[str], str, bool]]] = {}
 
@@ -52,7 +54,10 @@ class Lookups:
         self._context.metrics.lookups += 1
         topic = TopicName.parse(lookup.topic)
         listener = lookup.advertised_listener_name.strip() or connection.listener or INTERNAL_LISTENER
-        url = address_of(await self._ownership.owner_of(topic), listener)
+        if (coordinator := await self.coordinators.holder_of(topic)) is not None:
+            url = coordinator.service_url
+        else:
+            url = address_of(await self._ownership.owner_of(topic), listener)
         connection.listener = listener
         connection.queue(commands.lookup_connect(lookup.request_id, url))
 
@@ -62,7 +67,7 @@ class Lookups:
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
         """Partitions of a topic, 0 for a plain one or one that using it will create. Raises TopicNotFound, NamespaceNotFound."""
-        partitions = await self._partitioning.count(topic)
+        partitions = await self.coordinators.announced(topic) or await self._partitioning.count(topic)
         if not partitions and not await self._partitioning.exists(topic):
             partitions = await self._create_if_allowed(topic, may_create)
         return partitions

@@ -1,6 +1,7 @@
 """Typed refusals.
 
-Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE never looks at ERROR). Imports: wire, errors.
+Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE never looks at ERROR), and the words of a server
+without transactions. Imports: wire, errors.
 Invariants: every request of the protocol that expects an answer has an entry here; what expects none gets none; what only a broker may send
 ends the connection.
 """
@@ -17,6 +18,19 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 Type = api.BaseCommand.Type
 Refuse = Callable[[Any, WireCode, str], bytes]
+NOT_ENABLED = "Transactions are not enabled."
+"""Apache Pulsar's own words: clients look for them."""
+TRANSACTION_KINDS = frozenset(
+    {
+        Type.NEW_TXN,
+        Type.ADD_PARTITION_TO_TXN,
+        Type.ADD_SUBSCRIPTION_TO_TXN,
+        Type.END_TXN,
+        Type.END_TXN_ON_PARTITION,
+        Type.END_TXN_ON_SUBSCRIPTION,
+        Type.TC_CLIENT_CONNECT_REQUEST,
+    }
+)
 
 
 def _txn(request: Any) -> transactions.TxnId:

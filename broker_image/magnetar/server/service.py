@@ -22,11 +22,12 @@ from magnetar.server.acknowledgements import acknowledge, redeliver
 from magnetar.server.connection import Connection
 from magnetar.server.consuming import Consuming
 from magnetar.server.context import BrokerContext
+from magnetar.server.coordinator.discovery import CoordinatorDiscovery
 from magnetar.server.lookups import Lookups
 from magnetar.server.ownership import Ownership
 from magnetar.server.partitioning import Partitioning
 from magnetar.server.producing import Producing
-from magnetar.server.refusals import refuse
+from magnetar.server.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.server.statistics import statistics
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.views import ClusterViews
@@ -158,6 +159,11 @@ class BrokerService:
         """As `partitions`, after auto-creation if the namespace has it make partitions. Raises TopicNotFound if it may not be created."""
         return await self._lookups.partitions(topic, may_create)
 
+    @property
+    def coordinators(self) -> CoordinatorDiscovery:
+        """Where the transaction coordinators are."""
+        return self._lookups.coordinators
+
     def namespace_policies(self, name: NamespaceName) -> Policies:
         """Policies that hold for topics of a namespace that have none of their own."""
         return self._ownership.policies.namespace(name)
@@ -188,16 +194,8 @@ class BrokerService:
 
 
 def _not_offered(kind: int) -> str:
-    if kind in (
-        Type.NEW_TXN,
-        Type.ADD_PARTITION_TO_TXN,
-        Type.ADD_SUBSCRIPTION_TO_TXN,
-        Type.END_TXN,
-        Type.END_TXN_ON_PARTITION,
-        Type.END_TXN_ON_SUBSCRIPTION,
-        Type.TC_CLIENT_CONNECT_REQUEST,
-    ):
-        return "Transactions are not enabled."
+    if kind in TRANSACTION_KINDS:
+        return NOT_ENABLED
     return f"{commands.FIELD_OF_TYPE[kind]} is not offered by this version of Magnetar; docs/compatibility.md lists what is"
 
 

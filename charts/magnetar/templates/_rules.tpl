@@ -1,10 +1,10 @@
 {{/* The operator's rights on what it watches and makes: in each watched namespace, or in the whole cluster. */}}
 {{- define "magnetar.rules" -}}
 - apiGroups: [magnetar.io]
-  resources: [brokerclusters, topicnamespaces, datajobs]
+  resources: [brokerclusters, transactioncoordinators, topicnamespaces, datajobs]
   verbs: [get, list, watch]
 - apiGroups: [magnetar.io]
-  resources: [brokerclusters/status, topicnamespaces/status, datajobs/status]
+  resources: [brokerclusters/status, transactioncoordinators/status, topicnamespaces/status, datajobs/status]
   verbs: [patch]
 # The autoscaler's one write: the number of brokers, and no other field of the spec.
 - apiGroups: [magnetar.io]
@@ -16,7 +16,7 @@
   verbs: [patch]
 # Owner references that block deletion need this where that admission is on.
 - apiGroups: [magnetar.io]
-  resources: [brokerclusters/finalizers, datajobs/finalizers]
+  resources: [brokerclusters/finalizers, transactioncoordinators/finalizers, datajobs/finalizers]
   verbs: [update]
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]
@@ -25,7 +25,7 @@
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch]
-# Drivers are created; brokers are deleted to restart them.
+# Drivers are created; brokers and coordinators are deleted to restart them.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]

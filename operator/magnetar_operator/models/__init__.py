@@ -16,13 +16,28 @@ from magnetar_operator.models.base import API_VERSION, GROUP, VERSION, CustomRes
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.data_job import DataJob
 from magnetar_operator.models.topic_namespace import TopicNamespace
+from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 
-__all__ = ["API_VERSION", "GROUP", "KINDS", "VERSION", "BrokerCluster", "DataJob", "TopicNamespace", "parse_manifest"]
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KINDS",
+    "VERSION",
+    "BrokerCluster",
+    "DataJob",
+    "TopicNamespace",
+    "TransactionCoordinator",
+    "parse_manifest",
+]
 
-KINDS: dict[str, type[CustomResource]] = {model.__name__: model for model in (BrokerCluster, TopicNamespace, DataJob)}
+KINDS: dict[str, type[CustomResource]] = {
+    model.__name__: model for model in (BrokerCluster, TransactionCoordinator, TopicNamespace, DataJob)
+}
 
 
-def parse_manifest(document: dict[str, Any], source: str = "manifest") -> BrokerCluster | TopicNamespace | DataJob:
+def parse_manifest(
+    document: dict[str, Any], source: str = "manifest"
+) -> BrokerCluster | TransactionCoordinator | TopicNamespace | DataJob:
     """The typed resource in `document`. Raises InvalidRequest that names `source`, the field, its value and the remedy."""
     if not isinstance(document, dict):
         raise InvalidRequest(
@@ -36,5 +51,5 @@ def parse_manifest(document: dict[str, Any], source: str = "manifest") -> Broker
     except ValidationError as error:
         name = document.get("metadata", {}).get("name", "?") if isinstance(document.get("metadata"), dict) else "?"
         raise InvalidRequest(f"{source}: {kind}/{name}: {sentence_of(error)}") from error
-    assert isinstance(resource, BrokerCluster | TopicNamespace | DataJob)
+    assert isinstance(resource, BrokerCluster | TransactionCoordinator | TopicNamespace | DataJob)
     return resource

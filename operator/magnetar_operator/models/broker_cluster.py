@@ -27,7 +27,7 @@ from magnetar_operator.models.broker_config import BrokerConfig
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 
-RESERVED_SUFFIXES = ("-broker", "-brokers", "-etcd", "-storage")
+RESERVED_SUFFIXES = ("-broker", "-brokers", "-coordinator", "-coordinators", "-etcd", "-storage")
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
 

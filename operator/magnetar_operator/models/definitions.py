@@ -58,6 +58,18 @@ NAMINGS = {
         ),
         scalable=True,
     ),
+    "TransactionCoordinator": Naming(
+        "transactioncoordinators",
+        ("tc",),
+        (
+            Column("Cluster", ".spec.clusterRef.name"),
+            Column("Desired", ".spec.replicas", "integer"),
+            Column("Current", ".status.replicas", "integer"),
+            Column("Announced", ".status.announced", "integer"),
+            _READY, _REASON, _MESSAGE, _AGE,
+        ),
+        scalable=True,
+    ),
     "TopicNamespace": Naming(
         "topicnamespaces",
         ("tns",),

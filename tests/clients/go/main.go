@@ -44,6 +44,7 @@ type request struct {
 
 	URL                string `json:"url"`
 	OperationTimeoutMs int64  `json:"operation_timeout_ms"`
+	Transactions       bool   `json:"transactions"`
 	TimeoutMs          int64  `json:"timeout_ms"`
 	Count              int    `json:"count"`
 
@@ -148,10 +149,11 @@ func createClient(r *request) (any, error) {
 	}
 	handler := slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
 	client, err := pulsar.NewClient(pulsar.ClientOptions{
-		URL:              r.URL,
-		OperationTimeout: milliseconds(r.OperationTimeoutMs, 30*time.Second),
-		MemoryLimitBytes: 64 << 20,
-		Logger:           log.NewLoggerWithSlog(slog.New(handler)),
+		URL:               r.URL,
+		OperationTimeout:  milliseconds(r.OperationTimeoutMs, 30*time.Second),
+		MemoryLimitBytes:  64 << 20,
+		Logger:            log.NewLoggerWithSlog(slog.New(handler)),
+		EnableTransaction: r.Transactions,
 	})
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ GOLDEN = (
     b'{"count":2,"crc32c":"99c4ab4e"}\n'
 )
 BACKUP = Backup("ab", 2, 77, 1_700_000_000_000, {"tenants/tä": b'{"a":1}', "cluster": b"{}"})
-LEASE_BOUND = (keys.INCARNATIONS, keys.LOAD, keys.LEADER)
+LEASE_BOUND = (keys.INCARNATIONS, keys.LOAD, keys.LEADER, keys.COORDINATOR_CLAIMS)
 
 
 def test_golden_backup() -> None:

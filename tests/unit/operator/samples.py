@@ -8,6 +8,7 @@ from magnetar_operator.builders.object import Defaults
 from magnetar_operator.models.base import API_VERSION
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.data_job import DataJob
+from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 
 DEFAULTS = Defaults("registry.example/magnetar:1", "IfNotPresent", "registry.example/etcd:1")
 
@@ -21,3 +22,10 @@ def job(**spec: Any) -> DataJob:
     metadata = {"name": "prices", "namespace": "shop", "uid": "0123456789abcdef", "generation": 1}
     content = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}, **spec}
     return DataJob.model_validate({"apiVersion": API_VERSION, "kind": "DataJob", "metadata": metadata, "spec": content})
+
+
+def coordinators(name: str = "tx", **spec: Any) -> TransactionCoordinator:
+    metadata = {"name": name, "namespace": "shop", "uid": "tc-1", "generation": 2}
+    content = {"clusterRef": {"name": "main"}, **spec}
+    document = {"apiVersion": API_VERSION, "kind": "TransactionCoordinator", "metadata": metadata, "spec": content}
+    return TransactionCoordinator.model_validate(document)

@@ -118,7 +118,7 @@ def test_a_typing_error_is_named() -> None:
 
 @pytest.mark.parametrize("document", [{"kind": "Pod", "apiVersion": "v1"}, {"apiVersion": API_VERSION, "kind": "Cluster"}, {}])
 def test_foreign_kinds_are_refused_with_those_that_are_known(document: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="BrokerCluster, TopicNamespace, DataJob"):
+    with pytest.raises(InvalidRequest, match="BrokerCluster, TransactionCoordinator, TopicNamespace, DataJob"):
         parse_manifest(document)
 
 

@@ -263,6 +263,8 @@ class NamespaceAdministration(TopicAdministration):
     # --- properties --------------------------------------------------------------------------------------------------------------
 
     async def properties(self, target: NamespaceName | TopicName) -> dict[str, str]:
+        if isinstance(target, TopicName) and await self._broker.service.coordinators.announced(target):
+            return {}  # it stands for processes and has nothing of its own
         if isinstance(target, NamespaceName) or await self._in_store(target.base):
             return dict((await self.policies(target, applied=False)).get(NAMESPACE_PROPERTIES) or {})
         found = (await self._host(target)).core.properties

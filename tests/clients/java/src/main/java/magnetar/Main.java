@@ -89,6 +89,7 @@ public final class Main {
             .memoryLimit(64, org.apache.pulsar.client.api.SizeUnit.MEGA_BYTES)
             .statsInterval(0, TimeUnit.SECONDS)
             .sharedResources(RESOURCES)
+            .enableTransaction(request.flag("transactions", false))
             .build());
     }
 

@@ -1,0 +1,77 @@
+"""How brokers lead clients to the transaction coordinators.
+
+Owns: the answer to look-ups of `transaction_coordinator_assign`. Imports: metadata, names, errors, server.context.
+Source: protocol 2.14: clients ask for the partitions of that topic, look each of them up and connect there; partition i is coordinator i.
+Invariants: without a registered set of coordinators the topic is one like any other, as it is for Apache Pulsar with transactions switched off; the
+number of coordinators never names one that has not been ready; while a coordinator restarts look-ups of it wait.
+Nothing is watched or kept: only the clients of transactions ask, once each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from magnetar.clock import Clock
+from magnetar.errors import Compacted, ServiceNotReady
+from magnetar.metadata import keys
+from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
+from magnetar.metadata.store import MetadataStore
+from magnetar.names import TopicName
+from magnetar.server.settings import BrokerSettings
+
+ASSIGN = TopicName("persistent", "pulsar", "system", "transaction_coordinator_assign")
+FIRST = 0
+"""The coordinator that answers for numbers that are not there any more."""
+
+
+class CoordinatorDiscovery:
+    """Answers from the metadata store."""
+
+    def __init__(self, store: MetadataStore, clock: Clock, settings: BrokerSettings) -> None:
+        self._store, self._clock, self._settings = store, clock, settings
+
+    async def announced(self, topic: TopicName) -> int:
+        """Number of coordinators if `topic` is the one that stands for them and there are any, else 0. Raises StoreError."""
+        if topic != ASSIGN:
+            return 0
+        item = await self._store.get(keys.COORDINATOR_SET)
+        return CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
+
+    async def holder_of(self, topic: TopicName) -> CoordinatorClaimRecord | None:
+        """Who serves the coordinator that `topic` stands for; None if it stands for none. Raises ServiceNotReady, StoreError."""
+        if topic.partition < 0 or topic.base != ASSIGN:
+            return None
+        announced = await self.announced(ASSIGN)
+        if not announced:
+            return None
+        return await self._holder(topic.partition, announced)
+
+    async def _holder(self, tcid: int, announced: int) -> CoordinatorClaimRecord:
+        """The holder of a number, or of the first one if that number is not announced and nobody holds it any more."""
+        deadline = self._clock.monotonic() + self._settings.park_timeout_s
+        while True:
+            claims = await self._store.range(keys.COORDINATOR_CLAIMS)
+            found = {item.key: item for item in claims.items}
+            item = found.get(keys.coordinator_claim(tcid))
+            if item is None and tcid >= announced:
+                item = found.get(keys.coordinator_claim(FIRST))
+            if item is not None:
+                return CoordinatorClaimRecord.decode(item.value)
+            remaining_s = deadline - self._clock.monotonic()
+            if remaining_s <= 0 or not await self._claimed(claims.revision, remaining_s):
+                raise ServiceNotReady(
+                    f"transaction coordinator {tcid} of {announced} is not there; look at its pod and at kubectl get transactioncoordinators"
+                )
+
+    async def _claimed(self, revision: int, seconds: float) -> bool:
+        """Wait for a change of claims after `revision`; False if none came in time. Raises StoreError."""
+        try:
+            async with asyncio.timeout(seconds), aclosing(self._store.watch(keys.COORDINATOR_CLAIMS, revision + 1)) as watch:
+                async for _ in watch:
+                    return True
+        except TimeoutError:
+            return False
+        except Compacted:
+            return True
+        return False

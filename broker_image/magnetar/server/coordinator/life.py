@@ -1,0 +1,188 @@
+"""One life of a transaction coordinator.
+
+Owns: from joining the cluster to giving the number back: lease, listener, claim, following the set. Imports: server siblings, ports.
+Invariants: nothing is answered before the number is held and settled, and nothing after the lease may have ended or another life holds it;
+`fail` ends this life at once and for good (the process then begins another one); a planned end gives the number back before the lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from magnetar.errors import StorageError, StoreError, StoreUnavailable
+from magnetar.network import Listener
+from magnetar.server.broker import BrokerIdentity, BrokerPorts
+from magnetar.server.connection import Connection
+from magnetar.server.connection_table import ConnectionTable
+from magnetar.server.coordinator.claim import CoordinatorClaim
+from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
+from magnetar.server.coordinator.metrics import CoordinatorMetrics
+from magnetar.server.coordinator.service import CoordinatorService
+from magnetar.server.joining import guarded, join_cluster
+from magnetar.server.settings import BrokerSettings
+
+log = structlog.get_logger(__name__)
+
+STORE_RETRY_S = 0.2
+
+
+class Coordinator:
+    """Holds one number until it is stopped or fails."""
+
+    def __init__(self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings, metrics: CoordinatorMetrics) -> None:
+        """Raises InvalidRequest for a name without a number."""
+        self._ports, self._names, self._settings, self._metrics = ports, identity, settings, metrics
+        self.tcid = tcid_of(identity.name)
+        self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._connections = ConnectionTable(settings)
+        self._service = CoordinatorService(self.tcid, metrics)
+        self._claim: CoordinatorClaim | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready = self._stopping = False
+
+    # --- life ------------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen, take the number as soon as it is free, and settle. Raises StoreError, StorageError or OSError; `close` must follow."""
+        ports, names = self._ports, self._names
+        joined = await join_cluster(ports.store, ports.volume, ports.clock)
+        store = guarded(ports.store, joined.restore, self.fail)
+        self._listener: Listener = await ports.network.listen(names.bind_host, names.port, self._accept)
+        identity = CoordinatorIdentity(
+            tcid=self.tcid,
+            name=names.name,
+            incarnation=self.incarnation,
+            service_url=f"pulsar://{names.advertised_host}:{self._listener.port}",
+            http_url=names.http_url,
+        )
+        self._lease = ports.lease(self.fail)
+        lease = await self._lease.start()
+        claim = CoordinatorClaim(store, ports.clock, identity, joined.restore)
+        await self._unless_ended(claim.acquire(lease))
+        self._claim = claim
+        await claim.settle(self._service.open_transactions)
+        if not self._lease.valid():
+            self.fail("the lease was lost while we started")
+        if self._ended.done():
+            return
+        self._ready = True
+        self._metrics.claims.inc()
+        self._metrics.held.set(1)
+        self._metrics.epoch.set(claim.epoch)
+        self._connections.open_gate()
+        self._spawn(self._follow(claim), "coordinator set")
+        log.info(
+            "coordinator.ready", tcid=self.tcid, incarnation=self.incarnation, epoch=claim.epoch, service_url=identity.service_url
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether this life holds its number and answers."""
+        return self._ready and not self._stopping and not self._ended.done()
+
+    async def ended(self) -> str:
+        """Wait until this life has failed or was stopped; the reason."""
+        return await asyncio.shield(self._ended)
+
+    def fail(self, reason: str) -> None:
+        """End this life now: no further byte leaves it."""
+        if not self._ended.done():
+            log.error("coordinator.failed", tcid=self.tcid, incarnation=self.incarnation, reason=reason)
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        self._ready = False
+        self._metrics.held.set(0)
+        self._connections.abort_all()
+        self._ended.set_result(reason)
+
+    async def stop(self) -> None:
+        """Planned end: answer no more, give the number back, end the lease."""
+        self._stopping = True
+        if not self._ended.done():
+            self._end("stopped")
+            await self._give_back()
+        await self.close()
+
+    async def _give_back(self) -> None:
+        """Release the claim, for as long as `drain_store_patience_s` if the store is away; then the lease ends it."""
+        await self._quiet()
+        if self._claim is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.drain_store_patience_s):
+                while True:
+                    try:
+                        await self._claim.release(self._service.open_transactions)
+                        log.info("coordinator.released", tcid=self.tcid, incarnation=self.incarnation)
+                        return
+                    except StoreError as error:
+                        log.warning("coordinator.release_delayed", tcid=self.tcid, error=str(error))
+                        await asyncio.sleep(STORE_RETRY_S)
+        except StorageError as error:
+            log.warning("coordinator.not_released", tcid=self.tcid, error=str(error))  # somebody else has it
+        except TimeoutError:
+            log.warning("coordinator.not_released", tcid=self.tcid, error="the metadata store did not answer in time")
+
+    async def close(self) -> None:
+        """Release everything this process holds; also after a failed start. Never raises for what is gone already."""
+        self._ready = False
+        self._metrics.held.set(0)
+        await self._quiet()
+        if hasattr(self, "_listener"):
+            self._listener.close()
+        self._connections.abort_all()
+        if hasattr(self, "_lease"):
+            with contextlib.suppress(StoreError):
+                await self._lease.stop(revoke=True)
+
+    # --- following -------------------------------------------------------------------------------------------------------------
+
+    async def _follow(self, claim: CoordinatorClaim) -> None:
+        """Settle again whenever the set changes."""
+        while True:
+            try:
+                await claim.set_changed()
+                await claim.settle(self._service.open_transactions)
+            except StorageError as error:
+                self.fail(str(error))
+                return
+            except StoreError as error:
+                log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for `work`, and end it when this life ends. Raises what `work` raises, StoreUnavailable if this life has ended."""
+        task = asyncio.create_task(work)
+        either: list[asyncio.Future[Any]] = [task, self._ended]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._ended.done():
+            raise StoreUnavailable(f"this life ended while it waited for number {self.tcid}: {self._ended.result()}")
+        task.result()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(f"{task.get_name()}: {task.exception()!r}")
+
+    async def _quiet(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self) -> Connection:
+        return Connection(self._connections, lambda: self._service)

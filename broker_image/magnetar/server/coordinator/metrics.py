@@ -1,0 +1,29 @@
+"""Metrics of a transaction coordinator.
+
+Owns: every metric name it exports. Imports: prometheus_client.
+Invariant: label values come from closed vocabularies.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+
+class CoordinatorMetrics:
+    """All metrics of one coordinator process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "magnetar_coordinator_requests",
+            "Commands answered, by kind and outcome",
+            ["command", "outcome"],
+            registry=self.registry,
+        )
+        self.claims = Counter("magnetar_coordinator_claims", "Lives of this process that took its number", registry=self.registry)
+        self.held = Gauge("magnetar_coordinator_held", "1 while this process holds its number and answers", registry=self.registry)
+        self.epoch = Gauge("magnetar_coordinator_epoch", "Epoch of the life that holds the number", registry=self.registry)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

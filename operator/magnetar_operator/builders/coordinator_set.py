@@ -1,0 +1,114 @@
+"""Everything that is made for a `TransactionCoordinator`.
+
+Owns: its StatefulSet, headless service, account, settings, disruption budget and network policy. Imports: builders siblings, names, models. Pure.
+Invariants: a coordinator's number is its pod's ordinal; the pods are restarted by the operator alone (OnDelete); deleting the resource removes these
+objects and nothing that holds data.
+"""
+
+from __future__ import annotations
+
+from magnetar_operator import names
+from magnetar_operator.builders.config_map import PREFIX
+from magnetar_operator.builders.magnetar_pod import CONTAINER_PORTS, PodParts, pod_template
+from magnetar_operator.builders.object import Defaults, Manifest, owner_of
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
+
+
+def desired_coordinators(
+    resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int
+) -> list[Manifest]:
+    """Every child, in the order of dependence. `replicas` comes from the scaling plan."""
+    return [
+        _account(resource),
+        _service(resource),
+        _policy(resource),
+        _config(resource),
+        _budget(resource),
+        _stateful_set(resource, cluster, defaults, replicas),
+    ]
+
+
+def coordinator_settings(resource: TransactionCoordinator) -> dict[str, str]:
+    """Environment variables of a coordinator."""
+    chosen = {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in resource.spec.config.chosen().items()}
+    return chosen | {f"{PREFIX}DRAIN_TIMEOUT_S": str(resource.spec.drain_timeout_seconds)}
+
+
+def _object(api_version: str, kind: str, resource: TransactionCoordinator, name: str) -> Manifest:
+    metadata: Manifest = {
+        "name": name,
+        "namespace": resource.namespace,
+        "labels": names.coordinator_labels(resource.name, resource.spec.cluster_ref.name),
+        "ownerReferences": [owner_of(resource)],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+def _selector(resource: TransactionCoordinator) -> Manifest:
+    return names.coordinator_selector(resource.name, resource.spec.cluster_ref.name)
+
+
+def _account(resource: TransactionCoordinator) -> Manifest:
+    account = _object("v1", "ServiceAccount", resource, names.coordinator_set(resource.name))
+    return account | {"automountServiceAccountToken": False}
+
+
+def _service(resource: TransactionCoordinator) -> Manifest:
+    """DNS names of single coordinators; also of those that are not ready. Clients are told addresses by brokers and do not use it."""
+    service = _object("v1", "Service", resource, names.coordinators_service(resource.name))
+    ports = [{"name": name, "port": number, "targetPort": name, "protocol": "TCP"} for name, number in CONTAINER_PORTS]
+    return service | {
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": _selector(resource), "ports": ports}
+    }
+
+
+def _policy(resource: TransactionCoordinator) -> Manifest:
+    """Clients may be anywhere, as those of brokers; nothing but the two ports is open."""
+    policy = _object("networking.k8s.io/v1", "NetworkPolicy", resource, names.coordinator_set(resource.name))
+    ports = [{"protocol": "TCP", "port": number} for _, number in CONTAINER_PORTS]
+    return policy | {
+        "spec": {"podSelector": {"matchLabels": _selector(resource)}, "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]}
+    }
+
+
+def _config(resource: TransactionCoordinator) -> Manifest:
+    config = _object("v1", "ConfigMap", resource, names.coordinator_set(resource.name))
+    return config | {"data": coordinator_settings(resource)}
+
+
+def _budget(resource: TransactionCoordinator) -> Manifest:
+    """A node drain takes one coordinator at a time, and may always take one that is not ready: it serves nobody."""
+    budget = _object("policy/v1", "PodDisruptionBudget", resource, names.coordinator_set(resource.name))
+    return budget | {
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": _selector(resource)},
+        }
+    }
+
+
+def _stateful_set(resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int) -> Manifest:
+    name = names.coordinator_set(resource.name)
+    parts = PodParts(
+        component=names.COORDINATOR,
+        account=name,
+        settings=coordinator_settings(resource),
+        labels=names.coordinator_labels(resource.name, cluster.name),
+        selector=_selector(resource),
+        resources=resource.spec.resources,
+        additions=resource.spec.pod_template,
+        drain_timeout_s=resource.spec.drain_timeout_seconds,
+    )
+    return _object("apps/v1", "StatefulSet", resource, name) | {
+        "spec": {
+            "replicas": replicas,
+            "serviceName": names.coordinators_service(resource.name),
+            # Coordinators need no order among themselves: numbers are announced in order, whoever comes first.
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": _selector(resource)},
+            "template": pod_template(cluster, defaults, parts),
+        }
+    }

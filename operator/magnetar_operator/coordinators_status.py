@@ -1,0 +1,157 @@
+"""The status of a `TransactionCoordinator`.
+
+Owns: its derivation from what was observed and planned. Imports: models, conditions, coordinator_scaling, broker_pods. Pure.
+Invariants: the same observation gives the same status, so that a steady state writes none; every reason for not being Ready appears in Ready itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from magnetar.metadata.records import CoordinatorState
+from magnetar_operator import names
+from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, phase_of, sorted_by_ordinal, trouble_of
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.conditions import Finding, Problem, Reason, Type
+from magnetar_operator.coordinator_scaling import CoordinatorPlan
+from magnetar_operator.coordinators_state import CoordinatorsState
+from magnetar_operator.desired import Identity
+from magnetar_operator.models.base import Condition
+from magnetar_operator.models.broker_cluster import PendingRestart
+from magnetar_operator.models.transaction_coordinator import (
+    CoordinatorStatus,
+    TransactionCoordinator,
+    TransactionCoordinatorStatus,
+)
+from magnetar_operator.pod_care import LostNodes
+from magnetar_operator.rolling import RollPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCoordinators:
+    """One look at everything that belongs to the resource. `state` is None while the store cannot be read; `store_problem` says why."""
+
+    children: dict[Identity, Manifest]
+    pods: tuple[Manifest, ...]
+    state: CoordinatorsState | None
+    store_problem: str = ""
+    lost_nodes: LostNodes = ()
+
+
+def findings_of(
+    resource: TransactionCoordinator,
+    observed: ObservedCoordinators,
+    scale: CoordinatorPlan,
+    roll: RollPlan,
+    problems: Iterable[Problem],
+) -> list[Finding]:
+    """Available, Progressing, Degraded, Ready."""
+    wanted = resource.spec.replicas
+    ready = sum(map(is_ready, observed.pods))
+    progress = _progress(resource, observed, scale, roll, ready)
+    degraded = next(iter([*problems, *_degradation(observed)]), None)
+    if wanted == 0 and not observed.pods:
+        available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
+    elif ready:
+        available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} coordinators answer")
+    else:
+        available = Finding(Type.AVAILABLE, False, Reason.NO_COORDINATOR)
+    blocker = degraded or progress
+    complete = f"{wanted} coordinators answer" if wanted else Reason.STOPPED.meaning
+    return [
+        available,
+        _finding(Type.PROGRESSING, progress),
+        _finding(Type.DEGRADED, degraded),
+        Finding(Type.READY, False, blocker.reason, blocker.message)
+        if blocker
+        else Finding(Type.READY, True, Reason.AS_DESIRED, complete),
+    ]
+
+
+def obstructed(problem: Problem) -> list[Finding]:
+    """For a resource that cannot act at all."""
+    return [
+        Finding(Type.DEGRADED, True, problem.reason, problem.message),
+        Finding(Type.READY, False, problem.reason, problem.message),
+    ]
+
+
+def _finding(kind: Type, problem: Problem | None) -> Finding:
+    return Finding(kind, True, problem.reason, problem.message) if problem else Finding(kind, False, Reason.AS_DESIRED)
+
+
+def _progress(
+    resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan, roll: RollPlan, ready: int
+) -> Problem | None:
+    """What is under way."""
+    wanted = resource.spec.replicas
+    if scale.reason is not None:
+        return Problem(scale.reason, scale.message)
+    if roll.restart:
+        return Problem(Reason.ROLLING, f"{roll.restart} is restarted; {len(roll.pending)} pods have an old template")
+    if roll.pending:
+        return Problem(Reason.ROLL_WAITS, f"{len(roll.pending)} pods have an old template; waiting for {roll.waits_for}")
+    if ready == wanted == len(observed.pods):
+        announced = observed.state.announced if observed.state is not None else wanted
+        if announced == wanted:
+            return None
+        return Problem(Reason.COORDINATORS_STARTING, f"clients are told of {announced} of {wanted} coordinators so far")
+    leaving = next((name_of(pod) for pod in observed.pods if is_terminating(pod)), "")
+    if leaving:
+        reason = Reason.REMOVING_COORDINATOR if len(observed.pods) > wanted else Reason.COORDINATORS_STARTING
+        return Problem(reason, f"{leaving} is stopping")
+    trouble = next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in observed.pods if not is_ready(pod) and trouble_of(pod)), "")
+    message = f"{ready} of {wanted} coordinators are ready" + (f"; {trouble}" if trouble else "")
+    return Problem(Reason.COORDINATORS_STARTING, message)
+
+
+def _degradation(observed: ObservedCoordinators) -> list[Problem]:
+    found = []
+    if observed.state is None:
+        found.append(Problem(Reason.STORE_UNAVAILABLE, observed.store_problem))
+    if observed.lost_nodes:
+        # Without the seconds the message, and so the status, stays the same while nothing changes.
+        found.append(Problem(Reason.NODE_LOST, f"nodes that do not answer: {', '.join(node for node, _ in observed.lost_nodes)}"))
+    return found
+
+
+def derive(
+    resource: TransactionCoordinator,
+    cluster: str,
+    observed: ObservedCoordinators,
+    roll: RollPlan,
+    conditions: tuple[Condition, ...],
+) -> TransactionCoordinatorStatus:
+    """The whole status."""
+    known = {coordinator.name: coordinator for coordinator in resource.status.coordinators}
+    return TransactionCoordinatorStatus(
+        observed_generation=resource.metadata.generation,
+        replicas=len(observed.pods),
+        ready_replicas=sum(map(is_ready, observed.pods)),
+        announced=observed.state.announced if observed.state is not None else resource.status.announced,
+        selector=names.selector_text(names.coordinator_selector(resource.name, cluster)),
+        coordinators=tuple(_coordinator(pod, observed.state, known) for pod in sorted_by_ordinal(observed.pods)),
+        pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
+        conditions=conditions,
+    )
+
+
+def _coordinator(pod: Manifest, state: CoordinatorsState | None, known: dict[str, CoordinatorStatus]) -> CoordinatorStatus:
+    name, phase = name_of(pod), phase_of(pod, {})
+    tcid = names.ordinal_of(name)
+    if state is None:
+        last = known.get(name, CoordinatorStatus(name=name))
+        return CoordinatorStatus(
+            name=name, tcid=tcid, incarnation=last.incarnation, open_transactions=last.open_transactions, phase=phase
+        )
+    record, holder = state.records.get(tcid), state.holders.get(tcid)
+    if phase == "Ready" and record is not None and record.state is CoordinatorState.RETIRING:
+        phase = "Retiring"
+    return CoordinatorStatus(
+        name=name,
+        tcid=tcid,
+        incarnation=holder.incarnation if holder is not None and holder.name == name else "",
+        open_transactions=record.open_transactions if record is not None else 0,
+        phase=phase,
+    )

@@ -1,0 +1,220 @@
+"""Reconciling a `TransactionCoordinator`.
+
+Owns: the order of steps, who may act, the set's record. Imports: world, coordinator_scaling, coordinators_state, children, pod_care, builders.
+Invariants: of several resources for one cluster the oldest acts and the others say so; the record is written before the StatefulSet follows it; a
+coordinator leaves only as `plan_coordinators` allows; deleting the resource removes pods and nothing else; the status is written last and only when
+it differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from magnetar.errors import StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.store import Compare, Put
+from magnetar_operator import broker_pods, names
+from magnetar_operator.builders.coordinator_set import desired_coordinators
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.children import apply_children
+from magnetar_operator.conditions import Finding, Problem, Reason, Type
+from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
+from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
+from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of, obstructed
+from magnetar_operator.desired import identity_of
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
+from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
+from magnetar_operator.resources import CHILDREN, POD, Resource
+from magnetar_operator.rolling import RollPlan
+from magnetar_operator.work_queue import Key
+from magnetar_operator.world import InvalidResource, World, is_paused, parsed
+
+log = structlog.get_logger(__name__)
+
+KIND = "TransactionCoordinator"
+LOOK_AGAIN_S = 30.0
+"""Open transactions and holders change without any Kubernetes event."""
+MOVING_S = 1.0
+OBSTACLE_RETRY_S = 3.0
+STORE_RETRY_S = 3.0
+
+
+async def reconcile(world: World, key: Key) -> float | None:
+    """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource."""
+    resource = await world.read(key, TransactionCoordinator)
+    if resource is None or resource.metadata.deletion_timestamp:
+        return None  # children go with their owner; records and logs stay
+    if is_paused(resource):
+        await world.events.once(resource, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
+        await _write_conditions(world, resource, [Finding(Type.PROGRESSING, False, Reason.PAUSED)])
+        return None
+    cluster = await world.cluster(resource.namespace, resource.spec.cluster_ref.name)
+    obstacle = _missing(resource) if cluster is None else await _older(world, resource)
+    if cluster is None or obstacle is not None:
+        assert obstacle is not None
+        await world.events.once(resource, "Warning", obstacle.reason.word, obstacle.message)
+        await _write_conditions(world, resource, obstructed(obstacle))
+        return OBSTACLE_RETRY_S
+    return await _act(world, resource, cluster)
+
+
+async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCluster) -> float:
+    """One pass of the resource that speaks for the cluster. Raises KubernetesError."""
+    observed = await observe(world, resource, cluster)
+    if _is_grave(resource, observed):
+        observed = await observe(world, resource, cluster, live=True)
+    scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
+    problems = await _write_record(world, resource, cluster, observed, scale)
+    wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas)
+    problems += await apply_children(world, resource, wanted, observed.children)
+    roll = _plan_roll(resource, observed, scale)
+    await restart(world, resource, observed.pods, roll)
+    await delete_lost(world, resource, observed.pods, observed.lost_nodes)
+    await _write_status(world, resource, observed, scale, roll, problems)
+    return _again_after_s(resource, observed, scale)
+
+
+# --- who may act --------------------------------------------------------------------------------------------------------------
+
+
+def _missing(resource: TransactionCoordinator) -> Problem:
+    place = f"{resource.namespace}/{resource.spec.cluster_ref.name}"
+    return Problem(Reason.CLUSTER_MISSING, f"BrokerCluster {place} does not exist; make it, or correct clusterRef")
+
+
+def seniority(resource: TransactionCoordinator) -> tuple[str, str]:
+    """Order among the resources for one cluster: the oldest first, by name where the second is the same."""
+    return resource.metadata.creation_timestamp, resource.name
+
+
+async def _older(world: World, resource: TransactionCoordinator) -> Problem | None:
+    """The problem that an older resource speaks for the same cluster. Raises KubernetesError."""
+    for found in await world.list_everywhere(KIND):
+        try:
+            other = parsed(found, TransactionCoordinator)
+        except InvalidResource:
+            continue  # it cannot act either
+        same = (other.namespace, other.spec.cluster_ref) == (resource.namespace, resource.spec.cluster_ref)
+        if same and other.metadata.uid != resource.metadata.uid and seniority(other) < seniority(resource):
+            text = f"{other.reference} is older and serves BrokerCluster {other.spec.cluster_ref.name}; delete one of the two"
+            return Problem(Reason.CONFLICT, text)
+    return None
+
+
+# --- reading the world --------------------------------------------------------------------------------------------------------
+
+
+async def observe(
+    world: World, resource: TransactionCoordinator, cluster: BrokerCluster, live: bool = False
+) -> ObservedCoordinators:
+    """Everything that belongs to the resource: from the caches, or `live` from the API server. Raises KubernetesError."""
+    mine_all = {names.COORDINATORS: resource.name, names.MANAGED_BY: names.FIELD_MANAGER}
+    coordinators = names.coordinator_selector(resource.name, cluster.name)
+
+    async def listed(kind: Resource, labels: dict[str, str]) -> list[Manifest]:
+        if live:
+            return await world.api.list(kind, resource.namespace, names.selector_text(labels))
+        return world.labelled(kind.kind, resource.namespace, labels)
+
+    *lists, pods = await asyncio.gather(*(listed(kind, mine_all) for kind in CHILDREN), listed(POD, coordinators))
+    children = {identity_of(child): child for found in lists for child in found}
+    mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.coordinator_set(resource.name)}-")]
+    state, problem = await _read_state(world, cluster)
+    return ObservedCoordinators(children, tuple(mine), state, problem, await lost_nodes(world, mine))
+
+
+def _is_grave(resource: TransactionCoordinator, observed: ObservedCoordinators) -> bool:
+    """Whether what would be done next cannot be taken back: the caches find such work, a look at the API server itself decides."""
+    scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
+    return scale.reason is not None or bool(_plan_roll(resource, observed, scale).restart) or bool(observed.lost_nodes)
+
+
+async def _read_state(world: World, cluster: BrokerCluster) -> tuple[CoordinatorsState | None, str]:
+    """The store's picture, or why there is none."""
+    try:
+        store = await world.store_of(cluster)
+        return await read_coordinators(store.reader), ""
+    except (StoreError, TimeoutError) as error:
+        log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
+        return None, f"the etcd of {cluster.reference}: {str(error) or 'no answer in time'}"
+
+
+def _set_of(resource: TransactionCoordinator, observed: ObservedCoordinators) -> Manifest | None:
+    return observed.children.get(("StatefulSet", names.coordinator_set(resource.name)))
+
+
+def _fleet(resource: TransactionCoordinator, observed: ObservedCoordinators) -> CoordinatorFleet:
+    stateful_set = _set_of(resource, observed)
+    return CoordinatorFleet(
+        coordinators=resource.name,
+        owner=f"{resource.namespace}/{resource.name}",
+        replicas=stateful_set["spec"]["replicas"] if stateful_set is not None else None,
+        pods=frozenset(map(broker_pods.name_of, observed.pods)),
+        state=observed.state,
+    )
+
+
+def _plan_roll(resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan) -> RollPlan:
+    scaling = scale.reason is not None
+    return roll_of(observed.pods, _set_of(resource, observed), scale.replicas, scaling=scaling, what="coordinators")
+
+
+# --- effects ------------------------------------------------------------------------------------------------------------------
+
+
+async def _write_record(
+    world: World, resource: TransactionCoordinator, cluster: BrokerCluster, observed: ObservedCoordinators, scale: CoordinatorPlan
+) -> list[Problem]:
+    """Tell the coordinators how many of them there should be. Raises NotLeading."""
+    if scale.record is None or observed.state is None:
+        return []
+    unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", observed.state.set_revision)
+    try:
+        store = await world.store_of(cluster)
+        written = await store.write((unchanged,), (Put(keys.COORDINATOR_SET, scale.record.encode()),))
+    except (StoreError, TimeoutError) as error:
+        return [
+            Problem(Reason.STORE_UNAVAILABLE, f"{keys.COORDINATOR_SET} could not be written: {str(error) or 'no answer in time'}")
+        ]
+    before = observed.state.known
+    if written and before is not None and before.limit != scale.record.limit:
+        text = f"coordinators 0 to {scale.record.limit - 1}" if scale.record.limit else "none"
+        await world.events.normal(resource, "LimitChanged", f"who may begin transactions: {text}")
+    return []
+
+
+async def _write_conditions(world: World, resource: TransactionCoordinator, findings: list[Finding]) -> None:
+    """Only these conditions; the rest of the status stays what it was when this resource last acted."""
+    told = {finding.type.value for finding in findings}
+    kept = [condition for condition in resource.status.conditions if condition.type not in told]
+    new = world.conditions(resource, resource.status.conditions, findings)
+    await world.write_status(resource, resource.status.model_copy(update={"conditions": (*kept, *new)}))
+
+
+async def _write_status(
+    world: World,
+    resource: TransactionCoordinator,
+    observed: ObservedCoordinators,
+    scale: CoordinatorPlan,
+    roll: RollPlan,
+    problems: list[Problem],
+) -> None:
+    findings = findings_of(resource, observed, scale, roll, problems)
+    conditions = world.conditions(resource, resource.status.conditions, findings)
+    was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in resource.status.conditions)
+    await world.write_status(resource, derive(resource, resource.spec.cluster_ref.name, observed, roll, conditions))
+    if scale.reason is Reason.TRANSACTIONS_OPEN:
+        await world.events.once(resource, "Normal", scale.reason.word, scale.message)
+    if findings[-1].holds and not was_ready:
+        await world.events.normal(resource, "Ready", findings[-1].message)
+
+
+def _again_after_s(resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan) -> float:
+    if observed.state is None:
+        return STORE_RETRY_S
+    if scale.reason is not None or observed.lost_nodes or observed.state.announced != resource.spec.replicas:
+        return MOVING_S
+    return LOOK_AGAIN_S

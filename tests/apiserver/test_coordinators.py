@@ -1,0 +1,245 @@
+"""`TransactionCoordinator` against a real API server and a real etcd; the kubelet is played by hand, the claims are the processes' own code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.errors import Fenced
+from magnetar.metadata import keys
+from magnetar.metadata.records import CoordinatorSetRecord
+from magnetar.server.coordinator.claim import CoordinatorClaim
+from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
+from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from tests.apiserver.stage import POLL_S, Brokers, Kubelet, Scene, brokers_of, quiet, running_operator, settled, until, writes
+
+pytestmark = pytest.mark.slow
+
+SPEC = {"clusterRef": {"name": "main"}}
+PATH = "transactioncoordinators"
+LEASE_S = 60.0
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
+    return Scene(control_plane, namespace)
+
+
+def external(etcd: EtcdProcess) -> dict[str, Any]:
+    return {"etcd": {"external": {"endpoints": [etcd.endpoint]}}, "replicas": 0}
+
+
+class Claims:
+    """For every pod of the set one claim, taken and settled as the process in it would."""
+
+    def __init__(self, scene: Scene, brokers: Brokers, stateful_set: str) -> None:
+        self._scene, self._brokers, self._prefix = scene, brokers, f"{stateful_set}-"
+        self._claims: dict[str, CoordinatorClaim] = {}
+        self.open_transactions: dict[int, int] = {}
+
+    async def step(self) -> None:
+        pods = await asyncio.to_thread(lambda: self._scene.plane.must("GET", self._scene.core("pods"))["items"])
+        mine = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"].startswith(self._prefix)}
+        for uid in set(self._claims) - set(mine):
+            claim = self._claims.pop(uid)
+            with suppress(Fenced):
+                await claim.release(self.open_transactions.get(claim.tcid, 0))
+        for uid, name in mine.items():
+            if uid not in self._claims:
+                identity = CoordinatorIdentity(tcid_of(name), name, f"{name}.{uid[:8]}", "pulsar://x:6650", "http://x:8080")
+                claim = CoordinatorClaim(self._brokers.store, SystemClock(), identity, 0)
+                await claim.acquire(await self._brokers.store.grant_lease(LEASE_S))
+                self._claims[uid] = claim
+            claim = self._claims[uid]
+            with suppress(Fenced):
+                await claim.settle(self.open_transactions.get(claim.tcid, 0))
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """Step again and again in the background."""
+
+        async def repeat() -> None:
+            while True:
+                await self.step()
+                await asyncio.sleep(POLL_S)
+
+        task = asyncio.create_task(repeat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def ready(scene: Scene, name: str = "tx") -> bool:
+    return scene.condition(scene.path(PATH, name)).get("status") == "True"
+
+
+def replicas(scene: Scene, name: str = "tx-coordinator") -> int | None:
+    found = scene.stateful_set(name)
+    return found["spec"]["replicas"] if found is not None else None
+
+
+def phases(scene: Scene) -> list[str]:
+    return [row["phase"] for row in (scene.get(scene.path(PATH, "tx")) or {})["status"]["coordinators"]]
+
+
+async def set_of(brokers: Brokers) -> CoordinatorSetRecord | None:
+    item = await brokers.store.get(keys.COORDINATOR_SET)
+    return CoordinatorSetRecord.decode(item.value) if item is not None else None
+
+
+def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Children by name and owner, the status by number, `kubectl scale` up at once."""
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene, "tx-coordinator")
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator, kubelet.at_work():
+            claims = Claims(scene, brokers, "tx-coordinator")
+            async with claims.at_work():
+                scene.create("BrokerCluster", "main", external(cluster_etcd))
+                scene.create("TransactionCoordinator", "tx", SPEC)
+                await until("Ready", lambda: ready(scene))
+                found = scene.stateful_set("tx-coordinator")
+                assert found is not None
+                assert found["metadata"]["ownerReferences"][0]["kind"] == "TransactionCoordinator"
+                assert scene.get(scene.core("services", "tx-coordinators")) is not None
+                assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
+                scaled = scene.plane.kubectl("scale", "-n", scene.namespace, "tc/tx", "--replicas=3")
+                assert scaled.returncode == 0, scaled.stderr
+                resource = await until(
+                    "three are announced",
+                    lambda: (
+                        (one := scene.get(scene.path(PATH, "tx"))) and one["status"].get("announced") == 3 and ready(scene) and one
+                    ),
+                )
+                status = resource["status"]
+                assert (status["replicas"], status["readyReplicas"]) == (3, 3)
+                assert [(row["name"], row["tcid"], row["phase"]) for row in status["coordinators"]] == [
+                    (f"tx-coordinator-{tcid}", tcid, "Ready") for tcid in range(3)
+                ]
+                assert all(row["incarnation"].startswith(row["name"]) for row in status["coordinators"])
+                labels = "app.kubernetes.io/component=coordinator,magnetar.io/cluster=main,magnetar.io/coordinators=tx"
+                assert status["selector"] == labels
+            await settled(operator)
+            before = writes(operator)
+            for _ in range(3):
+                await operator.controller.enqueue_all()
+                await quiet(operator)
+            assert writes(operator) == before
+
+    asyncio.run(scenario())
+
+
+def test_scaling_down_waits_for_open_transactions_and_takes_the_highest_one_at_a_time(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """The condition and an Event say what is waited for; the pod goes when its last transaction has ended; raising the number keeps it."""
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene, "tx-coordinator")
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace), kubelet.at_work():
+            claims = Claims(scene, brokers, "tx-coordinator")
+            claims.open_transactions[2] = 7
+            async with claims.at_work():
+                scene.create("BrokerCluster", "main", external(cluster_etcd))
+                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 3})
+                path = scene.path(PATH, "tx")
+                await until("Ready", lambda: ready(scene))
+                scene.merge(path, {"spec": {"replicas": 1}})
+                waiting = await until(
+                    "it waits", lambda: (one := scene.condition(path)).get("reason") == "TransactionsOpen" and one
+                )
+                assert "tx-coordinator-2 has 7 open transactions" in waiting["message"]
+                assert replicas(scene) == 3
+                assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
+                await until("both are retiring", lambda: phases(scene) == ["Ready", "Retiring", "Retiring"])
+                assert scene.events("TransactionsOpen")
+
+                scene.merge(path, {"spec": {"replicas": 3}})
+                await until("Ready again", lambda: ready(scene))
+                assert await set_of(brokers) == CoordinatorSetRecord(3, 3, f"{scene.namespace}/tx")
+
+                scene.merge(path, {"spec": {"replicas": 1}})
+                await until("it waits again", lambda: scene.condition(path).get("reason") == "TransactionsOpen")
+                claims.open_transactions[2] = 0
+                await until("one is left", lambda: replicas(scene) == 1 and ready(scene))
+                steps = [text.rpartition("spec.replicas: ")[2] for text in scene.events("Updated") if "spec.replicas: " in text]
+                assert sorted(steps) == ["2 -> 1", "3 -> 2"]
+
+    asyncio.run(scenario())
+
+
+def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A missing cluster and a conflict are conditions with a remedy; deleting the resource keeps what the store knows."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("TransactionCoordinator", "tx", SPEC)
+            path, later = scene.path(PATH, "tx"), scene.path(PATH, "later")
+            missing = await until("it says what is missing", lambda: scene.condition(path))
+            assert (missing["status"], missing["reason"]) == ("False", "ClusterNotFound")
+            assert replicas(scene) is None
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            await until("the StatefulSet", lambda: replicas(scene) == 1)
+
+            await asyncio.sleep(1.1)  # creation times have whole seconds
+            scene.create("TransactionCoordinator", "later", {**SPEC, "replicas": 2})
+            conflict = await until("Conflict", lambda: (one := scene.condition(later)).get("reason") == "Conflict" and one)
+            assert f"{scene.namespace}/tx is older" in conflict["message"]
+            assert replicas(scene, "later-coordinator") is None
+            assert (await set_of(brokers) or CoordinatorSetRecord(0, 0)).owner == f"{scene.namespace}/tx"
+
+            scene.delete(path)
+            await until("the other one serves", lambda: replicas(scene, "later-coordinator") == 2)
+            known = await set_of(brokers)
+            assert known is not None
+            assert (known.limit, known.owner) == (2, f"{scene.namespace}/later")
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_it(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """At the end every pod has the new template; a paused resource is not touched."""
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene, "tx-coordinator")
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace),
+            kubelet.at_work(),
+            Claims(scene, brokers, "tx-coordinator").at_work(),
+        ):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+            path = scene.path(PATH, "tx")
+            await until("Ready", lambda: ready(scene))
+            pods = scene.plane.must("GET", scene.core("pods"))["items"]
+            before = {pod["metadata"]["uid"] for pod in pods}
+            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": "true"}}, "spec": {"config": {"lease_ttl_s": 5}}})
+            await until("Paused", lambda: scene.condition(path, "Progressing").get("reason") == "Paused")
+            config = scene.get(scene.core("configmaps", "tx-coordinator"))
+            assert config is not None
+            assert "MAGNETAR_LEASE_TTL_S" not in config["data"]
+            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": None}}})
+            fewest = 2
+
+            def all_new() -> bool:
+                nonlocal fewest
+                found = scene.plane.must("GET", scene.core("pods"))["items"]
+                fewest = min(fewest, len(found))
+                return len(found) == 2 and not before & {pod["metadata"]["uid"] for pod in found}
+
+            await until("two new coordinators", all_new)
+            assert fewest >= 1
+            assert len(scene.events("Restarting")) == 2
+            await until("Ready", lambda: ready(scene))
+
+    asyncio.run(scenario())
