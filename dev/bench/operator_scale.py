@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -29,9 +26,9 @@ from typing import Any
 import aiohttp
 import yaml
 
-from dev.ports import free_port
 from magnetar_operator.connection import Connection, connect, login
-from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ROOT, ControlPlane, EtcdProcess
+from tests.apiserver.control_plane import ROOT, ControlPlane, EtcdProcess
+from tests.apiserver.operator_process import OperatorProcess
 
 NAMESPACE = "many"
 ROOT_PATH = f"/apis/magnetar.io/v1alpha1/namespaces/{NAMESPACE}"
@@ -77,51 +74,15 @@ class Reading:
         return sent + self.total("magnetar_operator_store_writes_total") - beats
 
 
-class OperatorProcess:
-    """`magnetar operator`, with the rights of the chart."""
-
-    def __init__(self, plane: ControlPlane, log: Path, profile: Path | None = None) -> None:
-        self._plane, self._log, self._profile = plane, log, profile
-        self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-        self.started = 0.0
-        self._lives = 0
-
-    def start(self) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": ":".join(str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs")),
-            "KUBECONFIG": str(self._plane.operator_kubeconfig),
-            "MAGNETAR_IMAGE": "registry.example/magnetar:1",
-            "MAGNETAR_OPERATOR_HTTP_PORT": str(self.port),
-            "MAGNETAR_OPERATOR_RESYNC_S": str(RESYNC_S),
-            "POD_NAMESPACE": OPERATOR_NAMESPACE,
-            "POD_NAME": "operator-0",
-        }
-        module = ["-m", "magnetar"]
-        if self._profile is not None:
-            self._lives += 1
-            module = ["-m", "cProfile", "-o", f"{self._profile}.{self._lives}", *module]
-        self.started = time.monotonic()
-        with self._log.open("ab") as output:
-            command = [sys.executable, *module, "operator", "--log-level", "warning"]
-            self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(30)
-            self._process = None
+class MeasuredOperator(OperatorProcess):
+    """An operator that is read from outside."""
 
     def read(self) -> Reading | None:
         """None while it does not answer yet."""
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise NotConverged(f"the operator ended: {self._log.read_text()[-1500:]}")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-                text = answer.read().decode()
-        except (urllib.error.URLError, OSError):
+        if self.process.poll() is not None:
+            raise NotConverged(f"the operator ended: {self.log()[-1500:]}")
+        status, text = self.answer("/metrics")
+        if status != 200:
             return None
         samples = {}
         for line in text.splitlines():
@@ -131,15 +92,13 @@ class OperatorProcess:
         return Reading(time.monotonic(), self.cpu_s(), samples)
 
     def cpu_s(self) -> float:
-        assert self._process is not None
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
     def resident_mib(self) -> tuple[float, float]:
         """Now, and the most there was."""
-        assert self._process is not None
         found = {}
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")
             if name in ("VmRSS", "VmHWM"):
                 found[name] = int(value.split()[0]) / 1024
@@ -152,7 +111,7 @@ class OperatorProcess:
             if reading is not None and holds(reading):
                 return reading
             if time.monotonic() > deadline:
-                raise NotConverged(f"not within {TIMEOUT_S:.0f} s: {what}; {self._log.read_text()[-1500:]}")
+                raise NotConverged(f"not within {TIMEOUT_S:.0f} s: {what}; {self.log()[-1500:]}")
             await asyncio.sleep(POLL_S)
 
 
@@ -312,7 +271,7 @@ async def run(directory: Path, options: argparse.Namespace) -> None:
     with control_plane(directory) as (plane, etcd):
         os.environ["KUBECONFIG"] = str(plane.kubeconfig)
         connection = await connect()
-        operator = OperatorProcess(plane, directory / "operator.log", options.profile)
+        operator = MeasuredOperator(plane, directory / "operator.log")
         try:
             row(f"{options.objects} TopicNamespaces, API server on the same cores", "measured", "bar")
             began = time.monotonic()
@@ -328,9 +287,15 @@ def works(reading: Reading) -> bool:
     return reading.passes > 0
 
 
-async def phases(connection: Connection, operator: OperatorProcess, options: argparse.Namespace) -> None:
+def start(operator: MeasuredOperator, profile: Path | None, life: int) -> None:
+    python = ["-m", "cProfile", "-o", f"{profile}.{life}"] if profile is not None else []
+    operator.start(python, MAGNETAR_OPERATOR_RESYNC_S=str(RESYNC_S), MAGNETAR_LOG_LEVEL="warning")
+
+
+async def phases(connection: Connection, operator: MeasuredOperator, options: argparse.Namespace) -> None:
     count = options.objects
-    operator.start()
+    life = functools.partial(start, operator, options.profile)
+    life(1)
     first = await operator.until("the first pass", works)
     row("start to first pass, all objects known", f"{first.at - operator.started:.1f} s")
     done = await operator.until("all new objects passed", lambda reading: reading.passes >= count)
@@ -352,7 +317,7 @@ async def phases(connection: Connection, operator: OperatorProcess, options: arg
     row("edit accepted -> converged, p50 / p99 / max", quantiles(accepted))
     operator.stop()
 
-    operator.start()
+    life(2)
     first = await operator.until("the first pass", works)
     row("restart to first pass, all objects known", f"{first.at - operator.started:.1f} s")
     done = await operator.until("all converged objects passed", lambda reading: reading.passes >= count)

@@ -45,6 +45,11 @@ class Reason(enum.Enum):
         "The API server refused an object.",
         "The message names object and field; quotas and admission count too.",
     )
+    OPERATOR_ERROR = (
+        "OperatorError",
+        "The operator failed on this object by an error of its own; others are not touched by that.",
+        "Report it with the operator's log of that moment; it tries again with growing pauses.",
+    )
     NAME_TAKEN = (
         "NameTaken",
         "An object of that name belongs to somebody else.",

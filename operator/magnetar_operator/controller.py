@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from magnetar.errors import MagnetarError
-from magnetar_operator import broker_cluster, data_job, names, topic_namespace, transaction_coordinator
+from magnetar_operator import broker_cluster, data_job, names, passes, topic_namespace, transaction_coordinator
 from magnetar_operator.builders.etcd_tls import client_secret
 from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.conditions import Reason
@@ -75,37 +75,56 @@ class Controller:
                 self._queue.done(key)
 
     async def _reconcile(self, key: Key) -> None:
-        """One pass, measured; never raises for what the world can cause."""
+        """One pass, measured; never raises: an error of our own on one object is no reason to leave all others alone."""
+        metrics, kind = self._metrics, key.kind
         started = self._world.clock.monotonic()
-        active = self._metrics.active_workers.labels(key.kind)
+        one = passes.begin(str(key), f"{self._world.clock.random_bits(32):08x}")
+        active = metrics.active_workers.labels(kind)
         active.inc()
         result = "error"
         try:
             async with asyncio.timeout(PASS_TIMEOUT_S):
-                again_s = await RECONCILERS[key.kind](self._world, key)
+                again_s = await RECONCILERS[kind](self._world, key)
             result = "success" if again_s is None else "requeue_after"
             self._queue.succeeded(key)
             if again_s is not None:
                 self._queue.add_after(key, again_s)
+            if not one.effects:
+                metrics.steady.labels(kind).inc()
+            metrics.last_success.labels(kind).set(self._world.clock.wall_ms() / 1000)
         except (MagnetarError, TimeoutError) as error:
             await self._failed(key, error)
+        except Exception as error:
+            await self._broken(key, error)
         finally:
             active.dec()
-            self._metrics.reconciles.labels(key.kind, result).inc()
-            self._metrics.reconcile_seconds.labels(key.kind).observe(self._world.clock.monotonic() - started)
+            metrics.reconciles.labels(kind, result).inc()
+            metrics.reconcile_seconds.labels(kind).observe(self._world.clock.monotonic() - started)
 
     async def _failed(self, key: Key, error: MagnetarError | TimeoutError) -> None:
         """Back off; say on the object what only a person can mend."""
         delay_s = self._queue.add_failed(key, error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0)
         if isinstance(error, ApiConflict | NotLeading):
-            log.info("reconcile.again", key=str(key), error=str(error), delay_s=round(delay_s, 1))
+            log.info("reconcile.again", error=str(error), delay_s=round(delay_s, 1))
             return
         self._metrics.reconcile_errors.labels(key.kind).inc()
-        log.warning("reconcile.failed", key=str(key), error=f"{type(error).__name__}: {error}", delay_s=round(delay_s, 1))
-        if isinstance(error, InvalidResource):
+        log.warning("reconcile.failed", error=f"{type(error).__name__}: {error}", delay_s=round(delay_s, 1))
+        if isinstance(error, TimeoutError):
+            self._metrics.timeouts.labels(key.kind).inc()
+        elif isinstance(error, InvalidResource):
+            self._metrics.terminal_errors.labels(key.kind).inc()
             await self._tell(key, Reason.INVALID_SPEC, str(error))
         elif isinstance(error, ApiRefused):
+            self._metrics.terminal_errors.labels(key.kind).inc()
             await self._tell(key, Reason.REFUSED, str(error))
+
+    async def _broken(self, key: Key, error: Exception) -> None:
+        """An error that nobody foresaw: the log has all of it, the object its name."""
+        delay_s = self._queue.add_failed(key)
+        self._metrics.reconcile_errors.labels(key.kind).inc()
+        self._metrics.panics.labels(key.kind).inc()
+        log.error("reconcile.broken", error=repr(error), delay_s=round(delay_s, 1), exc_info=error)
+        await self._tell(key, Reason.OPERATOR_ERROR, f"{type(error).__name__} in the operator")
 
     async def _tell(self, key: Key, reason: Reason, message: str) -> None:
         """Put the failure into the object's conditions; the object itself may not fit the models."""
@@ -115,7 +134,7 @@ class Controller:
             if status is not None:
                 await self._world.api.apply(status, "status")
         except KubernetesError as error:
-            log.warning("status.failed", key=str(key), error=str(error))
+            log.warning("status.failed", error=str(error))
 
     async def _resync(self, resync_s: float) -> None:
         """Look at everything that exists, now and then; also where no event told of it."""

@@ -3,7 +3,7 @@
 Owns: requests, their deadlines and metrics, the mapping of answers to errors, the leader's gate before every write.
 Imports: connection, resources, refusals, metrics.
 Invariants: every write asks `may_write` right before it is sent and has a deadline shorter than what the Lease leaves after that; deletes carry the
-uid and resourceVersion that the decision was made on; applies use one field manager.
+uid and resourceVersion that the decision was made on; applies use one field manager; a pause that the API server asks for holds for all requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from magnetar.clock import Clock
-from magnetar_operator import names
+from magnetar_operator import names, passes
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.connection import Answer, Connection, connect
 from magnetar_operator.metrics import OperatorMetrics
@@ -26,6 +26,9 @@ __all__ = ["WRITE_TIMEOUT_S", "KubernetesApi", "Page", "connect"]
 READ_TIMEOUT_S = 15.0
 WRITE_TIMEOUT_S = 1.5
 PAGE_OBJECTS = 500
+PAUSING = (429, 503)
+PAUSE_MAX_S = 30.0
+"""Whoever asks for a longer pause is asked again after this."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
@@ -53,6 +56,7 @@ class KubernetesApi:
         """`written` gets every object as the API server answers our own writes with it."""
         self._connection, self._clock, self._metrics, self._may_write = connection, clock, metrics, may_write
         self._written = written
+        self._pause_until = 0.0
 
     # --- reads -----------------------------------------------------------------------------------------------------------------
 
@@ -163,6 +167,9 @@ class KubernetesApi:
         writes = method != "GET"
         if writes and not self._may_write():
             raise NotLeading(f"{method} {path}: this process does not lead")
+        self._obey_pause(method, path)
+        if writes:
+            passes.count_effect()
         encoded = _ENCODE(body).encode() if body is not None else None
         timeout_s = READ_TIMEOUT_S
         if writes:
@@ -176,6 +183,8 @@ class KubernetesApi:
             self._metrics.request(method, 0, self._clock.monotonic() - started)
             raise
         self._metrics.request(method, answer.status, self._clock.monotonic() - started)
+        if answer.retry_after_s and answer.status in PAUSING:
+            self._pause_until = self._clock.monotonic() + min(answer.retry_after_s, PAUSE_MAX_S)
         if answer.status == 404 and absent_is_none:
             return None
         document = _document(answer.body)
@@ -185,6 +194,14 @@ class KubernetesApi:
         if writes and self._written is not None and "uid" in document.get("metadata", {}):
             self._written(document)
         return document
+
+    def _obey_pause(self, method: str, path: str) -> None:
+        """Send nothing while the API server has asked for a pause. Raises ApiUnavailable."""
+        left_s = self._pause_until - self._clock.monotonic()
+        if left_s > 0:
+            self._metrics.rate_limiter_seconds.labels(method).observe(left_s)
+            text = f"{method} {path.partition('?')[0]}: not sent: the API server has asked for a pause of {left_s:.1f} s more"
+            raise ApiUnavailable(text, 0, left_s)
 
 
 def _document(body: bytes) -> Manifest:

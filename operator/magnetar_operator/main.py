@@ -7,6 +7,7 @@ Invariants: watches run on a standby too, so a new leader knows all keys; on SIG
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from magnetar_operator.work_queue import Key, WorkQueue
 from magnetar_operator.world import World
 
 log = structlog.get_logger(__name__)
+library = structlog.get_logger("library")
 
 DEFINITIONS_POLL_S = 2.0
 
@@ -163,6 +165,14 @@ async def serve(
         await connection.close()
 
 
+class _Structured(logging.Handler):
+    """What libraries log (kopf, asyncio, aiohttp), as lines of the same form as ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        library.log(record.levelno, "library.log", logger=record.name, message=record.getMessage(), exc_info=record.exc_info)
+
+
 def run(namespaces: Sequence[str] = (), settings: OperatorSettings | None = None) -> None:
     """What `magnetar operator` does. Raises InvalidRequest for settings that will not do, KubernetesError without an API server."""
+    logging.basicConfig(level=logging.WARNING, handlers=[_Structured()])
     uvloop.run(serve(settings or OperatorSettings.from_environment(os.environ, namespaces)))

@@ -21,6 +21,7 @@ from magnetar.metadata.etcd import EtcdStore, TlsMaterial
 from magnetar.metadata.records import CordonRecord, NamespaceRecord, Record, TenantRecord
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
 from magnetar.names import NamespaceName
+from magnetar_operator import passes
 from magnetar_operator.etcd_users import EtcdUsers
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.record_view import RecordView
@@ -104,6 +105,7 @@ class ClusterStore:
             guard = await self._guard()
             self._require_leadership()
             self._metrics.store_writes.inc()
+            passes.count_effect()
             for view in self._views.values():
                 view.writing(operations)
             result = await self.reader.transact([guard, *compares], operations)
@@ -157,6 +159,7 @@ class ClusterStore:
     def _before_change(self) -> None:
         self._require_leadership()
         self._metrics.store_writes.inc()
+        passes.count_effect()
 
     def forget_term(self) -> None:
         """The next write begins a term anew."""
@@ -167,6 +170,7 @@ class ClusterStore:
             if self._election is None:
                 election = Election(self.reader, self._clock, keys.OPERATOR_TERM, self._identity, NO_LEASE)
                 self._metrics.store_writes.inc()
+                passes.count_effect()
                 await election.seize()
                 self._election = election
             return self._election.guard()

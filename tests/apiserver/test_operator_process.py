@@ -2,75 +2,70 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import json
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 
-from dev.ports import free_port
-from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ROOT, ControlPlane
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.operator_process import LEASE, OperatorProcess
 from tests.apiserver.stage import Scene
 
 pytestmark = pytest.mark.slow
 
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0
-LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/magnetar-operator"
-
-
-def answer(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
+METRICS = (
+    "controller_runtime_reconcile_total",
+    "controller_runtime_reconcile_errors_total",
+    "controller_runtime_terminal_reconcile_errors_total",
+    "controller_runtime_reconcile_panics_total",
+    "controller_runtime_reconcile_timeouts_total",
+    "controller_runtime_reconcile_time_seconds",
+    "controller_runtime_active_workers",
+    "controller_runtime_max_concurrent_reconciles",
+    "workqueue_depth",
+    "workqueue_adds_total",
+    "workqueue_retries_total",
+    "workqueue_queue_duration_seconds",
+    "workqueue_work_duration_seconds",
+    "workqueue_unfinished_work_seconds",
+    "workqueue_longest_running_processor_seconds",
+    "rest_client_requests_total",
+    "rest_client_request_duration_seconds",
+    "rest_client_rate_limiter_duration_seconds",
+    "leader_election_master_status",
+    "magnetar_operator_reconcile_steady_state_total",
+    "magnetar_operator_reconcile_last_success_timestamp_seconds",
+    "magnetar_operator_cached_objects",
+    "magnetar_operator_watch_last_event_age_seconds",
+    "magnetar_operator_watch_lag_seconds",
+    "process_resident_memory_bytes",
+)
 
 
 def test_the_command_serves_works_and_leaves_its_lease(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
     """Ready once its own sentinel came back through the watches; a cluster anywhere gets its children; SIGTERM ends it with 0."""
-    port = free_port()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": ":".join(str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs")),
-        "KUBECONFIG": str(control_plane.operator_kubeconfig),
-        "MAGNETAR_IMAGE": "registry.example/magnetar:1",
-        "MAGNETAR_OPERATOR_HTTP_PORT": str(port),
-        "POD_NAMESPACE": OPERATOR_NAMESPACE,
-        "POD_NAME": "operator-0",
-    }
-    log = tmp_path / "operator.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "magnetar", "operator"], env=environment, stdout=output, stderr=output)
-    try:
+    with OperatorProcess(control_plane, tmp_path / "operator.log") as operator:
+        operator.start()
         deadline = time.monotonic() + START_TIMEOUT_S
-        while answer(port, "/ready")[0] != 200:
-            assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
+        while not operator.is_ready():
+            assert time.monotonic() < deadline, operator.log()[-2000:]
             time.sleep(0.05)
-        assert answer(port, "/live") == (200, "ok")
+        assert operator.answer("/live") == (200, "ok")
         scene = Scene(control_plane, namespace)
         scene.create("BrokerCluster", "main", {})
         while scene.stateful_set() is None:
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, operator.log()[-2000:]
             time.sleep(0.05)
-        _, exposition = answer(port, "/metrics")
-        for name in ("controller_runtime_reconcile_total", "workqueue_depth", "rest_client_requests_total"):
-            assert name in exposition
+        _, exposition = operator.answer("/metrics")
+        for name in METRICS:
+            assert f"# TYPE {name} " in exposition, name
         assert 'leader_election_master_status{name="magnetar-operator"} 1.0' in exposition
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_TIMEOUT_S) == 0, log.read_text()[-2000:]
+        assert operator.stop() == 0, operator.log()[-2000:]
         assert control_plane.must("GET", LEASE)["spec"].get("holderIdentity", "") == ""
-        assert "forbidden" not in log.read_text().lower()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        lines = [json.loads(line) for line in operator.log().splitlines()]
+        assert "forbidden" not in operator.log().lower()
+        made = next(line for line in lines if line["event"] == "event" and line["reason"] == "Created")
+        assert made["object"] == f"BrokerCluster {namespace}/main"
+        assert made["reconcile_id"]
