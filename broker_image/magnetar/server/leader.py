@@ -20,11 +20,13 @@ from magnetar.metadata import keys
 from magnetar.metadata.election import Election
 from magnetar.metadata.records import BundleState
 from magnetar.metadata.store import Compare, Delete
-from magnetar.names import BundleName, NamespaceName
+from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.context import BrokerContext
 from magnetar.server.ownership import Ownership
+from magnetar.server.topic_registry import entered_topic
 from magnetar.server.views import ClusterViews
 from magnetar.storage.fencing import fence
+from magnetar.topics.topic_list import is_system_topic
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +43,7 @@ class Leader:
         self._task: asyncio.Task[None] | None = None
         self._leading = False
         self._wake: asyncio.Future[None] | None = None
+        self._kept: set[BundleName] = set()
         self._stuck = StuckStates(context.settings.stuck_state_s)
         views.incarnations.listen(self._registrations_changed)
 
@@ -130,7 +133,10 @@ class Leader:
             await self._ownership.assigner.request_move(name, fewest, "spread over brokers", guard)
 
     async def _retire(self, guard: Compare) -> set[str]:
-        """Bundles of namespaces that were deleted are released to nobody, and their records go; their names."""
+        """Bundles of namespaces that were deleted are released to nobody, and their records go; their names.
+
+        Not the record of one that holds topics: a namespace is deleted after them, so its own record was lost, and comes back.
+        """
         unknown = {name for name in self._views.bundles.items if self._views.namespaces.get(_namespace_of(name)) is None}
         namespaces = {_namespace_of(name) for name in unknown}
         store = self._context.store
@@ -140,11 +146,28 @@ class Leader:
             viewed, bundle = self._views.bundles.items[name], BundleName.parse(name)
             if viewed.record.state is BundleState.OWNED:
                 await self._ownership.assigner.request_move(name, "", "its namespace was deleted", guard)
-            elif viewed.record.state is BundleState.FREE:
+            elif viewed.record.state is BundleState.FREE and not await self._holds_topics(bundle):
                 unchanged = Compare(keys.bundle(bundle), "mod", "=", viewed.mod_revision)
                 absent = Compare(keys.namespace(bundle.namespace), "create", "=", 0)
                 await store.transact([unchanged, absent, guard], [Delete(keys.bundle(bundle))])
         return gone
+
+    async def _holds_topics(self, bundle: BundleName) -> bool:
+        """Whether topics with messages are entered in a bundle that nobody owns: by our mirror if it knows of one, else by the store."""
+        known = [TopicName.parse(name) for name in self._ownership.registry.names(bundle.namespace)]
+        held = any(bundle.contains(name) for name in known if name.persistent)
+        if not held:
+            entries = (await self._context.store.range(keys.partitioned_topics_in(bundle.namespace))).items
+            entered = [entered_topic(item.key.removeprefix(keys.TOPICS)) for item in entries]
+            held = any(
+                bundle.contains(name) for name in entered if name is not None and name.persistent and not is_system_topic(name)
+            )
+        if held and bundle not in self._kept:
+            self._kept.add(bundle)
+            log.error(
+                "leader.keeps_bundle", bundle=str(bundle), error="its namespace is gone, but it holds topics: create it again"
+            )
+        return held
 
     async def _unstick(self, guard: Compare) -> None:
         """Bundles that live brokers have been handing over for too long."""

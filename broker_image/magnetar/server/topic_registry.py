@@ -86,7 +86,7 @@ class TopicRegistry:
 
     def partitioned(self, namespace: NamespaceName) -> list[str]:
         """Full names of the partitioned topics of a namespace, sorted."""
-        found = (_name_of(key) for key in self._partitions if key.startswith(f"{namespace}/"))
+        found = (entered_topic(key) for key in self._partitions if key.startswith(f"{namespace}/"))
         return sorted(str(name) for name in found if name is not None)
 
     def listen(self, listener: Listener) -> None:
@@ -110,7 +110,7 @@ class TopicRegistry:
         """Take over changed entries, and tell who listens."""
         by_namespace: dict[NamespaceName, list[str]] = {}
         for key in changed:
-            name = _name_of(key)
+            name = entered_topic(key)
             if name is None:
                 continue
             viewed = self._views.topics.get(key)
@@ -241,7 +241,7 @@ def change_mark(namespace: NamespaceName) -> Put:
     return Put(keys.topic_changes(namespace), b"")
 
 
-def _name_of(key: str) -> TopicName | None:
+def entered_topic(key: str) -> TopicName | None:
     """The topic of an entry's key (without the prefix)."""
     parts = key.split("/", 3)
     return TopicName(parts[2], parts[0], parts[1], parts[3]) if len(parts) == 4 else None

@@ -24,6 +24,7 @@ from magnetar.metadata.records import (
     LogRange,
     NamespaceRecord,
 )
+from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.catalog import BundleCatalog
@@ -393,6 +394,38 @@ def test_bundles_of_a_deleted_namespace_go(tmp_path: Path) -> None:
             await until(lambda: all(broker.views.bundles.get(str(bundle)) is None for broker in brokers))
             assert all(str(bundle) not in broker.ownership.owned for broker in brokers)
             assert (await cluster.record()).state is BundleState.OWNED
+
+    asyncio.run(scenario())
+
+
+def test_bundles_of_a_namespace_whose_record_was_lost_keep_their_messages(tmp_path: Path) -> None:
+    """Its topics are still entered, so nobody has deleted it: its bundles wait, and serve again when the record is back."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as cluster:
+            topic = TopicName.parse(TOPIC)
+            item = await cluster.store.get(keys.namespace(topic.namespace_name))
+            assert item is not None
+            bundle = await cluster.bundle()
+            async with open_peer(await cluster.owner()) as peer:
+                await peer.produce()
+                assert await peer.send(b"kept") > (0, 0)
+            await cluster.store.delete(keys.namespace(topic.namespace_name))
+            brokers = (cluster.first, cluster.second)
+
+            def is_free() -> bool:
+                seen = [broker.views.bundles.get(str(bundle)) for broker in brokers]
+                return all(viewed is not None and viewed.record.state is BundleState.FREE for viewed in seen)
+
+            await until(is_free)
+            leader = next(broker for broker in brokers if broker.leader.leading)
+            for _ in range(3):
+                await leader.leader.patrol(Compare(keys.RESTORE, "version", ">", 0))
+            assert is_free()
+            await cluster.store.put(keys.namespace(topic.namespace_name), item.value)
+            owner = await cluster.owner()
+            host = await owner.service.open_topic(topic, create=False)
+            assert host.core.last_confirmed > (0, 0)
 
     asyncio.run(scenario())
 
