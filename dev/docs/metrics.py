@@ -143,7 +143,8 @@ def _registered(registry: CollectorRegistry) -> Iterator[Exported]:
         else:
             for family in collector.collect():
                 suffix = "_total" if family.type == "counter" else ""
-                yield Exported(family.name + suffix, family.type, (), family.documentation.rstrip("."))
+                labels = tuple(getattr(family, "_labelnames", ()))
+                yield Exported(family.name + suffix, family.type, labels, family.documentation.rstrip("."))
 
 
 def _read_when_scraped() -> Iterator[Exported]:

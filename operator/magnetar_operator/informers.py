@@ -75,6 +75,7 @@ class Informers:
             state.last_event = now
             metrics.watch_age.labels(kind).set_function(functools.partial(self._age_s, state))
             metrics.cached.labels(kind).set_function(functools.partial(cache.count, kind))
+        metrics.count_resources(cache.standings)
 
     def _age_s(self, state: WatchedKind) -> float:
         return self._clock.monotonic() - state.last_event

@@ -7,12 +7,28 @@ touches are looked up once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 QUEUE = "magnetar"
+
+
+class _Resources(Collector):
+    """Counts custom resources when scraped, so that a gauge never keeps what is gone."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[tuple[str, str, str], int]] = dict
+
+    def collect(self) -> list[Metric]:
+        text = "Resources by status and reason of their condition Ready"
+        found = GaugeMetricFamily("magnetar_operator_resources", text, labels=["kind", "ready", "reason"])
+        for labels, number in sorted(self.read().items()):
+            found.add_metric(labels, number)
+        return [found]
 
 
 class OperatorMetrics:
@@ -21,6 +37,8 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self._resources = _Resources()
+        self.registry.register(self._resources)
         self._reconciliations()
         self._queue()
         self._requests()
@@ -103,6 +121,10 @@ class OperatorMetrics:
 
     def _histogram(self, name: str, what: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
         return Histogram(name, what, labels, buckets=buckets, registry=self.registry)
+
+    def count_resources(self, read: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
+        """`read` is asked at every scrape, in a thread of its own: (kind, status of Ready, its reason) -> how many."""
+        self._resources.read = read
 
     def request(self, method: str, status: int, seconds: float) -> None:
         """Note one request; status 0 = no answer."""

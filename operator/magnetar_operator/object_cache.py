@@ -10,6 +10,8 @@ change one in place; every change that is news is reported exactly once, whichev
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +33,9 @@ Name = tuple[str, str]
 Slot = tuple[str, ...]
 """What an object is also found by: the Pulsar namespace that it claims, or the resource that it belongs to."""
 
+Standing = tuple[str, str]
+"""Status and reason of a custom resource's condition Ready; empty while it has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -43,6 +48,7 @@ class Shown:
     data: bytes
     mark: int
     slots: tuple[Slot, ...]
+    standing: Standing = ("", "")
 
     @property
     def manifest(self) -> Manifest:
@@ -65,7 +71,16 @@ def shown(manifest: Manifest) -> Shown:
         data=_ENCODE({**manifest, "metadata": kept}).encode(),
         mark=_mark(metadata) if kind in CUSTOM else version,
         slots=_slots(kind, manifest, name),
+        standing=_standing(manifest) if kind in CUSTOM else ("", ""),
     )
+
+
+def _standing(manifest: Manifest) -> Standing:
+    for condition in manifest.get("status", {}).get("conditions", []):
+        if condition.get("type") == "Ready":
+            # The same few words for ten thousand objects.
+            return sys.intern(condition.get("status", "")), sys.intern(condition.get("reason", ""))
+    return "", ""
 
 
 def version_of(metadata: Manifest) -> int:
@@ -147,6 +162,10 @@ class ObjectCache:
 
     def count(self, kind: str) -> int:
         return len(self._of(kind).objects)
+
+    def standings(self) -> Counter[tuple[str, str, str]]:
+        """How many custom resources there are by kind, and by status and reason of Ready. May be called from another thread."""
+        return Counter((item.kind, *item.standing) for kind in CUSTOM for item in self.all(kind))
 
     def find(self, kind: str, slot: Slot) -> list[Shown]:
         """Objects of one kind in a slot."""

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.object_cache import STALE_LISTS_MAX, ObjectCache, Shown, claim_slot, label_slot, owner_of, shown
 from magnetar_operator.work_queue import Key
 
@@ -168,3 +169,33 @@ def test_in_whatever_order_a_history_is_heard_its_end_is_known(data: st.DataObje
     while not heard.list(last, *(topic_namespace(name, version) for name, version in history[last].items())):
         pass
     assert {item.name[1]: item.version for item in heard.cache.all("TopicNamespace")} == history[last]
+
+
+def test_resources_are_counted_by_how_they_stand_and_not_after_they_are_gone() -> None:
+    """What the metric says is what the cache knows when asked: a status of its own moves an object, a deletion takes it away."""
+
+    def with_ready(name: str, version: int, status: str, reason: str) -> Shown:
+        manifest = topic_namespace(name, version).manifest
+        conditions = [
+            {"type": "Degraded", "status": "True", "reason": "Other"},
+            {"type": "Ready", "status": status, "reason": reason},
+        ]
+        return shown({**manifest, "status": {"conditions": conditions}})
+
+    cache, metrics = Heard().cache, OperatorMetrics()
+    metrics.count_resources(cache.standings)
+    cache.put(topic_namespace("new", 1))
+    cache.put(with_ready("one", 2, "False", "Conflict"))
+    cache.put(with_ready("two", 3, "True", "AsDesired"))
+    cache.put(pod("a", 4, {}))
+    assert cache.standings() == {
+        ("TopicNamespace", "", ""): 1,
+        ("TopicNamespace", "False", "Conflict"): 1,
+        ("TopicNamespace", "True", "AsDesired"): 1,
+    }
+    conflict = b'magnetar_operator_resources{kind="TopicNamespace",ready="False",reason="Conflict"} 1.0'
+    assert conflict in metrics.render()
+    cache.put(with_ready("one", 5, "True", "AsDesired"))
+    cache.remove(with_ready("two", 6, "True", "AsDesired"))
+    assert conflict not in metrics.render()
+    assert cache.standings()["TopicNamespace", "True", "AsDesired"] == 1
