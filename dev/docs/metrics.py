@@ -17,6 +17,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.metrics import BrokerMetrics
 from magnetar_operator.metrics import OperatorMetrics
 
@@ -56,10 +57,14 @@ def broker_metrics() -> list[Exported]:
     return [*_registered(BrokerMetrics().registry), *_read_when_scraped()]
 
 
+def coordinator_metrics() -> list[Exported]:
+    return list(_registered(CoordinatorMetrics().registry))
+
+
 def names() -> set[str]:
     """Every name that a query may use."""
     found = set(FOREIGN)
-    for metric in (*operator_metrics(), *broker_metrics()):
+    for metric in (*operator_metrics(), *broker_metrics(), *coordinator_metrics()):
         suffixes = ("_bucket", "_sum", "_count") if metric.type == "histogram" else ("",)
         found |= {metric.name + suffix for suffix in suffixes}
     return found
@@ -90,10 +95,10 @@ def document() -> str:
         "",
         _GENERATED,
         "",
-        "Operator and brokers answer `GET /metrics` on their port `http`, managed etcds on their port `health`. The chart's PodMonitors",
-        "(`metrics.podMonitor`) add the labels `magnetar_component` (operator, broker, etcd) and `magnetar_cluster`, by which alerts and",
-        "dashboards go. Labels have closed sets of values: no metric is labelled with topics, clients or names of objects. Names of",
-        "controller-runtime and client-go mean what they mean there, so that existing dashboards work.",
+        "Operator, brokers and coordinators answer `GET /metrics` on their port `http`, managed etcds on their port `health`. The chart's",
+        "PodMonitors (`metrics.podMonitor`) add the labels `magnetar_component` (operator, broker, coordinator, etcd) and `magnetar_cluster`,",
+        "by which alerts and dashboards go. Labels have closed sets of values: no metric is labelled with topics, clients or names of",
+        "objects. Names of controller-runtime and client-go mean what they mean there, so that existing dashboards work.",
         "",
         "## Operator",
         "",
@@ -101,6 +106,9 @@ def document() -> str:
         "## Brokers",
         "",
         *_table(broker_metrics()),
+        "## Transaction coordinators",
+        "",
+        *_table(coordinator_metrics()),
         "## Of others, used by alerts and dashboards",
         "",
         "| metric | |",
