@@ -29,6 +29,8 @@ from magnetar_operator.resources import CHILDREN, POD, Resource
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scale_story import Told
 from magnetar_operator.scaling import CORDON_REASON, REPLACE_REASON
+from magnetar_operator.storage_credentials import LOOK_AGAIN_S as CREDENTIALS_LOOK_S
+from magnetar_operator.storage_credentials import see_credentials
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
 
@@ -56,9 +58,10 @@ async def reconcile(world: World, key: Key) -> float | None:
     moves = plan_moves(cluster, observed, world.clock.wall_ms())
     await _tell(world, cluster, moves.story.before)
     problems = [*secured.problems, *await _apply_cordons(world, cluster, moves)]
-    problems += await apply_children(
-        world, cluster, desired(cluster, world.defaults, moves.scale.replicas, observed.children), observed.children
-    )
+    seen = await see_credentials(world, cluster, observed.children)
+    problems += seen.problems
+    wanted = desired(cluster, world.defaults, moves.scale.replicas, observed.children, seen.digest)
+    problems += await apply_children(world, cluster, wanted, observed.children)
     roll = _plan_roll(cluster, observed, moves)
     await restart(world, cluster, observed.pods, roll)
     await _replace(world, observed, moves)
@@ -69,7 +72,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     problems += moves.problems
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
     await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled)
-    return min(_again_after_s(observed, moves), autoscaled.again_s)
+    return min(_again_after_s(observed, moves), autoscaled.again_s, CREDENTIALS_LOOK_S if seen.problems else LOOK_AGAIN_S)
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:

@@ -110,6 +110,16 @@ class Reason(enum.Enum):
         "A broker's node has not answered for a while; its pod is deleted by force.",
         "Repair or remove the node.",
     )
+    CREDENTIALS_MISSING = (
+        "StorageCredentialsMissing",
+        "The secret with the credentials of spec.storage.s3 is missing or incomplete; running brokers keep what they have.",
+        "Make the secret, or correct spec.storage.s3.credentials.",
+    )
+    STORAGE_UNSUPPORTED = (
+        "StorageNotSupported",
+        "DataJobs do not run on clusters that keep their messages on S3 yet.",
+        "Delete the DataJob; brokers delete and rewrite on S3 by themselves, only topic compaction waits.",
+    )
     LISTENER_PENDING = (
         "ListenerPending",
         "A listener's service has no address yet; clients inside are served, and brokers need no restart when it comes.",

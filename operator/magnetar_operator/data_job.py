@@ -46,6 +46,11 @@ async def reconcile(world: World, key: Key) -> float | None:
     if cluster is None:
         message = f"BrokerCluster {job.namespace}/{job.spec.cluster_ref.name} does not exist; make it, or correct clusterRef"
         return await _wait(world, job, run, Reason.CLUSTER_MISSING, message)
+    if cluster.spec.storage.s3 is not None:
+        # Neither its storage nor this can change: there is nothing to wait for.
+        message = f"{Reason.STORAGE_UNSUPPORTED.meaning} {Reason.STORAGE_UNSUPPORTED.remedy}"
+        await _wait(world, job, run, Reason.STORAGE_UNSUPPORTED, message)
+        return None
     try:
         record = await _read_record(world, job, cluster, run)
     except (StoreError, TimeoutError) as error:
@@ -196,7 +201,11 @@ async def _write_status(world: World, job: DataJob, run: str, decided: JobPlan, 
 
 def _findings(decided: JobPlan) -> list[Finding]:
     moving = decided.state not in (*FINAL, SUSPENDED)
-    failed = decided.state == FAILED or decided.reason in (Reason.CLUSTER_MISSING, Reason.STORE_UNAVAILABLE)
+    failed = decided.state == FAILED or decided.reason in (
+        Reason.CLUSTER_MISSING,
+        Reason.STORE_UNAVAILABLE,
+        Reason.STORAGE_UNSUPPORTED,
+    )
     return [
         Finding(Type.PROGRESSING, moving, decided.reason, decided.message),
         Finding(Type.DEGRADED, failed, decided.reason, decided.message),

@@ -29,8 +29,11 @@ def identity_of(manifest: Manifest) -> Identity:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def desired(cluster: BrokerCluster, defaults: Defaults, replicas: int, observed: Mapping[Identity, Manifest]) -> list[Manifest]:
-    """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do."""
+def desired(
+    cluster: BrokerCluster, defaults: Defaults, replicas: int, observed: Mapping[Identity, Manifest], credentials: str = ""
+) -> list[Manifest]:
+    """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do and for addresses;
+    `credentials` is the digest of the storage's ("" = it has none)."""
     managed = cluster.spec.etcd.managed
     etcd: list[Manifest] = []
     if managed is not None:
@@ -46,5 +49,5 @@ def desired(cluster: BrokerCluster, defaults: Defaults, replicas: int, observed:
         *broker_listeners(cluster, replicas, observed),
         broker_config(cluster),
         disruption_budget(cluster),
-        broker_set(cluster, defaults, replicas),
+        broker_set(cluster, defaults, replicas, credentials),
     ]

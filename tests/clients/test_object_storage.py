@@ -10,12 +10,14 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from dev.s3.server import CREDENTIALS, S3Server
+from dev.s3.server import BUCKET, CREDENTIALS, REGION, S3Server
 from dev.server_process import ServerProcess
+from magnetar_operator.builders.message_storage import location, storage_environment
 from tests.clients.cluster import LEASE_S, Cluster, wait_for
 from tests.clients.conftest import QUIET
 from tests.clients.load import PENDING_MAX, Load
 from tests.contract.storage.volumes import s3_server
+from tests.unit.operator.samples import cluster as cluster_resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -65,6 +67,25 @@ def test_what_was_acknowledged_survives_sigkill(server: ServerProcess, storage: 
     assert sorted(received) == received
     assert len(received) <= MESSAGES + 2
     client.close()
+
+
+def test_what_the_operator_renders_is_what_a_broker_needs(tmp_path: Path, storage: S3Server) -> None:
+    """The location and the variables of a BrokerCluster's pods, filled in from its secret as a kubelet does; nothing else is known of S3."""
+    s3 = {"bucket": BUCKET, "endpoint": storage.endpoint, "region": REGION, "prefix": f"rendered/{uuid4()}"}
+    resource = cluster_resource(storage={"s3": {**s3, "credentials": {"secretRef": {"name": "keys"}, "accessKeyId": "id"}}})
+    secret = {"id": CREDENTIALS["AWS_ACCESS_KEY_ID"], "AWS_SECRET_ACCESS_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"]}
+    variables = {item["name"]: secret[item["valueFrom"]["secretKeyRef"]["key"]] for item in storage_environment(resource)}
+    process = ServerProcess(tmp_path, volume=location(resource), environment={**variables, "AWS_EC2_METADATA_DISABLED": "true"})
+    process.start()
+    try:
+        client = pulsar.Client(process.service_url, operation_timeout_seconds=30, logger=QUIET)
+        client.create_producer("rendered").send(b"kept")
+        process.kill()
+        process.start()
+        assert client.create_reader("rendered", pulsar.MessageId.earliest).read_next(RECEIVE_MS).data() == b"kept"
+        client.close()
+    finally:
+        process.stop()
 
 
 def test_a_wrong_bucket_is_named_at_start(tmp_path: Path, storage: S3Server) -> None:

@@ -21,8 +21,9 @@ from magnetar_operator.builders.object import Defaults, Manifest, cluster_object
 from magnetar_operator.models.broker_cluster import BrokerCluster
 
 
-def broker_set(cluster: BrokerCluster, defaults: Defaults, replicas: int) -> Manifest:
-    """`replicas` comes from the scaling plan, which may keep more pods than the spec wants while they drain."""
+def broker_set(cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str = "") -> Manifest:
+    """`replicas` comes from the scaling plan, which may keep more pods than the spec wants while they drain; `credentials` is the digest of
+    the storage's ("" = it has none)."""
     name = names.broker_set(cluster.name)
     stateful_set = cluster_object("apps/v1", "StatefulSet", cluster, name, names.BROKER)
     return stateful_set | {
@@ -33,12 +34,12 @@ def broker_set(cluster: BrokerCluster, defaults: Defaults, replicas: int) -> Man
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": names.selector(cluster.name, names.BROKER)},
-            "template": pod_template(cluster, defaults, _parts(cluster)),
+            "template": pod_template(cluster, defaults, _parts(cluster, credentials)),
         }
     }
 
 
-def _parts(cluster: BrokerCluster) -> PodParts:
+def _parts(cluster: BrokerCluster, credentials: str) -> PodParts:
     return PodParts(
         component=names.BROKER,
         account=names.broker_set(cluster.name),
@@ -53,4 +54,5 @@ def _parts(cluster: BrokerCluster) -> PodParts:
         ports=listener_ports(cluster),
         volumes=listener_volumes(cluster),
         mounts=listener_mounts(cluster),
+        annotations={names.CREDENTIALS_HASH: credentials} if credentials else {},
     )

@@ -9,14 +9,14 @@ parts give the same template, byte for byte, because a template that differs res
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
+from magnetar_operator.builders.message_storage import location, storage_environment, storage_mounts, storage_volumes
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
-    claim_name,
     container_security,
     digest,
     field_variable,
@@ -53,6 +53,7 @@ class PodParts:
     ports: tuple[tuple[str, int], ...] = ()
     volumes: tuple[Manifest, ...] = ()
     mounts: tuple[Manifest, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> Manifest:
@@ -68,7 +69,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
         "topologySpreadConstraints": [_spread(parts, key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")],
         "containers": [_container(cluster, defaults, parts)],
         "volumes": [
-            {"name": "storage", "persistentVolumeClaim": {"claimName": claim_name(cluster)}},
+            *storage_volumes(cluster),
             {"name": "tmp", "emptyDir": {}},
             *client_volumes(cluster, parts.component),
             *parts.volumes,
@@ -80,7 +81,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
         pod["tolerations"] = [
             {key: value for key, value in toleration.model_dump().items() if value} for toleration in chosen.tolerations
         ]
-    annotations = chosen.annotations | {names.CONFIG_HASH: digest(dict(parts.settings))}
+    annotations = chosen.annotations | dict(parts.annotations) | {names.CONFIG_HASH: digest(dict(parts.settings))}
     return {"metadata": {"labels": chosen.labels | dict(parts.labels), "annotations": annotations}, "spec": pod}
 
 
@@ -103,14 +104,14 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
             "magnetar", parts.component,
             "--name", "$(POD_NAME)",
             "--store", store_url(cluster), *client_arguments(cluster, parts.component),
-            "--volume", names.VOLUME_PATH,
+            "--volume", location(cluster),
             "--advertised-address", "$(POD_IP)",
             "--broker-port", str(names.BROKER_PORT),
             "--http-port", str(names.HTTP_PORT),
             *parts.arguments,
         ],
         "env": [
-            field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP"), *parts.environment,
+            field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP"), *storage_environment(cluster), *parts.environment,
         ],
         "envFrom": [{"configMapRef": {"name": parts.account}}],
         "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in (*CONTAINER_PORTS, *parts.ports)],
@@ -121,7 +122,7 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "readinessProbe": _probe("/ready", period=2, failures=2),
         "livenessProbe": _probe("/live", period=10, failures=3),
         "volumeMounts": [
-            {"name": "storage", "mountPath": names.VOLUME_PATH}, {"name": "tmp", "mountPath": "/tmp"},
+            *storage_mounts(cluster), {"name": "tmp", "mountPath": "/tmp"},
             *client_mounts(cluster, parts.component),
             *parts.mounts,
         ],

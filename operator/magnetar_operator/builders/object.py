@@ -85,8 +85,9 @@ def field_variable(name: str, path: str) -> Manifest:
 
 
 def claim_name(cluster: BrokerCluster) -> str:
-    """The claim that holds the cluster's messages."""
-    return cluster.spec.storage.volume_claim.existing_claim or names.storage_claim(cluster.name)
+    """The claim that holds the cluster's messages; "" if they are not in one."""
+    claim = cluster.spec.storage.volume_claim
+    return (claim.existing_claim or names.storage_claim(cluster.name)) if claim is not None else ""
 
 
 def etcd_endpoints(cluster: BrokerCluster) -> tuple[str, ...]:

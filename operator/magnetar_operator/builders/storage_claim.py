@@ -14,9 +14,9 @@ from magnetar_operator.quantities import amount
 
 
 def storage_claim(cluster: BrokerCluster, existing: Manifest | None) -> Manifest | None:
-    """The claim, or None if the spec names one of the user's."""
+    """The claim, or None if the spec names one of the user's, or no claim at all."""
     wanted = cluster.spec.storage.volume_claim
-    if wanted.existing_claim:
+    if wanted is None or wanted.existing_claim:
         return None
     claim = cluster_object("v1", "PersistentVolumeClaim", cluster, names.storage_claim(cluster.name), "storage", owned=False)
     spec: Manifest = {"accessModes": list(wanted.access_modes), "resources": {"requests": {"storage": wanted.size}}}

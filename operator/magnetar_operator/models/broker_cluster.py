@@ -26,6 +26,7 @@ from magnetar_operator.models.base import (
 from magnetar_operator.models.broker_config import BrokerConfig
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
+from magnetar_operator.models.storage import SecretReference, Storage, VolumeClaim
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-coordinator", "-coordinators", "-etcd", "-storage")
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
@@ -49,51 +50,6 @@ class Image(Model):
     pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
         default="", description="When nodes pull the image; empty = as the operator was told."
     )
-
-
-class VolumeClaim(Model):
-    """The one claim that all brokers and jobs of the cluster mount."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "self.existingClaim == '' || self.storageClassName == ''",
-            "volumeClaim: set either existingClaim or storageClassName, not both",
-            lambda claim: claim.existing_claim == "" or claim.storage_class_name == "",
-        ),
-        Rule(
-            "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
-            "volumeClaim.size: a claim cannot shrink; give the old size or more",
-        ),
-    )
-
-    existing_claim: str = Field(
-        default="",
-        max_length=253,
-        description="Name of a claim that you manage; empty = the operator makes <name>-storage and never deletes it.",
-        json_schema_extra=immutable("the messages are in the claim named first; make a new cluster to use another one"),
-    )
-    storage_class_name: str = Field(
-        default="",
-        max_length=253,
-        description="Storage class of the claim; empty = the Kubernetes cluster's default class.",
-        json_schema_extra=immutable("a claim cannot change its class"),
-    )
-    size: Quantity = Field(
-        default="10Gi", description="Capacity of the claim; may only grow, and only if the class allows expansion."
-    )
-    access_modes: tuple[Literal["ReadWriteMany", "ReadWriteOnce"], ...] = Field(
-        default=("ReadWriteMany",),
-        min_length=1,
-        max_length=1,
-        description="ReadWriteMany for brokers on several nodes; ReadWriteOnce keeps all of them on one node.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"} | immutable("a claim cannot change its access modes"),
-    )
-
-
-class Storage(Model):
-    """Where messages are kept."""
-
-    volume_claim: VolumeClaim = Field(default_factory=VolumeClaim, description="A volume that all brokers of the cluster share.")
 
 
 class EtcdStorage(Model):
@@ -122,12 +78,6 @@ class ManagedEtcd(Model):
     image: str = Field(
         default="", max_length=500, description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was told."
     )
-
-
-class SecretReference(Model):
-    """A secret in the resource's own namespace."""
-
-    name: str = Field(min_length=1, max_length=253, description="Its name.")
 
 
 class ExternalEtcdTls(Model):
@@ -229,7 +179,12 @@ class BrokerClusterSpec(Model):
         description="Number of brokers. Lowering it drains the highest ordinal before its pod goes.",
     )
     image: Image = Field(default_factory=Image, description="Image of the brokers.")
-    storage: Storage = Field(default_factory=Storage, description="Where messages are kept.")
+    storage: Storage = Field(
+        default=Storage(volume_claim=VolumeClaim()),
+        description="Where messages are kept.",
+        # Whole: the API server checks rules on a default before it fills in what is nested.
+        json_schema_extra={"default": {"volumeClaim": VolumeClaim().model_dump(by_alias=True, mode="json")}},
+    )
     etcd: Etcd = Field(
         default=Etcd(managed=ManagedEtcd()),
         description="The metadata store.",

@@ -27,7 +27,12 @@ specs = st.fixed_dictionaries(
         "config": st.dictionaries(st.sampled_from(["keep_alive_s", "lease_ttl_s"]), st.sampled_from([3, 4])),
         "drainTimeoutSeconds": st.integers(1, 600),
         "storage": st.sampled_from(
-            [{}, {"volumeClaim": {"existingClaim": "mine"}}, {"volumeClaim": {"storageClassName": "fast", "size": "1024Mi"}}]
+            [
+                {"volumeClaim": {}},
+                {"s3": {"bucket": "messages"}},
+                {"volumeClaim": {"existingClaim": "mine"}},
+                {"volumeClaim": {"storageClassName": "fast", "size": "1024Mi"}},
+            ]
         ),
         "etcd": st.sampled_from([{"managed": {}}, {"external": {"endpoints": ["e:2379"]}}]),
         "podTemplate": st.sampled_from([{}, {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "k", "operator": "Exists"}]}]),

@@ -23,6 +23,9 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.etcd.external.tls",
     # One of two, or the condition of another field.
     "spec.etcd.managed",
+    "spec.storage.volumeClaim",
+    "spec.storage.s3",
+    "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
 }

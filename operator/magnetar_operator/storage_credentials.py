@@ -1,0 +1,49 @@
+"""Looking at the credentials of a cluster's storage.
+
+Owns: reading their secret, by name, and what follows for the brokers' template. Imports: world, builders, conditions.
+Invariants: a secret that is away, or lacks something, rolls nobody: running brokers have what they need, and their successors would not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from magnetar_operator import names
+from magnetar_operator.builders.message_storage import credentials_digest, credentials_of, credentials_problem
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.conditions import Problem, Reason
+from magnetar_operator.desired import Identity
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.resources import SECRET
+from magnetar_operator.world import World
+
+LOOK_AGAIN_S = 5.0
+"""Secrets are not watched, so that the operator sees no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCredentials:
+    """What goes into the template ("" = there are none), and what is wrong."""
+
+    digest: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+async def see_credentials(world: World, cluster: BrokerCluster, children: Mapping[Identity, Manifest]) -> SeenCredentials:
+    """Raises KubernetesError."""
+    chosen = credentials_of(cluster)
+    if chosen is None:
+        return SeenCredentials()
+    secret = await world.api.get(SECRET, cluster.namespace, chosen.secret_ref.name)
+    problem = credentials_problem(chosen, secret)
+    if secret is not None and not problem:
+        return SeenCredentials(credentials_digest(cluster, chosen, secret))
+    await world.events.once(cluster, "Warning", Reason.CREDENTIALS_MISSING.word, problem)
+    return SeenCredentials(_known(cluster, children), (Problem(Reason.CREDENTIALS_MISSING, problem),))
+
+
+def _known(cluster: BrokerCluster, children: Mapping[Identity, Manifest]) -> str:
+    brokers = children.get(("StatefulSet", names.broker_set(cluster.name)), {})
+    template = brokers.get("spec", {}).get("template", {}).get("metadata", {})
+    return str(template.get("annotations", {}).get(names.CREDENTIALS_HASH, ""))
