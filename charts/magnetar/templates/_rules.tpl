@@ -29,7 +29,7 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]
-# The managed etcd's certificates, and the secret that an external etcd's reference names: always by name. They cannot be listed or
+# The managed etcd's certificates, and the secrets that an external etcd or a cluster's storage refers to: always by name. They cannot be listed or
 # watched, so that the operator learns of no other; they go with their cluster, and the authority's stays, so none is deleted.
 - apiGroups: [""]
   resources: [secrets]
