@@ -45,6 +45,11 @@ REFUSED = [
     ("BrokerCluster", {"listeners": [{"name": "p"}, {"name": "p"}]}, "Duplicate value"),
     ("BrokerCluster", {"storage": {}}, "set exactly one of volumeClaim and s3"),
     ("BrokerCluster", {"storage": {"volumeClaim": {}, "s3": {"bucket": "messages"}}}, "set exactly one of volumeClaim and s3"),
+    (
+        "BrokerCluster",
+        {"podTemplate": {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "z"}]}}}},
+        "say which pods are meant",
+    ),
     ("BrokerCluster", {"replicas": -1}, "greater than or equal to 0"),
     ("BrokerCluster", {"drainTimeoutSeconds": 0}, "greater than or equal to 1"),
     ("TransactionCoordinator", {"replicas": 17}, "less than or equal to 16"),

@@ -11,6 +11,7 @@ from magnetar_operator import names
 from magnetar_operator.builders.config_map import PREFIX
 from magnetar_operator.builders.magnetar_pod import CONTAINER_PORTS, PodParts, pod_template
 from magnetar_operator.builders.object import Defaults, Manifest, owner_of
+from magnetar_operator.builders.service_account import without_rights
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 
@@ -51,7 +52,7 @@ def _selector(resource: TransactionCoordinator) -> Manifest:
 
 def _account(resource: TransactionCoordinator) -> Manifest:
     account = _object("v1", "ServiceAccount", resource, names.coordinator_set(resource.name))
-    return account | {"automountServiceAccountToken": False}
+    return without_rights(account, resource.spec.pod_template)
 
 
 def _service(resource: TransactionCoordinator) -> Manifest:

@@ -18,6 +18,7 @@ from magnetar_operator.builders.object import (
     image_of,
     owner_of,
     pod_security,
+    pull_secrets,
     store_url,
 )
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -60,6 +61,7 @@ def driver_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: st
             "restartPolicy": "Never",
             "serviceAccountName": names.SPARK_ACCOUNT,
             "enableServiceLinks": False,
+            **pull_secrets(cluster),
             "terminationGracePeriodSeconds": GRACE_S,
             "securityContext": pod_security(),
             "containers": [container],

@@ -18,6 +18,7 @@ from magnetar_operator.builders.object import (
     field_variable,
     image_of,
     pod_security,
+    pull_secrets,
 )
 from magnetar_operator.etcd_security import Security
 from magnetar_operator.models.broker_cluster import BrokerCluster, ManagedEtcd
@@ -56,6 +57,7 @@ def _template(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults) 
     pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **pull_secrets(cluster),
         "terminationGracePeriodSeconds": GRACE_S,
         "securityContext": pod_security(),
         "containers": [_container(cluster, managed, defaults)],

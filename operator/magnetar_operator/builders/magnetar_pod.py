@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
@@ -22,12 +23,16 @@ from magnetar_operator.builders.object import (
     field_variable,
     image_of,
     pod_security,
+    pull_secrets,
     store_url,
 )
-from magnetar_operator.models.broker_cluster import BrokerCluster, PodTemplate, Resources
+from magnetar_operator.models.broker_cluster import BrokerCluster, Resources
+from magnetar_operator.models.pod_template import PodTemplate, TopologySpread
 
 GRACE_BEYOND_DRAIN_S = 30
 """After the drain: sealing the log, leaving the store, ending the process."""
+SPREAD = tuple(TopologySpread(topology_key=key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone"))
+"""As evenly as possible over hosts and zones, unless the spec says otherwise."""
 CONTAINER_PORTS = (("pulsar", names.BROKER_PORT), ("http", names.HTTP_PORT))
 
 
@@ -66,7 +71,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": parts.drain_timeout_s + GRACE_BEYOND_DRAIN_S,
         "securityContext": pod_security(),
-        "topologySpreadConstraints": [_spread(parts, key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")],
+        "topologySpreadConstraints": [_spread(parts, chosen) for chosen in parts.additions.topology_spread_constraints or SPREAD],
         "containers": [_container(cluster, defaults, parts)],
         "volumes": [
             *storage_volumes(cluster),
@@ -75,21 +80,35 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
             *parts.volumes,
         ],
     }
-    if chosen.node_selector:
-        pod["nodeSelector"] = dict(chosen.node_selector)
-    if chosen.tolerations:
-        pod["tolerations"] = [
-            {key: value for key, value in toleration.model_dump().items() if value} for toleration in chosen.tolerations
-        ]
+    pod |= pull_secrets(cluster) | _placement(chosen)
     annotations = chosen.annotations | dict(parts.annotations) | {names.CONFIG_HASH: digest(dict(parts.settings))}
     return {"metadata": {"labels": chosen.labels | dict(parts.labels), "annotations": annotations}, "spec": pod}
 
 
-def _spread(parts: PodParts, topology: str) -> Manifest:
+def _placement(chosen: PodTemplate) -> Manifest:
+    """What a user says of where pods go; nothing that is empty."""
+    wanted = {
+        "nodeSelector": chosen.node_selector,
+        "tolerations": _filled([toleration.model_dump(by_alias=True) for toleration in chosen.tolerations]),
+        "affinity": _filled(chosen.affinity.model_dump(by_alias=True)),
+        "priorityClassName": chosen.priority_class_name,
+    }
+    return {key: value for key, value in wanted.items() if value}
+
+
+def _filled(value: Any) -> Any:
+    """Without what is empty, at any depth."""
+    if isinstance(value, dict):
+        kept = {key: _filled(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item not in ("", {}, [])}
+    return [_filled(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _spread(parts: PodParts, chosen: TopologySpread) -> Manifest:
     return {
-        "maxSkew": 1,
-        "topologyKey": topology,
-        "whenUnsatisfiable": "ScheduleAnyway",
+        "maxSkew": chosen.max_skew,
+        "topologyKey": chosen.topology_key,
+        "whenUnsatisfiable": chosen.when_unsatisfiable,
         "labelSelector": {"matchLabels": dict(parts.selector)},
     }
 

@@ -62,6 +62,12 @@ def image_of(cluster: BrokerCluster, defaults: Defaults) -> tuple[str, str]:
     )
 
 
+def pull_secrets(cluster: BrokerCluster) -> Manifest:
+    """The part of a pod that says how images are pulled; empty without secrets."""
+    names_of = cluster.spec.image.pull_secrets
+    return {"imagePullSecrets": [{"name": name} for name in names_of]} if names_of else {}
+
+
 def pod_security() -> Manifest:
     """The `restricted` pod security standard, as the user of the image."""
     return {

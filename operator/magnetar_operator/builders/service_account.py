@@ -9,10 +9,18 @@ from __future__ import annotations
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
 from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.pod_template import PodTemplate
 
 
 def broker_account(cluster: BrokerCluster) -> Manifest:
     account = cluster_object("v1", "ServiceAccount", cluster, names.broker_set(cluster.name), names.BROKER)
+    return without_rights(account, cluster.spec.pod_template)
+
+
+def without_rights(account: Manifest, additions: PodTemplate) -> Manifest:
+    """An account that says who a pod is to others than the API server."""
+    if additions.service_account_annotations:
+        account["metadata"]["annotations"] = dict(additions.service_account_annotations)
     return account | {"automountServiceAccountToken": False}
 
 

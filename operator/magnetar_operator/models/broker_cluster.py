@@ -25,6 +25,7 @@ from magnetar_operator.models.base import (
 )
 from magnetar_operator.models.broker_config import BrokerConfig
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
+from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 from magnetar_operator.models.storage import SecretReference, Storage, VolumeClaim
 
@@ -49,6 +50,12 @@ class Image(Model):
     tag: str = Field(default="", max_length=128, description="A fixed tag; `latest` would make two brokers of one cluster differ.")
     pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
         default="", description="When nodes pull the image; empty = as the operator was told."
+    )
+    pull_secrets: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] = Field(
+        default=(),
+        max_length=8,
+        description="Names of secrets with which nodes pull this image and that of etcd; Spark's executors use their service account's.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
 
 
@@ -139,26 +146,6 @@ class Resources(Model):
         default={"cpu": "250m", "memory": "512Mi"}, max_length=16, description="What the scheduler reserves."
     )
     limits: dict[str, Quantity] = Field(default={}, max_length=16, description="What the container may not exceed.")
-
-
-class Toleration(Model):
-    """A taint that pods put up with, as in a pod."""
-
-    key: str = Field(default="", max_length=316, description="Taint key; empty with operator Exists = every key.")
-    operator: Literal["Equal", "Exists"] = Field(default="Equal", description="How `value` is compared.")
-    value: str = Field(default="", max_length=63, description="Taint value, for operator Equal.")
-    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(default="", description="Taint effect; empty = all.")
-
-
-class PodTemplate(Model):
-    """What may be added to the brokers' pods. An allow-list: the rest of the pod belongs to the operator."""
-
-    labels: dict[str, str] = Field(default={}, max_length=32, description="More labels; those of the operator win.")
-    annotations: dict[str, str] = Field(default={}, max_length=32, description="More annotations; those of the operator win.")
-    node_selector: dict[str, str] = Field(default={}, max_length=16, description="Labels that a node must have.")
-    tolerations: tuple[Toleration, ...] = Field(
-        default=(), max_length=16, description="Taints that do not matter.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
 
 
 class BrokerClusterSpec(Model):

@@ -22,8 +22,9 @@ from magnetar_operator.models.base import (
     Rule,
     StatusModel,
 )
-from magnetar_operator.models.broker_cluster import PendingRestart, PodTemplate, Resources
+from magnetar_operator.models.broker_cluster import PendingRestart, Resources
 from magnetar_operator.models.broker_config import CoordinatorConfig
+from magnetar_operator.models.pod_template import PodTemplate
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 

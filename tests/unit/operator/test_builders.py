@@ -35,7 +35,13 @@ specs = st.fixed_dictionaries(
             ]
         ),
         "etcd": st.sampled_from([{"managed": {}}, {"external": {"endpoints": ["e:2379"]}}]),
-        "podTemplate": st.sampled_from([{}, {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "k", "operator": "Exists"}]}]),
+        "podTemplate": st.sampled_from(
+            [
+                {},
+                {"affinity": {}, "priorityClassName": "high"},
+                {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "k", "operator": "Exists"}]},
+            ]
+        ),
     },
 )
 
@@ -114,6 +120,60 @@ def test_the_brokers_template_is_the_reviewed_one() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+AFFINITY: dict[str, Any] = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}]
+        }
+    },
+    "podAntiAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 10,
+                "podAffinityTerm": {"labelSelector": {"matchLabels": {"app": "db"}}, "topologyKey": "kubernetes.io/hostname"},
+            }
+        ]
+    },
+}
+
+
+def test_what_is_given_of_placement_is_in_the_pod_as_it_was_written() -> None:
+    """Affinity as it would stand in a pod, without a field more; the spread replaces ours, but counts our pods; the account has its name."""
+    spread = {"topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    additions = {
+        "affinity": AFFINITY, "topologySpreadConstraints": [spread], "priorityClassName": "high",
+        "serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"},
+    }  # fmt: skip
+    made = manifests(podTemplate=additions, image={"pullSecrets": ["registry"]})
+    pod, plain = made["StatefulSet", "main-broker"]["spec"]["template"]["spec"], broker_pod()["spec"]
+    assert pod["affinity"] == AFFINITY
+    assert pod["priorityClassName"] == "high"
+    (constraint,) = pod["topologySpreadConstraints"]
+    assert constraint == {**spread, "maxSkew": 1, "labelSelector": plain["topologySpreadConstraints"][0]["labelSelector"]}
+    assert not {"affinity", "priorityClassName", "imagePullSecrets"} & set(plain)
+    assert made["ServiceAccount", "main-broker"]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/r")
+    for name in ("main-broker", "main-etcd"):
+        assert made["StatefulSet", name]["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+
+@pytest.mark.parametrize(
+    ("addition", "said"),
+    [
+        ({"terminationGracePeriodSeconds": 1}, "is not a field"),
+        ({"containers": []}, "is not a field"),
+        ({"securityContext": {}}, "is not a field"),
+        (
+            {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "z"}]}}},
+            "say which pods",
+        ),
+        ({"topologySpreadConstraints": [{"topologyKey": "z", "maxSkew": 0}]}, "maxSkew"),
+    ],
+)
+def test_what_drains_and_fencing_depend_on_cannot_be_given(addition: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said if said != "is not a field" else "Extra inputs"):
+        cluster(podTemplate=addition)
 
 
 def test_settings_change_the_template_and_replicas_do_not() -> None:
