@@ -50,7 +50,7 @@ def findings_of(
     wanted = resource.spec.replicas
     ready = sum(map(is_ready, observed.pods))
     progress = _progress(resource, observed, scale, roll, ready)
-    degraded = next(iter([*problems, *_degradation(observed)]), None)
+    degraded = next(iter([*problems, *_degradation(resource, observed)]), None)
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
     elif ready:
@@ -88,6 +88,8 @@ def _progress(
     wanted = resource.spec.replicas
     if scale.reason is not None:
         return Problem(scale.reason, scale.message)
+    if observed.state is None and not resource.status.announced:
+        return Problem(Reason.STORE_STARTING, observed.store_problem)  # a new cluster's etcd comes up beside us
     if roll.restart:
         return Problem(Reason.ROLLING, f"{roll.restart} is restarted; {len(roll.pending)} pods have an old template")
     if roll.pending:
@@ -106,9 +108,9 @@ def _progress(
     return Problem(Reason.COORDINATORS_STARTING, message)
 
 
-def _degradation(observed: ObservedCoordinators) -> list[Problem]:
+def _degradation(resource: TransactionCoordinator, observed: ObservedCoordinators) -> list[Problem]:
     found = []
-    if observed.state is None:
+    if observed.state is None and resource.status.announced:
         found.append(Problem(Reason.STORE_UNAVAILABLE, observed.store_problem))
     if observed.lost_nodes:
         # Without the seconds the message, and so the status, stays the same while nothing changes.

@@ -31,9 +31,11 @@ _OF_ADMISSION = "asked by admission about owner references that block deletion, 
 _OF_MISFITS = "a stored object that does not fit the model (definitions of another version) is read again to write its condition"
 EXPLAINED = {
     Right("magnetar.io", "brokerclusters/finalizers", "update"): _OF_ADMISSION,
+    Right("magnetar.io", "transactioncoordinators/finalizers", "update"): _OF_ADMISSION,
     Right("magnetar.io", "datajobs/finalizers", "update"): _OF_ADMISSION,
     Right("rbac.authorization.k8s.io", "clusterroles", "bind"): "asked by admission when Spark drivers get their role binding",
     Right("magnetar.io", "brokerclusters", "get"): _OF_MISFITS,
+    Right("magnetar.io", "transactioncoordinators", "get"): _OF_MISFITS,
     Right("magnetar.io", "datajobs", "get"): _OF_MISFITS,
 }
 """Rights that the audit log need not show, and why they are there. Those of admission are proved by other tests: they fail without them."""

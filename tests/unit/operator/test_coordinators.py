@@ -198,8 +198,12 @@ def pod(tcid: int, ready: bool = True) -> dict[str, Any]:
     }
 
 
-def findings(observed: ObservedCoordinators, scale: CoordinatorPlan, *problems: Problem, replicas: int = 1) -> dict[str, Finding]:
-    found = findings_of(coordinators(replicas=replicas), observed, scale, RollPlan(), problems)
+def findings(
+    observed: ObservedCoordinators, scale: CoordinatorPlan, *problems: Problem, replicas: int = 1, announced: int = 1
+) -> dict[str, Finding]:
+    resource = coordinators(replicas=replicas)
+    known = resource.model_copy(update={"status": resource.status.model_copy(update={"announced": announced})})
+    found = findings_of(known, observed, scale, RollPlan(), problems)
     return {finding.type.value: finding for finding in found}
 
 
@@ -214,6 +218,8 @@ def test_ready_says_what_is_missing() -> None:
     assert unready["Available"].reason is Reason.NO_COORDINATOR
     away = findings(ObservedCoordinators({}, (pod(0),), None, "no answer"), quiet)
     assert (away["Degraded"].reason, away["Ready"].message) == (Reason.STORE_UNAVAILABLE, "no answer")
+    new = findings(ObservedCoordinators({}, (), None, "no answer"), quiet, announced=0)
+    assert (new["Degraded"].holds, new["Ready"].reason) == (False, Reason.STORE_STARTING), "etcd of a new cluster is not up yet"
     busy = CoordinatorPlan(2, reason=Reason.TRANSACTIONS_OPEN, message="tx-coordinator-1 has 7 open transactions")
     waiting = findings(ObservedCoordinators({}, (pod(0), pod(1)), state(1, 1)), busy)
     assert (waiting["Ready"].reason, waiting["Available"].holds) == (Reason.TRANSACTIONS_OPEN, True)
