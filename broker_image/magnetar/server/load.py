@@ -2,7 +2,7 @@
 
 Owns: sampling this broker's rates and usage and publishing them under its lease. Imports: metadata, server siblings; reads /proc and the cgroup.
 Invariants: rates are differences of counters over the measured interval, never instantaneous guesses; memory is resident against the cgroup's
-limit; a report that cannot be written is dropped (the next one replaces it).
+limit, CPU against what this process can use; a report that cannot be written is dropped (the next one replaces it).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from magnetar.server.context import BrokerContext
 log = structlog.get_logger(__name__)
 
 _LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+LOOP_CORES = 1.0
+"""The event loop runs on one core, whatever the machine has: with that one full, the broker is."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,7 +41,7 @@ class Counted(Protocol):
 class Usage(Protocol):
     """What the machine gives to this process."""
 
-    cores: int
+    cores: float
 
     def cpu_seconds(self) -> float:
         """CPU time used so far."""
@@ -53,7 +56,7 @@ class ProcessUsage:
     """The real usage: getrusage, /proc and the cgroup."""
 
     def __init__(self) -> None:
-        self.cores = max(1, len(os.sched_getaffinity(0)))
+        self.cores = min(LOOP_CORES, float(len(os.sched_getaffinity(0))), cpu_quota(_QUOTA_FILE))
         self._limit_bytes = _memory_limit_bytes()
 
     def cpu_seconds(self) -> float:
@@ -62,6 +65,15 @@ class ProcessUsage:
 
     def memory_share(self) -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / self._limit_bytes
+
+
+def cpu_quota(path: Path) -> float:
+    """Cores that the cgroup of `path` (version 2: quota and period in us) grants; infinite if it sets no limit or is not there."""
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):
+        return float("inf")  # "max 100000", or another version of cgroups
 
 
 def _memory_limit_bytes() -> int:

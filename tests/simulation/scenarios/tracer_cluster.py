@@ -88,7 +88,7 @@ class Evidence:
 class SimulatedUsage:
     """A machine that is always half used."""
 
-    cores = 2
+    cores = 2.0
 
     def cpu_seconds(self) -> float:
         return 0.0
