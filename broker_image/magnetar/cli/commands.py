@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from magnetar.cli.bundles import bundles
+from magnetar.cli.kubectl import Context, Kubectl, Namespace
 from magnetar.cli.metadata import metadata
 from magnetar.cli.names import pairs_of, topic_of
 from magnetar.cli.namespaces import namespaces
@@ -98,7 +99,8 @@ def unload(
 @connected
 def drain(
     session: Session,
-    broker: Annotated[str, typer.Argument(help="Its name, as `magnetar status` shows it.")],
+    broker: Annotated[str, typer.Argument(help="Its name, as `magnetar status` shows it; with --replace its pod.")],
+    replace: Annotated[bool, typer.Option("--replace", help="On Kubernetes: then delete its pod, which comes back.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Let it take bundles again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is empty, or at once.")] = True,
@@ -107,8 +109,20 @@ def drain(
         str, typer.Option("--reason", help="Kept with the cordon; `explain` shows it.")
     ] = "drained by magnetar drain",
     timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")] = 300.0,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
-    """Empty a broker and keep it empty."""
+    """Empty a broker and keep it empty; with --replace, replace its pod.
+
+    --replace asks the operator with your own rights, through kubectl; --namespace and --context are for it only.
+    """
+    if replace:
+        from magnetar.cli.replacing import run_replace
+
+        kubectl = Kubectl(namespace, context)
+        raise typer.Exit(
+            run_replace(kubectl, session.screen, broker, undo=undo, dry_run=dry_run, wait=wait, force=force, timeout_s=timeout_s)
+        )
     from magnetar.cli.moving import run_drain
 
     code = run_drain(session, broker, undo=undo, dry_run=dry_run, wait=wait, force=force, reason=reason, timeout_s=timeout_s)
@@ -177,6 +191,20 @@ def apply(
     from magnetar.cli.manifests import run_apply
 
     run_apply(session, path, dry_run)
+
+
+@application.command()
+def plan(
+    path: Annotated[Path, typer.Option("--filename", "-f", help="A manifest, or a directory of them.")],
+    namespace: Namespace = "",
+    context: Context = "",
+    output: Output = OutputFormat.TABLE,
+    no_color: NoColor = False,
+) -> None:
+    """What kubectl apply of a file would do: fields, objects, restarts, drains."""
+    from magnetar.cli.planning import run_plan
+
+    raise typer.Exit(run_plan(Kubectl(namespace, context), Screen(output, no_color), path))
 
 
 @application.command()

@@ -34,7 +34,7 @@ def run_apply(session: Session, path: Path, dry_run: bool) -> None:
     """Apply every document below `path`, in file-name order."""
     from magnetar_operator.models import parse_manifest
 
-    documents = [(file, document) for file in _files(path) for document in _documents(file)]
+    documents = documents_of(path)
     if not documents:
         raise WrongUsage(f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them")
     resources = [parse_manifest(document, str(file)) for file, document in documents]
@@ -44,6 +44,11 @@ def run_apply(session: Session, path: Path, dry_run: bool) -> None:
         outcome = "valid" if dry_run else _apply(session.rest, resource)
         rows.append({"resource": name, "outcome": outcome})
     session.screen.show(rows, lambda: session.screen.line("\n".join(f"{row['resource']} {row['outcome']}" for row in rows)))
+
+
+def documents_of(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Every document of a file or directory, in file-name order, each with its file. Raises WrongUsage."""
+    return [(file, document) for file in _files(path) for document in _documents(file)]
 
 
 def _files(path: Path) -> list[Path]:
