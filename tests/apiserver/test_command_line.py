@@ -73,7 +73,7 @@ def test_plan_and_replace(scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Pat
             await until("its bundle is seen", lambda: scene.cluster()["status"]["brokers"][0]["bundles"] == 1, 60)
 
             await _plans(scene, manifest)
-            await _replacement(scene, brokers, second)
+            await _replacement(scene, brokers, second, tmp_path)
 
     asyncio.run(scenario())
 
@@ -93,7 +93,7 @@ async def _plans(scene: Scene, manifest: Any) -> None:
     assert scene.cluster()["spec"]["replicas"] == 2
 
 
-async def _replacement(scene: Scene, brokers: Any, second: str) -> None:
+async def _replacement(scene: Scene, brokers: Any, second: str, files: Path) -> None:
     def uid() -> str:
         found = scene.get(scene.core("pods", "main-broker-0"))
         return str(found["metadata"]["uid"]) if found is not None else ""
@@ -113,7 +113,8 @@ async def _replacement(scene: Scene, brokers: Any, second: str) -> None:
     await asyncio.to_thread(run, scene, "drain", "--replace", "main-broker-0", "--undo")
     assert "magnetar.io/replace" not in scene.cluster()["metadata"].get("annotations", {})
     for line in commands("kubernetes"):
-        words = shlex.split(line)[1:]
+        words = [word.replace("/tmp/", f"{files}/") for word in shlex.split(line)[1:]]
         # The examples' cluster is made anew: the one here has an etcd of another kind, which it could not change into.
         await asyncio.to_thread(run, scene, *words, namespace="default" if words[0] == "plan" else "")
+    assert (files / "magnetar-report.tar.gz").stat().st_size > 1000
     assert "there is no pod main-broker-9" in await asyncio.to_thread(run, scene, "drain", "--replace", "main-broker-9", code=1)

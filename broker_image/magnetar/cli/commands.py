@@ -51,6 +51,14 @@ class InitialPosition(enum.StrEnum):
     LATEST = "latest"
 
 
+class LoadOrder(enum.StrEnum):
+    """What most of puts a topic first."""
+
+    RATE = "rate"
+    THROUGHPUT = "throughput"
+    BACKLOG = "backlog"
+
+
 class Shell(enum.StrEnum):
     """Shells that can complete commands."""
 
@@ -69,6 +77,21 @@ def status(
     from magnetar.cli.status import run_status
 
     raise typer.Exit(run_status(session, bundles))
+
+
+@application.command()
+@connected
+def top(
+    session: Session,
+    order: Annotated[LoadOrder, typer.Option("--by", help="Messages/s, bytes/s, or messages that wait.")] = LoadOrder.RATE,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Bundles and topics shown; 0 = all.")] = 10,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.5, help="Seconds between looks, with --watch.")] = 2.0,
+) -> None:
+    """Brokers, bundles and topics with the most load."""
+    from magnetar.cli.top import run_top
+
+    run_top(session, order.value, count, interval_s if watch else 0.0)
 
 
 @application.command()
@@ -112,7 +135,7 @@ def drain(
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
-    """Empty a broker and keep it empty; with --replace, replace its pod.
+    """Empty a broker and keep it empty, or replace its pod.
 
     --replace asks the operator with your own rights, through kubectl; --namespace and --context are for it only.
     """
@@ -201,10 +224,28 @@ def plan(
     output: Output = OutputFormat.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """What kubectl apply of a file would do: fields, objects, restarts, drains."""
+    """What kubectl apply of a file would do; changes nothing."""
     from magnetar.cli.planning import run_plan
 
     raise typer.Exit(run_plan(Kubectl(namespace, context), Screen(output, no_color), path))
+
+
+@application.command()
+def report(
+    path: Annotated[
+        Path | None, typer.Option("--file", help="Where to write it; default: magnetar-report-TIME.tar.gz here.")
+    ] = None,
+    namespace: Namespace = "",
+    context: Context = "",
+    operator_namespace: Annotated[str, typer.Option("--operator-namespace", help="Where the operator runs.")] = "magnetar-system",
+    log_lines: Annotated[int, typer.Option("--log-lines", min=1, max=100_000, help="Last lines of each container's log.")] = 1000,
+    output: Output = OutputFormat.TABLE,
+    no_color: NoColor = False,
+) -> None:
+    """Collect what helps to find a fault, without secrets."""
+    from magnetar.cli.report import run_report
+
+    raise typer.Exit(run_report(Kubectl(namespace, context), Screen(output, no_color), path, operator_namespace, log_lines))
 
 
 @application.command()

@@ -138,8 +138,27 @@ def test_help_is_quick_and_servers_are_light(arguments: list[str], absent: tuple
 def test_help_lists_every_command() -> None:
     """Servers too, which another parser reads; every group and command has a sentence that fits a line."""
     shown = magnetar("--help", environment={"COLUMNS": "80"}).stdout
-    for name in ("standalone", "broker", "operator", "status", "explain", "unload", "drain", "produce", "consume", "apply"):
+    for name in ("standalone", "broker", "operator", "status", "top", "explain", "unload", "drain", "produce"):
+        assert f"  {name} " in shown
+    for name in ("consume", "apply", "plan", "report"):
         assert f"  {name} " in shown
     for name in ("topics", "subscriptions", "namespaces", "bundles", "metadata", "completion"):
         assert f"  {name} " in shown
     assert "..." not in shown.removeprefix("Usage: magnetar [OPTIONS] COMMAND [ARGS]...")
+
+
+def test_top_puts_the_busiest_first(server: ServerProcess) -> None:
+    """Topics by what waits in them, with their bundle and broker; sums by bundle and broker agree."""
+    url = ("--service-url", server.service_url)
+    for topic, messages in (("persistent://public/default/quiet", "1"), ("persistent://public/default/loud", "5")):
+        assert magnetar("subscriptions", "create", topic, "waits", "--from", "earliest", "--url", server.http_url).returncode == 0
+        assert magnetar("produce", topic, "-m", "x", "-n", messages, *url).returncode == 0
+    found = json.loads(magnetar("top", "--by", "backlog", "-n", "2", "--output", "json", "--url", server.http_url).stdout)
+    assert [(row["topic"].rpartition("/")[2], row["backlog"], row["broker"]) for row in found["topics"]] == [
+        ("loud", 5, "standalone"), ("quiet", 1, "standalone"),
+    ]  # fmt: skip
+    assert sum(row["backlog"] for row in found["bundles"]) == 6
+    assert [row["backlog"] for row in found["brokers"]] == [6]
+    shown = magnetar("top", "--by", "backlog", "--url", server.http_url)
+    assert shown.returncode == 0, shown.stderr
+    assert "Topics by backlog" in shown.stdout

@@ -1,0 +1,149 @@
+"""`magnetar report` takes everything but secrets: some are planted wherever one could hide, and searched for in the archive."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.cli.failures import Refused
+from magnetar.cli.kubectl import Kubectl
+from magnetar.cli.redaction import REMOVED, is_secret_name, redacted, redacted_text
+from magnetar.cli.report import run_report
+from magnetar.cli.screen import OutputFormat, Screen
+
+WORD = "hunter2-hunter2"
+ENCODED = base64.b64encode(WORD.encode()).decode()
+TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhZG1pbiJ9.c2lnbmF0dXJl"
+KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIPlanted\n-----END EC PRIVATE KEY-----"
+AWS = "AKIAIOSFODNN7EXAMPLE"
+PLANTED = (WORD, ENCODED, TOKEN, "MHcCAQEEIPlanted", AWS)
+
+CLUSTER = {
+    "kind": "BrokerCluster",
+    "metadata": {
+        "name": "main",
+        "managedFields": [{"manager": WORD}],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"password": WORD}), "owner": "team-a"},
+    },
+    "spec": {"etcd": {"external": {"endpoints": [f"http://root:{WORD}@etcd:2379"]}}, "config": {"proxy_password": WORD}},
+    "status": {"conditions": [{"type": "Ready", "message": "brokers are ready", "status": "True"}]},
+}
+POD = {
+    "kind": "Pod",
+    "metadata": {"name": "main-broker-0", "namespace": "shop", "labels": {"app.kubernetes.io/component": "broker"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "broker",
+                "args": ["broker", f"--token={TOKEN}", f"--password={WORD}"],
+                "env": [
+                    {"name": "S3_SECRET_ACCESS_KEY", "value": WORD},
+                    {"name": "MAGNETAR_KEEP_ALIVE_S", "value": "20"},
+                    {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "broker-token", "key": "token"}}},
+                ],
+            }
+        ],
+        "volumes": [{"name": "tls", "secret": {"secretName": "main-etcd-broker"}}],
+    },
+    "status": {"containerStatuses": [{"name": "broker", "restartCount": 1}]},
+}
+SECRET = {"kind": "Secret", "metadata": {"name": "planted"}, "data": {"password": ENCODED}, "stringData": {"token": TOKEN}}
+LOG = "\n".join(
+    [
+        f"connecting with password={WORD} to the store",
+        f"Authorization: Bearer {TOKEN}",
+        f'{{"event": "login", "secret": "{WORD}", "user": "ann"}}',
+        f"aws_access_key_id = {AWS}",
+        KEY,
+        "bundle public/default/0x00000000_0x40000000 is Owned",
+    ]
+)
+STATUS = {"bundles": [{"bundle": "public/default/0x0_0x4", "state": "Releasing"}], "brokers": []}
+
+
+class Planted(Kubectl):
+    """A Kubernetes in which everything holds secrets, and one part is forbidden."""
+
+    def run(self, arguments: Sequence[str], text: str = "") -> str:
+        assert not text, "nothing is written"
+        command, *rest = arguments
+        if command == "logs":
+            return LOG
+        if command == "version":
+            return json.dumps({"serverVersion": {"gitVersion": "v1.34.0"}})
+        assert command == "get", "nothing is changed"
+        if rest[0] == "--raw":
+            return json.dumps(STATUS) if rest[1].endswith("status") else json.dumps({"token": TOKEN, "path": rest[1]})
+        if rest[0] == "configmaps":
+            raise Refused(403, f"configmaps is forbidden for token={TOKEN}")
+        assert "secrets" not in rest[0], "secrets are never asked for"
+        items: dict[str, list[Any]] = {
+            "brokerclusters.magnetar.io": [CLUSTER], "pods": [POD], "events": [{"message": f"failed with password: {WORD}"}],
+        }  # fmt: skip
+        return json.dumps({"items": items.get(rest[0], [SECRET])})
+
+
+def test_planted_secrets_are_not_in_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All parts are there, what is not secret too; what could not be had is named."""
+    target, screen = tmp_path / "r.tar.gz", Screen(OutputFormat.JSON, file=io.StringIO())
+    assert run_report(Planted("shop"), screen, target, "magnetar-system", 100) == 0
+    with tarfile.open(target) as archive:
+        files = {entry.name.partition("/")[2]: archive.extractfile(entry).read().decode() for entry in archive}  # type: ignore[union-attr]
+    everything = "\n".join(files.values())
+    for secret in PLANTED:
+        assert secret not in everything
+    assert {
+        "README.txt", "versions.json", "resources/brokerclusters.json", "pods.json", "events.json", "logs/main-broker-0.broker.log",
+        "logs/main-broker-0.broker.previous.log", "brokers/main-broker-0/status.json", "brokers/main-broker-0/metrics.txt",
+        "brokers/main-broker-0/explain-public_default_0x0_0x4.json", "missing.txt",
+    } <= set(files)  # fmt: skip
+    assert "configmaps: configmaps is forbidden" in files["missing.txt"]
+    for kept in (
+        "team-a",
+        "brokers are ready",
+        "is Owned",
+        "MAGNETAR_KEEP_ALIVE_S",
+        "broker-token",
+        "main-etcd-broker",
+        '"user": "ann"',
+    ):
+        assert kept in everything
+    assert "versions and resources" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "S3_SECRET_ACCESS_KEY", "apiKey", "tokenValue", "aws_secret", "clientSecret", "AUTHORIZATION"]
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["secretName", "tokenExpirationSeconds", "passwordFile", "secretRef", "tokens_per_s_limit_kind", "keepAlive"]
+)
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@given(st.text(max_size=60))
+def test_text_without_secrets_is_left_or_removed_once(text: str) -> None:
+    once = redacted_text(text)
+    assert redacted_text(once) == once
+
+
+def test_documents_keep_their_shape() -> None:
+    assert redacted(SECRET) == {
+        "kind": "Secret", "metadata": {"name": "planted"}, "data": {"password": REMOVED, "token": REMOVED},
+    }  # fmt: skip
+    assert redacted({"automountServiceAccountToken": False, "list": [1, None, "x"]}) == {
+        "automountServiceAccountToken": False, "list": [1, None, "x"],
+    }  # fmt: skip
