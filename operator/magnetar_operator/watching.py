@@ -25,6 +25,10 @@ from magnetar_operator.resources import CHILDREN, CUSTOM, POD, Resource
 WATCHED_CHILDREN = (POD, *CHILDREN)
 WATCHED = (*CUSTOM.values(), *WATCHED_CHILDREN)
 
+GOODBYE_S, GOODBYE_LOOK_S = 1.0, 0.01
+OWN_SOCKETS = 1
+"""The loop's own, by which other threads wake it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -139,9 +143,9 @@ async def watch(registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop
     kopf gets a thread and an event loop of its own: it takes signals and, at its end, cancels every task of the loop that it does not know.
     """
 
-    def run() -> None:
-        asyncio.run(
-            kopf.operator(
+    async def operate() -> None:
+        try:
+            await kopf.operator(
                 registry=registry,
                 settings=watching_settings(),
                 standalone=True,
@@ -149,6 +153,16 @@ async def watch(registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop
                 namespaces=tuple(namespaces),
                 stop_flag=stop,
             )
-        )
+        finally:
+            await _connections_closed()
 
-    await asyncio.to_thread(run)
+    await asyncio.to_thread(lambda: asyncio.run(operate()))
+
+
+async def _connections_closed() -> None:
+    """Wait, for a moment, until TLS has said goodbye on every watch: a loop that ends before leaves the sockets to the garbage collector."""
+    loop = asyncio.get_running_loop()
+    selector = getattr(loop, "_selector", None)  # nothing public tells which connections are open
+    deadline = loop.time() + GOODBYE_S
+    while selector is not None and len(selector.get_map()) > OWN_SOCKETS and loop.time() < deadline:
+        await asyncio.sleep(GOODBYE_LOOK_S)
