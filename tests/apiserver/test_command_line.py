@@ -81,7 +81,7 @@ def test_plan_and_replace(scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Pat
 async def _plans(scene: Scene, manifest: Any) -> None:
     (same,) = await asyncio.to_thread(parsed, scene, "plan", "-f", manifest())
     assert (same["action"], same["objects"], same["restarts"]) == ("none", [], [])
-    text = await asyncio.to_thread(run, scene, "plan", "-f", manifest(replicas=1, config={"keep_alive_s": "11"}))
+    text = await asyncio.to_thread(run, scene, "plan", "-f", manifest(replicas=1, config={"keep_alive_s": 11}))
     assert "spec.replicas: 2 -> 1" in text
     assert "1. main-broker-1 hands 0 bundles over, then goes" in text
     assert "1 brokers restart, one at a time (Config differs): main-broker-0" in text

@@ -216,6 +216,10 @@ def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Sc
             assert shown["message"].startswith("would go from 1 to 2 brokers: cpu: mean 100 %, hottest main-broker-0 100 %")
             assert scene.replicas() == 1
             assert len(scene.events("AutoscalingDecision")) == 1
+            done = writes(play.operator)
+            await play.operator.controller.enqueue_all()
+            await until("it has looked again", lambda: play.operator.queue.idle)
+            assert writes(play.operator) == done
 
             scene.merge(play.path, {"spec": {"autoscaling": {"dryRun": False}}})
             await until("two brokers are wanted", lambda: scene.cluster()["spec"]["replicas"] == 2)
