@@ -69,6 +69,8 @@ async def reconcile(world: World, key: Key) -> float | None:
     if observed.state is not None:
         problems += await ensure_users(world, secured)
     await _tell(world, cluster, moves.story.after)
+    for problem in moves.problems:
+        await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
     problems += moves.problems
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
     await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled)

@@ -82,4 +82,4 @@ def _stuck(cluster: BrokerCluster, observed: Observed, story: Story, takers: tup
     if not overdue(status, len(held), limit_s, wall_ms):
         return []
     message = stuck_message(status.broker, held, takers, limit_s)
-    return [Problem(Reason.DRAIN_STUCK, message)]
+    return [Problem(Reason.DRAIN_STUCK, f"{message}. {Reason.DRAIN_STUCK.remedy}")]

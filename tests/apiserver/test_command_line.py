@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import os
 import shlex
-import subprocess
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,106 +13,116 @@ from typing import Any
 import pytest
 import yaml
 
+from magnetar.cli.commands import application
+from magnetar.cli.kubectl import PROGRAM_VARIABLE, Kubectl
+from magnetar.cli.planning import run_plan
+from magnetar.cli.replacing import run_replace
+from magnetar.cli.screen import OutputFormat, Screen
 from tests.apiserver.control_plane import ControlPlane, EtcdProcess, binary
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until
 from tests.clients.test_cli_guide import commands
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 120
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene:
+    """The operator has its own kubeconfig, the user at the command line another."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
+    program = tmp_path / "kubectl"
+    program.write_text(f"#!/bin/sh\nexec '{binary('kubectl')}' --kubeconfig '{control_plane.kubeconfig}' \"$@\"\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
     return Scene(control_plane, namespace)
 
 
-def run(scene: Scene, *arguments: str, code: int = 0, namespace: str = "") -> str:
-    """Run a command as a user with a kubeconfig of their own; its output."""
-    environment = {**os.environ, "KUBECONFIG": str(scene.plane.kubeconfig), "MAGNETAR_KUBECTL": binary("kubectl")}
-    command = [sys.executable, "-m", "magnetar", *arguments, "--namespace", namespace or scene.namespace]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S)
-    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
+def screen() -> tuple[Screen, io.StringIO]:
+    shown = io.StringIO()
+    return Screen(OutputFormat.JSON, file=shown), shown
 
 
-def parsed(scene: Scene, *arguments: str, code: int = 0) -> Any:
-    return json.loads(run(scene, *arguments, "--output", "json", code=code))
+def test_plan_says_what_would_happen_and_changes_nothing(scene: Scene, tmp_path: Path) -> None:
+    """A new cluster, the same one, one with fewer brokers and other settings, and one that the API server would refuse."""
+    path = tmp_path / "cluster.yaml"
+    external = {"external": {"endpoints": ["etcd.example:2379"]}}
 
-
-def test_plan_and_replace(scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path) -> None:
-    """plan says what would happen and changes nothing; drain --replace does what it says, shows the progress and ends when it is done.
-
-    The guide's commands for Kubernetes succeed here too.
-    """
-    external = {"external": {"endpoints": [cluster_etcd.endpoint]}}
-
-    def manifest(**spec: Any) -> str:
+    def planned(code: int = 0, **spec: Any) -> dict[str, Any]:
         document = {"apiVersion": "magnetar.io/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "main"}}
-        path = tmp_path / "cluster.yaml"
         path.write_text(yaml.safe_dump(document | {"spec": {"etcd": external, "replicas": 2, **spec}}))
-        return str(path)
+        result, shown = screen()
+        assert run_plan(Kubectl(scene.namespace), result, path) == code
+        (plan,) = json.loads(shown.getvalue())
+        found: dict[str, Any] = plan
+        return found
+
+    new = planned()
+    assert (new["action"], new["joining"]) == ("create", ["main-broker-0", "main-broker-1"])
+    assert scene.get(scene.path("brokerclusters", "main")) is None
+    scene.create("BrokerCluster", "main", {"etcd": external, "replicas": 2})
+    brokers = [{"name": f"main-broker-{at}", "bundles": 3 + at, "phase": "Ready"} for at in range(2)]
+    scene.merge(scene.path("brokerclusters", "main", "status"), {"status": {"brokers": brokers}})
+    same = planned()
+    assert (same["action"], same["objects"], same["restarts"]) == ("none", [], [])
+    changed = planned(replicas=1, config={"keep_alive_s": 11})
+    assert {"field": "spec.replicas", "old": 2, "new": 1} in changed["changes"]
+    assert changed["leaving"] == [{"broker": "main-broker-1", "bundles": 4}]
+    assert changed["restarts"] == [{"broker": "main-broker-0", "reason": "Config"}]
+    assert "drainTimeoutSeconds" in planned(1, drainTimeoutSeconds=0)["reason"]
+    assert "a claim cannot shrink" in planned(1, storage={"volumeClaim": {"size": "1Gi"}})["reason"]
+    assert scene.cluster()["spec"]["replicas"] == 2
+
+
+def test_the_guides_commands_for_kubernetes_succeed(scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path) -> None:
+    """drain --replace drains the pod first, ends when its successor is ready, and repeats nothing; --undo takes the request away."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             brokers = await stack.enter_async_context(brokers_of(cluster_etcd.endpoint))
+            lives = [await brokers.register(f"main-broker-{at}") for at in range(2)]
+            await brokers.own("public/default/0x00000000_0x80000000", lives[0])
             await stack.enter_async_context(running_operator(scene.namespace))
             await stack.enter_async_context(Kubelet(scene).at_work())
-            (new,) = await asyncio.to_thread(parsed, scene, "plan", "-f", manifest())
-            assert (new["action"], new["joining"]) == ("create", ["main-broker-0", "main-broker-1"])
-            assert scene.get(scene.path("brokerclusters", "main")) is None
+            external = {"external": {"endpoints": [cluster_etcd.endpoint]}}
             scene.create("BrokerCluster", "main", {"etcd": external, "replicas": 2})
             path = scene.path("brokerclusters", "main")
-            await until("Ready", lambda: scene.condition(path).get("status") == "True")
-            first = await brokers.register("main-broker-0")
-            second = await brokers.register("main-broker-1")
-            await brokers.own("public/default/0x00000000_0x80000000", first)
-            scene.merge(path, {"metadata": {"annotations": {"look": "at the bundle"}}})
-            await until("its bundle is seen", lambda: scene.cluster()["status"]["brokers"][0]["bundles"] == 1, 60)
-
-            await _plans(scene, manifest)
-            await _replacement(scene, brokers, second, tmp_path)
+            await until("Ready", lambda: scene.condition(path).get("status") == "True", PATIENCE_S)
+            before = _uid(scene)
+            guide = asyncio.create_task(asyncio.to_thread(_run_guide, scene, tmp_path))
+            await until("the drain", lambda: scene.events("Draining") or guide.done(), PATIENCE_S)
+            assert _uid(scene) == before
+            await brokers.own("public/default/0x00000000_0x80000000", lives[1])
+            await guide
+            assert _uid(scene) not in ("", before)
+            assert scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"] == f"main-broker-0@{before}"
+            assert (tmp_path / "magnetar-report.tar.gz").stat().st_size > 1000
+            await brokers.own("public/default/0x00000000_0x80000000", lives[0])  # so that it cannot be over before it is taken back
+            await asyncio.to_thread(_undo, scene, before)
 
     asyncio.run(scenario())
 
 
-async def _plans(scene: Scene, manifest: Any) -> None:
-    (same,) = await asyncio.to_thread(parsed, scene, "plan", "-f", manifest())
-    assert (same["action"], same["objects"], same["restarts"]) == ("none", [], [])
-    text = await asyncio.to_thread(run, scene, "plan", "-f", manifest(replicas=1, config={"keep_alive_s": 11}))
-    assert "spec.replicas: 2 -> 1" in text
-    assert "1. main-broker-1 hands 0 bundles over, then goes" in text
-    assert "1 brokers restart, one at a time (Config differs): main-broker-0" in text
-    (refused,) = await asyncio.to_thread(parsed, scene, "plan", "-f", manifest(drainTimeoutSeconds=0), code=1)
-    assert (refused["action"], "drainTimeoutSeconds" in refused["reason"]) == ("refused", True)
-    claim = {"volumeClaim": {"size": "1Gi"}}
-    (refused,) = await asyncio.to_thread(parsed, scene, "plan", "-f", manifest(storage=claim), code=1)
-    assert "a claim cannot shrink" in refused["reason"]
-    assert scene.cluster()["spec"]["replicas"] == 2
+def _uid(scene: Scene) -> str:
+    found = scene.get(scene.core("pods", "main-broker-0"))
+    return str(found["metadata"]["uid"]) if found is not None else ""
 
 
-async def _replacement(scene: Scene, brokers: Any, second: str, files: Path) -> None:
-    def uid() -> str:
-        found = scene.get(scene.core("pods", "main-broker-0"))
-        return str(found["metadata"]["uid"]) if found is not None else ""
-
-    before = uid()
-    planned = await asyncio.to_thread(run, scene, "drain", "main-broker-0", "--replace", "--dry-run")
-    assert "main-broker-0 would hand 1 bundles over to main-broker-1" in planned
-    replacing = asyncio.create_task(asyncio.to_thread(run, scene, "drain", "--replace", "main-broker-0"))
-    await until("the drain", lambda: scene.events("Draining"), 60)
-    assert uid() == before
-    await brokers.own("public/default/0x00000000_0x80000000", second)
-    told = await replacing
-    assert "main-broker-0 was drained, has been replaced and is ready again" in told
-    assert uid() not in ("", before)
-    annotations = scene.cluster()["metadata"]["annotations"]
-    assert annotations["magnetar.io/replace"] == f"main-broker-0@{before}"
-    await asyncio.to_thread(run, scene, "drain", "--replace", "main-broker-0", "--undo")
-    assert "magnetar.io/replace" not in scene.cluster()["metadata"].get("annotations", {})
-    for line in commands("kubernetes"):
+def _run_guide(scene: Scene, files: Path) -> None:
+    listed = commands("kubernetes")
+    assert len(listed) >= 4
+    for line in listed:
         words = [word.replace("/tmp/", f"{files}/") for word in shlex.split(line)[1:]]
-        # The examples' cluster is made anew: the one here has an etcd of another kind, which it could not change into.
-        await asyncio.to_thread(run, scene, *words, namespace="default" if words[0] == "plan" else "")
-    assert (files / "magnetar-report.tar.gz").stat().st_size > 1000
-    assert "there is no pod main-broker-9" in await asyncio.to_thread(run, scene, "drain", "--replace", "main-broker-9", code=1)
+        # The examples' cluster would be a new one: the one here has an etcd of another kind, which it could not change into.
+        namespace = "default" if words[0] == "plan" else scene.namespace
+        code = application([*words, "--namespace", namespace], standalone_mode=False)
+        assert not code, line
+
+
+def _undo(scene: Scene, before: str) -> None:
+    """Ask for the successor, then take the request back; the one whose pod is gone goes with it."""
+    kubectl, options = Kubectl(scene.namespace), {"dry_run": False, "force": False, "timeout_s": 1.0}
+    assert run_replace(kubectl, screen()[0], "main-broker-0", undo=False, wait=False, **options) == 0  # type: ignore[arg-type]
+    asked = scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"]
+    assert before not in asked
+    assert run_replace(kubectl, screen()[0], "main-broker-0", undo=True, wait=False, **options) == 0  # type: ignore[arg-type]
+    assert "magnetar.io/replace" not in scene.cluster()["metadata"].get("annotations", {})

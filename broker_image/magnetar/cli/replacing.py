@@ -8,7 +8,7 @@ is written, because the operator does the work.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from magnetar.cli.failures import REFUSED, Refused, WrongUsage
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CLUSTERS = "brokerclusters.magnetar.io"
 LOOK_S = 1.0
+CONFLICTS_MAX = 10
 CLOCK = SystemClock()
 
 
@@ -88,14 +89,19 @@ def _target(kubectl: Kubectl, pod: str) -> Target:
     cluster = labels.get(names.CLUSTER, "")
     if labels.get(names.COMPONENT) != names.BROKER or not names.is_broker_pod(cluster, pod):
         raise WrongUsage(f"{pod} is not a broker's pod", "name one such as main-broker-0")
+    return Target(found, _cluster_of(kubectl, found))
+
+
+def _cluster_of(kubectl: Kubectl, pod: Manifest) -> Manifest:
+    """Raises Refused if the pod's cluster is gone."""
+    from magnetar_operator import names
+
+    cluster = pod["metadata"]["labels"][names.CLUSTER]
     owner = kubectl.get(CLUSTERS, cluster)
     if owner is None:
-        raise Refused(
-            NOT_FOUND,
-            f"{pod} belongs to BrokerCluster {cluster}, which does not exist",
-            "make the cluster again: its volumes are kept",
-        )
-    return Target(found, owner)
+        what = f"{pod['metadata']['name']} belongs to BrokerCluster {cluster}, which does not exist"
+        raise Refused(NOT_FOUND, what, "make the cluster again: its volumes are kept")
+    return owner
 
 
 def _check(target: Target, force: bool) -> None:
@@ -112,7 +118,21 @@ def _check(target: Target, force: bool) -> None:
 
 
 def _request(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
-    """Add the request to the annotation, or take it out; those whose pods are gone go too. Raises Refused if it has changed meanwhile."""
+    """Add the request to the annotation, or take it out; those whose pods are gone go too. Raises Refused."""
+    for _ in range(CONFLICTS_MAX):
+        try:
+            _annotate(kubectl, target, withdraw)
+            return
+        except Refused as error:
+            # The operator writes the status often, and each time the cluster gets another version.
+            if error.status != CONFLICT:
+                raise
+        target = replace(target, cluster=_cluster_of(kubectl, target.pod))
+    raise Refused(CONFLICT, f"BrokerCluster {target.cluster_name} keeps changing", "try again")
+
+
+def _annotate(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
+    """Write the annotation if the cluster is still the one that was read. Raises Refused, with CONFLICT if it is not."""
     from magnetar_operator import names
     from magnetar_operator.replacing import requests_of
 

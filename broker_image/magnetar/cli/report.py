@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magnetar import __version__
-from magnetar.cli.failures import WrongUsage
+from magnetar.cli.failures import Refused, WrongUsage
 from magnetar.cli.kubectl import Kubectl, Manifest
 from magnetar.cli.redaction import redacted, redacted_text
 from magnetar.clock import SystemClock
@@ -142,14 +142,27 @@ def _resources(kubectl: Kubectl, archive: Archive) -> None:
     """Custom resources, what was made of them, and what was said about them."""
     from magnetar_operator.models.definitions import NAMINGS
 
-    def save(kind: str, selector: str, path: str) -> Callable[[], None]:
-        return lambda: archive.document(path, kubectl.list(kind, selector))
+    def save(kinds: dict[str, str], selector: str) -> None:
+        """One request for all kinds; if it is refused, one for each, so that only what is forbidden is missing."""
+        try:
+            found = kubectl.list(",".join(kinds), selector)
+        except Refused:
+            for kind, path in kinds.items():
+                archive.attempt(path, lambda kind=kind, path=path: archive.document(path, kubectl.list(kind, selector)))  # type: ignore[misc]
+            return
+        for kind, path in kinds.items():
+            singular = kind.partition(".")[0]
+            archive.document(path, [item for item in found if _plural(str(item["kind"])) == singular])
 
-    for kind, naming in NAMINGS.items():
-        archive.attempt(kind, save(f"{naming.plural}.magnetar.io", "", f"resources/{naming.plural}.json"))
-    for plural in OBJECTS:
-        archive.attempt(plural, save(plural, PART_OF, f"objects/{plural}.json"))
-    archive.attempt("events", save("events", "", "events.json"))
+    save({f"{naming.plural}.magnetar.io": f"resources/{naming.plural}.json" for naming in NAMINGS.values()}, "")
+    save({plural: f"objects/{plural}.json" for plural in OBJECTS}, PART_OF)
+    archive.attempt("events.json", lambda: archive.document("events.json", kubectl.list("events")))
+
+
+def _plural(kind: str) -> str:
+    """A kind as Kubernetes calls its collection."""
+    lowered = kind.lower()
+    return f"{lowered[:-1]}ies" if lowered.endswith("y") else f"{lowered}s"
 
 
 def _pod(kubectl: Kubectl, archive: Archive, pod: Manifest, log_lines: int) -> None:

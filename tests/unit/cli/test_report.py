@@ -83,13 +83,14 @@ class Planted(Kubectl):
         assert command == "get", "nothing is changed"
         if rest[0] == "--raw":
             return json.dumps(STATUS) if rest[1].endswith("status") else json.dumps({"token": TOKEN, "path": rest[1]})
-        if rest[0] == "configmaps":
+        if "configmaps" in rest[0]:
             raise Refused(403, f"configmaps is forbidden for token={TOKEN}")
         assert "secrets" not in rest[0], "secrets are never asked for"
         items: dict[str, list[Any]] = {
-            "brokerclusters.magnetar.io": [CLUSTER], "pods": [POD], "events": [{"message": f"failed with password: {WORD}"}],
+            "pods": [POD], "events": [{"message": f"failed with password: {WORD}"}],
         }  # fmt: skip
-        return json.dumps({"items": items.get(rest[0], [SECRET])})
+        found = [CLUSTER] if rest[0].startswith("brokerclusters") else items.get(rest[0], [SECRET])
+        return json.dumps({"items": found})
 
 
 def test_planted_secrets_are_not_in_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +107,7 @@ def test_planted_secrets_are_not_in_the_archive(tmp_path: Path, capsys: pytest.C
         "logs/main-broker-0.broker.previous.log", "brokers/main-broker-0/status.json", "brokers/main-broker-0/metrics.txt",
         "brokers/main-broker-0/explain-public_default_0x0_0x4.json", "missing.txt",
     } <= set(files)  # fmt: skip
-    assert "configmaps: configmaps is forbidden" in files["missing.txt"]
+    assert "objects/configmaps.json: configmaps is forbidden" in files["missing.txt"]
     for kept in (
         "team-a",
         "brokers are ready",

@@ -181,12 +181,13 @@ def test_what_is_written_is_within_the_bounds(wanted: Autoscaling, cpu: list[flo
     assert decision.replicas != len(cpu)
 
 
-@given(specs, shares, st.data())
+@given(specs, st.lists(st.tuples(st.floats(0, 1.5), st.floats(0, 1), st.integers(0, 3)), min_size=1, max_size=8))
 @settings(deadline=None)
-def test_more_load_never_asks_for_fewer_brokers(wanted: Autoscaling, cpu: list[float], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(cpu) - 1))
-    more = [share + (data.draw(st.floats(0, 1)) if index == at else 0) for index, share in enumerate(cpu)]
-    assert wish_of(wanted, sight(*more).reports).replicas >= wish_of(wanted, sight(*cpu).reports).replicas
+def test_more_load_never_asks_for_fewer_brokers(wanted: Autoscaling, brokers: list[tuple[float, float, int]]) -> None:
+    """Whichever brokers carry it, those with a single bundle too."""
+    before = [Report(f"b-{at}", 1.0, bundles, cpu, 0, 0, 0) for at, (cpu, _, bundles) in enumerate(brokers)]
+    after = [replace(report, cpu=report.cpu + more) for report, (_, more, _) in zip(before, brokers, strict=True)]
+    assert wish_of(wanted, after).replicas >= wish_of(wanted, before).replicas
 
 
 @given(specs, st.floats(0, 8), st.floats(0, 1), st.integers(1, 8))
