@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dev.server_process import ServerProcess
+from magnetar.cli import SERVERS
 from magnetar.cli.commands import application
 from tests.clients.program import ROOT, Program
 
@@ -47,5 +48,5 @@ def test_the_guide_names_every_command() -> None:
     text = GUIDE.read_text()
     groups = [found.name for found in application.registered_groups]
     named = [found.name or found.callback.__name__ for found in application.registered_commands if found.callback is not None]
-    servers = {"standalone", "broker", "operator"}
+    servers = {*SERVERS}
     assert [name for name in (*groups, *named) if name not in servers and f"magnetar {name}" not in text] == []
