@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import structlog
+
 from magnetar.errors import StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import NamespaceRecord, Record, TenantRecord
@@ -42,8 +44,11 @@ from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused
 
+log = structlog.get_logger(__name__)
+
 R = TypeVar("R", bound=Record)
 DECODED_AT_ONCE = 200
+SWEEP_ATTEMPTS = 3
 LOOK_AT_RIVAL_S = 3.0
 READ_TIMEOUT_S = 5.0
 ALL_NAMESPACES = "*"
@@ -302,9 +307,9 @@ async def orphans(world: World) -> list[Key]:
             if cluster is None:
                 continue
             store = await world.store_of(cluster)
-            owners = await _owners(store)
-        except (InvalidResource, StoreError, TimeoutError):
+        except (InvalidResource, StoreError):
             continue
+        owners = await _owners(store)
         for owner, name in owners.items():
             namespace, _, resource = owner.partition("/")
             key = Key(TOPIC_NAMESPACE.kind, namespace, resource)
@@ -315,10 +320,20 @@ async def orphans(world: World) -> list[Key]:
 
 
 async def _owners(store: ClusterStore) -> dict[str, NamespaceName]:
-    """Owners in a cluster's records, each with its namespace (of no name, if it owns a tenant only). Raises StoreError, TimeoutError."""
-    async with asyncio.timeout(READ_TIMEOUT_S):
-        tenants = (await store.reader.range(keys.TENANTS)).items
-        namespaces = (await store.reader.range(keys.NAMESPACES)).items
+    """Owners in a cluster's records, each with its namespace (of no name, if it owns a tenant only); none if the store does not answer."""
+    for _ in range(SWEEP_ATTEMPTS):
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                tenants = (await store.reader.range(keys.TENANTS)).items
+                namespaces = (await store.reader.range(keys.NAMESPACES)).items
+            return await _owners_among(tenants, namespaces)
+        except (StoreError, TimeoutError) as error:
+            log.warning("orphans.unknown", error=str(error) or "no answer in time")
+    return {}
+
+
+async def _owners_among(tenants: Sequence[KeyValue], namespaces: Sequence[KeyValue]) -> dict[str, NamespaceName]:
+    """Raises StoreError for a record that cannot be read."""
     owners = {TenantRecord.decode(item.value).owner: NamespaceName(item.key.removeprefix(keys.TENANTS), "") for item in tenants}
     for number, item in enumerate(namespaces):
         if number % DECODED_AT_ONCE == 0:
