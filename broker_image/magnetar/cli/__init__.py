@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 PROGRAM = "magnetar"
-SERVERS = ("standalone", "broker", "operator")
+SERVERS = ("standalone", "broker", "coordinator", "operator")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
