@@ -183,7 +183,9 @@ def test_the_scale_subresource_and_the_columns_work(control_plane: ControlPlane,
 
 
 @pytest.mark.parametrize(
-    "file", sorted([*(ROOT / "examples/quickstart").glob("*.yaml"), ROOT / "examples/compaction.yaml"]), ids=lambda file: file.name
+    "file",
+    sorted([*(ROOT / "examples/quickstart").glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")]),
+    ids=lambda file: file.name,
 )
 def test_the_examples_are_accepted_here_and_there(control_plane: ControlPlane, namespace: str, file: Any) -> None:
     applied = control_plane.kubectl("apply", "-n", namespace, "--validate=strict", "-f", str(file))

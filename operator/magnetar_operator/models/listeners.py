@@ -92,7 +92,7 @@ Listeners = Annotated[
     Field(
         default=(),
         max_length=LISTENERS_MAX,
-        description="Ways in for clients outside. A new or changed one rolls the brokers; a new address does not.",
+        description="Ways in for clients outside. A listener more, less or renamed rolls the brokers; nothing else about them does.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ),
 ]
