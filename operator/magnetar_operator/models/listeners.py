@@ -92,7 +92,7 @@ Listeners = Annotated[
     Field(
         default=(),
         max_length=LISTENERS_MAX,
-        description="Ways in for clients outside. A listener more, less, renamed or in another place rolls the brokers; nothing else about them does.",
+        description="Ways in for clients outside. One more, less, renamed or in another place rolls the brokers; nothing else does.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ),
 ]
