@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import structlog
 
 from magnetar.errors import StoreError
-from magnetar_operator import broker_pods, names
+from magnetar_operator import broker_pods, etcd_life, names
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children
@@ -60,8 +60,9 @@ async def reconcile(world: World, key: Key) -> float | None:
     problems = [*secured.problems, *await _apply_cordons(world, cluster, moves)]
     seen = await see_credentials(world, cluster, observed.children)
     problems += seen.problems
-    wanted = desired(cluster, world.defaults, moves.scale.replicas, observed.children, seen.digest)
+    wanted = desired(cluster, world.defaults, moves.scale.replicas, observed.children, seen.digest, observed.etcd_shape)
     problems += await apply_children(world, cluster, wanted, observed.children)
+    await etcd_life.act(world, cluster, observed.etcd)
     roll = _plan_roll(cluster, observed, moves)
     await restart(world, cluster, observed.pods, roll)
     await _replace(world, observed, moves)
@@ -102,12 +103,15 @@ async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> O
     children = {identity_of(child): child for found in lists for child in found}
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
     state, problem = await _read_state(world, cluster, children)
-    return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine))
+    etcd = await etcd_life.look(world, cluster, children, live)
+    return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine), etcd)
 
 
 def _is_grave(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:
     """Whether what would be done next cannot be taken back: the caches find such work, a look at the API server itself decides."""
     moves = plan_moves(cluster, observed, wall_ms)
+    if observed.etcd is not None and observed.etcd.plan.reason is not None:
+        return True
     return moves.shown.reason is not None or bool(_plan_roll(cluster, observed, moves).restart) or bool(observed.lost_nodes)
 
 
@@ -187,7 +191,7 @@ async def _write_status(
 
 def _again_after_s(observed: Observed, moves: Moves) -> float:
     if observed.state is None:
-        return STORE_RETRY_S
+        return min(STORE_RETRY_S, observed.etcd.again_s if observed.etcd is not None else STORE_RETRY_S)
     if moves.shown.reason is not None or observed.lost_nodes:
         return MOVING_S
-    return LOOK_AGAIN_S
+    return min(LOOK_AGAIN_S, observed.etcd.again_s if observed.etcd is not None else LOOK_AGAIN_S)

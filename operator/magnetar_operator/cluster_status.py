@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from magnetar_operator import names
 from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, node_addresses, phase_of, sorted_by_ordinal, trouble_of
+from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.listeners import listener_statuses, pending_listener
 from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity
+from magnetar_operator.etcd_view import EtcdLife
 from magnetar_operator.models.base import Condition
 from magnetar_operator.models.broker_cluster import BrokerCluster, BrokerClusterStatus, BrokerStatus, Endpoints, PendingRestart
 from magnetar_operator.rolling import RollPlan
@@ -31,6 +33,12 @@ class Observed:
     state: ClusterState | None
     store_problem: str = ""
     lost_nodes: tuple[tuple[str, float], ...] = ()
+    etcd: EtcdLife | None = None
+
+    @property
+    def etcd_shape(self) -> EtcdShape:
+        """What the managed etcd's set is to be."""
+        return self.etcd.shape if self.etcd is not None else EtcdShape()
 
     def child(self, kind: str, name: str) -> Manifest | None:
         return self.children.get((kind, name))
@@ -42,8 +50,9 @@ def findings_of(
     """Available, Progressing, Degraded, Ready."""
     wanted = cluster.spec.replicas
     ready = sum(map(is_ready, observed.pods))
-    progress = _progress(cluster, observed, scale, roll, ready)
-    degraded = next(iter([*problems, *_degradation(cluster, observed)]), None)
+    etcd = observed.etcd
+    progress = _progress(cluster, observed, scale, roll, ready) or (etcd.progress if etcd is not None else None)
+    degraded = next(iter([*problems, *(etcd.problems if etcd is not None else ()), *_degradation(cluster, observed)]), None)
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
     elif ready:
@@ -120,6 +129,7 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         ready_replicas=sum(map(is_ready, observed.pods)),
         selector=names.selector_text(names.selector(cluster.name, names.BROKER)),
         etcd_security=cluster.status.etcd_security,
+        etcd=observed.etcd.status if observed.etcd is not None else cluster.status.etcd,
         storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
         endpoints=Endpoints(
             service_url=f"pulsar://{host}:{names.BROKER_PORT}",

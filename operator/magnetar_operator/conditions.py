@@ -230,6 +230,11 @@ class Reason(enum.Enum):
         "The data of a member of the managed etcd differs from that of the others.",
         "Delete the claim and the pod of the member named: it is replaced. With one member, restore (docs/restore.md).",
     )
+    ETCD_VERSION = (
+        "EtcdVersionRefused",
+        "The etcd image wanted is older than the one that runs, or skips a minor version; the members keep theirs.",
+        "Set spec.etcd.managed.image to the next minor version, or back to what runs.",
+    )
     ETCD_STRANGER = (
         "EtcdUnknownMember",
         "etcd has a member that is none of the cluster's pods, so that the operator changes no members.",

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from magnetar_operator import names
 from magnetar_operator.builders.broker_set import broker_set
 from magnetar_operator.builders.config_map import broker_config
-from magnetar_operator.builders.disruption_budget import disruption_budget
-from magnetar_operator.builders.etcd_set import etcd_set
+from magnetar_operator.builders.disruption_budget import disruption_budget, etcd_budget
+from magnetar_operator.builders.etcd_config import etcd_config
+from magnetar_operator.builders.etcd_set import EtcdShape, etcd_set, peer_urls
 from magnetar_operator.builders.listeners import broker_listeners, listener_services
 from magnetar_operator.builders.network_policy import etcd_policy
 from magnetar_operator.builders.object import Defaults, Manifest
@@ -30,14 +31,25 @@ def identity_of(manifest: Manifest) -> Identity:
 
 
 def desired(
-    cluster: BrokerCluster, defaults: Defaults, replicas: int, observed: Mapping[Identity, Manifest], credentials: str = ""
+    cluster: BrokerCluster,
+    defaults: Defaults,
+    replicas: int,
+    observed: Mapping[Identity, Manifest],
+    credentials: str = "",
+    shape: EtcdShape = EtcdShape(),  # noqa: B008 - frozen
 ) -> list[Manifest]:
     """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do and for addresses;
-    `credentials` is the digest of the storage's ("" = it has none)."""
+    `credentials` is the digest of the storage's ("" = it has none); `shape` is that of a managed etcd's set."""
     managed = cluster.spec.etcd.managed
     etcd: list[Manifest] = []
     if managed is not None:
-        etcd = [etcd_service(cluster), etcd_policy(cluster), etcd_set(cluster, managed, defaults)]
+        etcd = [
+            etcd_service(cluster),
+            etcd_policy(cluster),
+            etcd_config(cluster, peer_urls(cluster), managed.replicas, shape.door),
+            *([etcd_budget(cluster, spare=shape.spare)] if shape.replicas > 1 else []),
+            etcd_set(cluster, managed, defaults, shape),
+        ]
     claim = storage_claim(cluster, observed.get(("PersistentVolumeClaim", names.storage_claim(cluster.name))))
     return [
         broker_account(cluster),

@@ -1,7 +1,7 @@
 """Asking an etcd about its members, and changing them.
 
 Owns: `EtcdAdmin`, one connection per member and the requests of etcd's Cluster and Maintenance services. Imports: asyncio, grpc, aetcd's stubs,
-clock, errors, etcd_members.
+magnetar.metadata, errors, etcd_members.
 Invariants: every request has a deadline and is sent at most once; who answers is decided by the ordinal asked, never by chance; a list of members
 counts only when a quorum has just confirmed it; a member that does not answer is missing from the picture, never an error.
 """
@@ -18,6 +18,7 @@ import grpc.aio  # type: ignore[import-untyped]
 from aetcd import rpc
 
 from magnetar.errors import StoreError, StoreUnavailable
+from magnetar.metadata.etcd_tls import TlsMaterial
 from magnetar_operator.etcd_members import Member, Voice
 
 LOOK_TIMEOUT_S = 2.0
@@ -83,10 +84,11 @@ class Sighting:
 class _Connection:
     """The stubs of one member."""
 
-    def __init__(self, endpoint: str, credentials: Any | None) -> None:
-        address = endpoint.rpartition("://")[2]
-        if credentials is not None:
-            self.channel = grpc.aio.secure_channel(address, credentials, _OPTIONS)
+    def __init__(self, endpoint: str, tls: TlsMaterial | None) -> None:
+        address = _host(endpoint)
+        self.stamp = tls.stamp() if tls is not None else None
+        if tls is not None:
+            self.channel = grpc.aio.secure_channel(address, tls.credentials(), _OPTIONS)
         else:
             self.channel = grpc.aio.insecure_channel(address, _OPTIONS)
         self.endpoint = endpoint
@@ -98,12 +100,12 @@ class _Connection:
 class EtcdAdmin:
     """The members of one etcd. Belongs to the event loop on which it is first used.
 
-    `clients` and `peers` give, by ordinal, where a member is asked (host:port) and where the others reach it (URL). `credentials` makes gRPC's
-    channel credentials when a connection is opened.
+    `clients` and `peers` give, by ordinal, where a member is asked (host:port) and where the others reach it (URL).
     """
 
-    def __init__(self, clients: Mapping[int, str], peers: Mapping[int, str], credentials: Callable[[], Any] | None = None) -> None:
-        self._clients, self._peers, self._credentials = dict(clients), dict(peers), credentials
+    def __init__(self, clients: Mapping[int, str], peers: Mapping[int, str], tls: TlsMaterial | None = None) -> None:
+        self._clients, self._peers, self._tls = dict(clients), dict(peers), tls
+        self._closing: set[asyncio.Task[None]] = set()
         self._connections: dict[int, _Connection] = {}
 
     # --- looking --------------------------------------------------------------------------------------------------------------
@@ -130,16 +132,14 @@ class EtcdAdmin:
     async def _members(self, ordinal: int) -> tuple[Member, ...]:
         request = rpc.MemberListRequest(linearizable=True)
         answer = await self._ask(ordinal, lambda at: at.members.MemberList(request, timeout=LOOK_TIMEOUT_S))
-        ordinals = {url: number for number, url in self._peers.items()}
-        return tuple(
-            Member(
-                int(item.ID),
-                next((ordinals[url] for url in item.peerURLs if url in ordinals), None),
-                started=bool(item.name),
-                learner=bool(item.isLearner),
-            )
-            for item in answer.members
-        )
+        return tuple(self._member(item) for item in answer.members)
+
+    def _member(self, item: Any) -> Member:
+        """An entry of the list; whose it is, its host and port tell."""
+        hosts = {_host(url): number for number, url in self._peers.items()}
+        ordinal = next((hosts[_host(url)] for url in item.peerURLs if _host(url) in hosts), None)
+        moved = ordinal is not None and list(item.peerURLs) != [self._peers[ordinal]]
+        return Member(int(item.ID), ordinal, started=bool(item.name), learner=bool(item.isLearner), moved=moved)
 
     async def _alarms(self, ordinal: int) -> tuple[tuple[int, str], ...]:
         request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
@@ -157,6 +157,11 @@ class EtcdAdmin:
         request = rpc.MemberAddRequest(peerURLs=[self._peers[ordinal]], isLearner=True)
         answer = await self._ask(at, lambda member: member.members.MemberAdd(request, timeout=CHANGE_TIMEOUT_S))
         return int(answer.member.ID)
+
+    async def correct_address(self, at: int, member: int, ordinal: int) -> None:
+        """Have the others reach `member` where the pod of `ordinal` listens now. Raises StoreError."""
+        request = rpc.MemberUpdateRequest(ID=member, peerURLs=[self._peers[ordinal]])
+        await self._ask(at, lambda seen: seen.members.MemberUpdate(request, timeout=CHANGE_TIMEOUT_S))
 
     async def promote(self, at: int, member: int) -> None:
         """Make a learner a voter. Raises StoreError, also while etcd finds that it lags behind."""
@@ -206,9 +211,15 @@ class EtcdAdmin:
     # --- connections ----------------------------------------------------------------------------------------------------------
 
     def _connection(self, ordinal: int) -> _Connection:
-        if ordinal not in self._connections:
-            made = self._credentials() if self._credentials is not None else None
-            self._connections[ordinal] = _Connection(self._clients[ordinal], made)
+        """The connection to one member, made anew when the certificate has been replaced."""
+        known = self._connections.get(ordinal)
+        if known is not None and (self._tls is None or known.stamp == self._tls.stamp()):
+            return known
+        if known is not None:
+            closing = asyncio.ensure_future(known.channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        self._connections[ordinal] = _Connection(self._clients[ordinal], self._tls)
         return self._connections[ordinal]
 
     async def _ask(self, ordinal: int, send: Callable[[_Connection], Any]) -> Any:
@@ -230,6 +241,12 @@ class EtcdAdmin:
         for connection in self._connections.values():
             await connection.channel.close()
         self._connections.clear()
+        await asyncio.gather(*self._closing)
+
+
+def _host(url: str) -> str:
+    """host:port of a URL."""
+    return url.rpartition("://")[2]
 
 
 def _refusal(connection: _Connection, error: Any) -> StoreError:

@@ -24,12 +24,14 @@ LAG_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One entry of etcd's own list. `ordinal` is None for an address that is none of ours; `started` is false until it has joined once."""
+    """One entry of etcd's own list. `ordinal` is None for an address that is none of ours; `started` is false until it has joined once; `moved`:
+    others are told an address that it had before (its host is right, the scheme is not)."""
 
     id: int
     ordinal: int | None
     started: bool = True
     learner: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,14 @@ class AddLearner:
 
 
 @dataclass(frozen=True, slots=True)
+class CorrectAddress:
+    """Tell the other members where a member is reached now."""
+
+    member: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
 class Promote:
     """Make a learner a voter."""
 
@@ -115,7 +125,8 @@ class Restart:
     why: str
 
 
-Step = AddLearner | Promote | RemoveMember | MoveLeader | Restart
+MemberStep = AddLearner | CorrectAddress | Promote | RemoveMember | MoveLeader
+Step = MemberStep | Restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +328,10 @@ class _Table:
         sick = next((voter for voter in self._voters if voter.id not in self._healthy), None)
         if sick is not None:
             return _Found(Reason.ETCD_SCALING, f"member {missing} of etcd is added when member {sick.ordinal} is healthy again")
+        moved = next((voter for voter in self._voters if voter.moved), None)
+        if moved is not None and moved.ordinal is not None:
+            step = CorrectAddress(moved.id, moved.ordinal)
+            return _Found(Reason.ETCD_SCALING, f"the address of member {moved.ordinal} of etcd is corrected", step)
         return _Found(Reason.ETCD_SCALING, f"member {missing} of etcd is added as a learner", AddLearner(missing))
 
     def _join(self, learner: Member, ordinal: int) -> _Found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from magnetar.errors import StoreUnavailable
 from magnetar_operator.etcd_admin import EtcdAdmin, Sighting
-from magnetar_operator.etcd_members import AddLearner, MoveLeader, Promote, RemoveMember
+from magnetar_operator.etcd_members import AddLearner, CorrectAddress, MemberStep, MoveLeader, Promote, RemoveMember
 from magnetar_operator.etcd_upkeep import Upkeep
 
 
@@ -20,12 +20,14 @@ def leader_of(seen: Sighting) -> int:
     raise StoreUnavailable("no member of etcd says that it leads; looking again")
 
 
-async def change_members(admin: EtcdAdmin, seen: Sighting, step: AddLearner | Promote | RemoveMember | MoveLeader) -> None:
+async def change_members(admin: EtcdAdmin, seen: Sighting, step: MemberStep) -> None:
     """Carry `step` out. Raises StoreError, also when etcd finds that it is too early."""
     leader = leader_of(seen)
     match step:
         case AddLearner(ordinal):
             await admin.add_learner(leader, ordinal)
+        case CorrectAddress(member, ordinal):
+            await admin.correct_address(leader, member, ordinal)
         case Promote(member):
             await admin.promote(leader, member)
         case RemoveMember(member):

@@ -157,6 +157,15 @@ def etcd_endpoint(cluster: str, namespace: str) -> str:
     return f"{etcd_set(cluster)}.{namespace}.svc:{ETCD_CLIENT_PORT}"
 
 
+def etcd_member(cluster: str, ordinal: int) -> str:
+    """Pod of one member."""
+    return f"{etcd_set(cluster)}-{ordinal}"
+
+
+def etcd_member_host(cluster: str, namespace: str, ordinal: int) -> str:
+    return f"{etcd_member(cluster, ordinal)}.{etcd_set(cluster)}.{namespace}.svc"
+
+
 def run_id(token: str, uid: str) -> str:
     """Id of a job's run. The uid is in it so that a resource made again under the same name is not mistaken for its predecessor."""
     return f"{token}-{uid[:8]}"

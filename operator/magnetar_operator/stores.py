@@ -9,7 +9,7 @@ write; the term is taken lazily, so that a steady state writes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -22,6 +22,7 @@ from magnetar.metadata.records import CordonRecord, NamespaceRecord, Record, Ten
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
 from magnetar.names import NamespaceName
 from magnetar_operator import passes
+from magnetar_operator.etcd_admin import EtcdAdmin
 from magnetar_operator.etcd_users import EtcdUsers
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.record_view import RecordView
@@ -47,10 +48,13 @@ class ClusterStore:
         identity: str,
         may_write: Callable[[], bool],
         owned_changed: Callable[[str], None] = lambda _: None,
+        tls: TlsMaterial | None = None,
     ) -> None:
         """`owned_changed` gets the owner, as records name it, of every record that somebody else changed."""
         self.reader = store
         self._owned_changed = owned_changed
+        self._tls = tls
+        self._admin: EtcdAdmin | None = None
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
         self.claims: dict[tuple[str, str], NamespaceName] = {}
         """Of TopicNamespaces (by namespace and name) seen here: the namespace that each speaks for, for when the resource is gone."""
@@ -89,10 +93,12 @@ class ClusterStore:
         return found - {""}
 
     async def close(self) -> None:
-        """End views and connection."""
+        """End views and connections."""
         for task in self._viewing:
             task.cancel()
         await asyncio.gather(*self._viewing, return_exceptions=True)
+        if self._admin is not None:
+            await self._admin.close()
         await self.reader.close()
 
     async def write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
@@ -153,10 +159,17 @@ class ClusterStore:
         """Users, roles and authentication of an etcd that is ours alone; the number of changes. Raises NotLeading, StoreError, TimeoutError."""
         if self._users is None:
             assert isinstance(self.reader, EtcdStore)
-            self._users = EtcdUsers(self.reader.channels, self._before_change)
+            self._users = EtcdUsers(self.reader.channels, self.before_change)
         return await self._users.converge()
 
-    def _before_change(self) -> None:
+    def admin(self, clients: Mapping[int, str], peers: Mapping[int, str]) -> EtcdAdmin:
+        """The members of a managed etcd, by ordinal: where they are asked, where they reach each other."""
+        if self._admin is None:
+            self._admin = EtcdAdmin(clients, peers, self._tls)
+        return self._admin
+
+    def before_change(self) -> None:
+        """To be called before etcd itself is changed. Raises NotLeading."""
         self._require_leadership()
         self._metrics.store_writes.inc()
         passes.count_effect()
@@ -217,7 +230,7 @@ class Stores:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         opened = EtcdStore(key, tls, clock=self._clock)
-        store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write, self._owned_changed)
+        store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write, self._owned_changed, tls)
         store.claims.update(claims)
         self._open[key] = tls, store
         return store

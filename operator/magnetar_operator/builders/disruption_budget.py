@@ -1,6 +1,6 @@
-"""The brokers' disruption budget.
+"""Disruption budgets of brokers and etcd.
 
-Owns: it. Imports: builders.object, names. Pure.
+Owns: them. Imports: builders.object, names. Pure.
 """
 
 from __future__ import annotations
@@ -18,5 +18,18 @@ def disruption_budget(cluster: BrokerCluster) -> Manifest:
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": names.selector(cluster.name, names.BROKER)},
+        }
+    }
+
+
+def etcd_budget(cluster: BrokerCluster, *, spare: bool) -> Manifest:
+    """One of three may go (`spare`); while members come and go none may, because two voters can spare none."""
+    budget = cluster_object("policy/v1", "PodDisruptionBudget", cluster, names.etcd_set(cluster.name), names.ETCD)
+    return budget | {
+        "spec": {
+            "maxUnavailable": 1 if spare else 0,
+            # One that is not ready may still hold what the others need.
+            "unhealthyPodEvictionPolicy": "IfHealthyBudget",
+            "selector": {"matchLabels": names.selector(cluster.name, names.ETCD)},
         }
     }

@@ -7,9 +7,11 @@ immutable in the cluster's spec, because a StatefulSet cannot change it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from magnetar_operator import names
-from magnetar_operator.builders.etcd_tls import MEMBER, secret_volume
+from magnetar_operator import etcd_start, names
+from magnetar_operator.builders.etcd_tls import MEMBER, MEMBERS_MAX, secret_volume
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
@@ -20,27 +22,48 @@ from magnetar_operator.builders.object import (
     pod_security,
     pull_secrets,
 )
+from magnetar_operator.etcd_members import Door
 from magnetar_operator.etcd_security import Security
 from magnetar_operator.models.broker_cluster import BrokerCluster, ManagedEtcd
 
 DATA_PATH = "/var/lib/etcd"
 TLS_VOLUME, TLS_PATH = "tls", "/etc/etcd/tls"
 GRACE_S = 30
-QUOTA_BYTES = 2 * 1024**3
+START = "start"
+"""Container that decides whether the pod may start on what its volume holds."""
 
 
-def etcd_set(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class EtcdShape:
+    """What the plan of members says about the set. Empty images are those of the spec, or of the operator; `spare`: a node's drain may take one."""
+
+    replicas: int = 1
+    door: Door = field(default_factory=Door)
+    image: str = ""
+    start_image: str = ""
+    spare: bool = True
+
+
+def peer_urls(cluster: BrokerCluster) -> dict[int, str]:
+    """Where members reach each other, by ordinal."""
+    hosts = ((ordinal, names.etcd_member_host(cluster.name, cluster.namespace, ordinal)) for ordinal in range(MEMBERS_MAX))
+    return {ordinal: f"https://{host}:{names.ETCD_PEER_PORT}" for ordinal, host in hosts}
+
+
+def etcd_set(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape) -> Manifest:
+    """The set with as many members as `shape` says, which may be more or fewer than wanted while members come and go."""
     name = names.etcd_set(cluster.name)
     stateful_set = cluster_object("apps/v1", "StatefulSet", cluster, name, names.ETCD)
     return stateful_set | {
         "spec": {
-            "replicas": managed.replicas,
+            "replicas": shape.replicas,
             "serviceName": name,
             "podManagementPolicy": "Parallel",
-            "updateStrategy": {"type": "RollingUpdate"},
+            # The operator restarts members, because it knows which one can be spared.
+            "updateStrategy": {"type": "OnDelete"},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
             "selector": {"matchLabels": names.selector(cluster.name, names.ETCD)},
-            "template": _template(cluster, managed, defaults),
+            "template": _template(cluster, managed, defaults, shape),
             "volumeClaimTemplates": [_claim(managed)],
         }
     }
@@ -53,14 +76,16 @@ def _claim(managed: ManagedEtcd) -> Manifest:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"}, "spec": spec}
 
 
-def _template(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults) -> Manifest:
+def _template(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape) -> Manifest:
     pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         **pull_secrets(cluster),
         "terminationGracePeriodSeconds": GRACE_S,
         "securityContext": pod_security(),
-        "containers": [_container(cluster, managed, defaults)],
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": _apart(cluster)}},
+        "initContainers": [_start_container(cluster, defaults, shape)],
+        "containers": [_container(cluster, managed, defaults, shape)],
         "volumes": [
             {"name": "tmp", "emptyDir": {}},
             secret_volume(TLS_VOLUME, names.etcd_secret(cluster.name, names.ETCD_MEMBERS)),
@@ -69,31 +94,54 @@ def _template(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults) 
     return {"metadata": {"labels": names.labels(cluster.name, names.ETCD)}, "spec": pod}
 
 
-def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults) -> Manifest:
+def _apart(cluster: BrokerCluster) -> list[Manifest]:
+    """On nodes of their own, in zones of their own, where there are as many."""
+    chosen = {"labelSelector": {"matchLabels": names.selector(cluster.name, names.ETCD)}}
+    topologies = (100, "kubernetes.io/hostname"), (50, "topology.kubernetes.io/zone")
+    return [{"weight": weight, "podAffinityTerm": {**chosen, "topologyKey": key}} for weight, key in topologies]
+
+
+def _start_container(cluster: BrokerCluster, defaults: Defaults, shape: EtcdShape) -> Manifest:
+    """A member that has forgotten what it voted for must not come back under its old id (`etcd_start`)."""
+    image, pull_policy = image_of(cluster, defaults)
+    return {
+        "name": START,
+        "image": shape.start_image or image,
+        "imagePullPolicy": pull_policy,
+        "args": ["python3", "-m", etcd_start.__name__, DATA_PATH],
+        "env": [field_variable("POD_NAME", "metadata.name")],
+        "envFrom": [{"configMapRef": {"name": names.etcd_set(cluster.name)}}],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "securityContext": container_security(),
+        "volumeMounts": [{"name": "data", "mountPath": DATA_PATH}, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+
+
+def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape) -> Manifest:
     service = names.etcd_set(cluster.name)
     peer = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_PEER_PORT}"
     client = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_CLIENT_PORT}"
     return {
         "name": "etcd",
-        "image": managed.image or defaults.etcd_image,
+        "image": shape.image or managed.image or defaults.etcd_image,
         "imagePullPolicy": image_of(cluster, defaults)[1],
         "command": [
             "/usr/local/bin/etcd",
             "--name=$(POD_NAME)",
-            f"--data-dir={DATA_PATH}/data",
+            f"--data-dir={DATA_PATH}/{etcd_start.DATA}",
             f"--listen-client-urls={','.join(_client_urls(cluster))}",
             f"--listen-peer-urls=https://$(POD_IP):{names.ETCD_PEER_PORT}",
             # Plain, and outside authentication: probes and metrics, which tell nothing of the content.
             f"--listen-metrics-urls=http://$(POD_IP):{names.ETCD_HEALTH_PORT}",
             f"--advertise-client-urls={client}",
             f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=$(POD_NAME)={peer}",
-            f"--initial-cluster-token={cluster.namespace}-{cluster.name}",
             *_tls_flags(),
             "--auto-compaction-mode=periodic",
             "--auto-compaction-retention=1h",
-            f"--quota-backend-bytes={QUOTA_BYTES}",
+            f"--quota-backend-bytes={managed.quota_mib << 20}",
         ],
+        # With whom it begins or joins a cluster; a member with data ignores it.
+        "envFrom": [{"configMapRef": {"name": names.etcd_set(cluster.name)}}],
         "env": [
             field_variable("POD_NAME", "metadata.name"),
             field_variable("POD_IP", "status.podIP"),

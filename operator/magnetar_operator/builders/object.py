@@ -98,8 +98,14 @@ def claim_name(cluster: BrokerCluster) -> str:
 
 def etcd_endpoints(cluster: BrokerCluster) -> tuple[str, ...]:
     """host:port of the cluster's metadata store."""
-    external = cluster.spec.etcd.external
-    return external.endpoints if external is not None else (names.etcd_endpoint(cluster.name, cluster.namespace),)
+    external, managed = cluster.spec.etcd.external, cluster.spec.etcd.managed
+    if external is not None:
+        return external.endpoints
+    if managed is None or managed.replicas == 1:
+        return (names.etcd_endpoint(cluster.name, cluster.namespace),)
+    # Every member by its name: one that hangs is left for another at once, not when its connection is found dead.
+    hosts = (names.etcd_member_host(cluster.name, cluster.namespace, ordinal) for ordinal in range(managed.replicas))
+    return tuple(f"{host}:{names.ETCD_CLIENT_PORT}" for host in hosts)
 
 
 def uses_etcd_tls(cluster: BrokerCluster) -> bool:

@@ -1,6 +1,6 @@
 """`BrokerCluster`: a fleet of brokers over one storage and one metadata store.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base.
+Owns: its fields, defaults, limits and rules. Imports: models.base, models.etcd.
 Invariants: every spec field has a default, so `spec: {}` is a working cluster of one broker; fields that cannot change without losing data are
 immutable.
 """
@@ -24,6 +24,7 @@ from magnetar_operator.models.base import (
     immutable,
 )
 from magnetar_operator.models.broker_config import BrokerConfig
+from magnetar_operator.models.etcd import EtcdStatus
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
@@ -78,12 +79,22 @@ class EtcdStorage(Model):
 class ManagedEtcd(Model):
     """An etcd that the operator runs beside the brokers."""
 
-    replicas: int = Field(default=1, ge=1, le=1, description="Members. This version runs one; for more, use etcd.external.")
+    replicas: Literal[1, 3] = Field(
+        default=1, description="Members: 1, or 3 to go on without a pause when one fails. May change while the cluster serves."
+    )
+    quota_mib: int = Field(
+        default=1024,
+        ge=64,
+        le=8192,
+        description="Size of the database in MiB at which etcd refuses writes; keep storage.size twice as large.",
+    )
     storage: EtcdStorage = Field(
         default_factory=EtcdStorage, description="Volume of each member; kept when the cluster is deleted."
     )
     image: str = Field(
-        default="", max_length=500, description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was told."
+        default="",
+        max_length=500,
+        description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was told. Minor versions go up one by one.",
     )
 
 
@@ -229,6 +240,7 @@ class BrokerClusterStatus(StatusModel):
         default="",
         description="How etcd is spoken to: TLS, Plain, or Mixed while an etcd made without TLS and its clients change over.",
     )
+    etcd: EtcdStatus = Field(default_factory=EtcdStatus, description="The managed etcd.")
     storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
     endpoints: Endpoints = Field(default_factory=Endpoints, description="Where clients connect.")
     listeners: tuple[ListenerStatus, ...] = Field(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from magnetar_operator.conditions import Reason
 from magnetar_operator.etcd_members import (
     AddLearner,
+    CorrectAddress,
     EtcdPlan,
     EtcdPod,
     EtcdView,
@@ -133,6 +134,12 @@ def test_blindness_of_the_operator_restarts_nobody() -> None:
     assert plan_members(view(3, 3, pods=old, members=None, voices={})).step is None
 
 
+def test_an_etcd_that_came_to_tls_tells_its_address_anew_before_it_grows() -> None:
+    plain = (Member(10, 0, moved=True),)
+    assert plan_members(view(1, 1, members=plain)).step is None
+    assert plan_members(view(3, 1, members=plain)).step == CorrectAddress(10, 0)
+
+
 def test_a_stranger_stops_all_changes_of_members() -> None:
     members = (Member(10, 0), Member(77, None))
     plan = plan_members(view(3, 1, members=members))
@@ -177,6 +184,7 @@ def healthy_of(seen: EtcdView) -> set[int]:
         member.id
         for member in seen.members or ()
         if member.started
+        and member.ordinal is not None
         and member.ordinal in seen.pods
         and not seen.pods[member.ordinal].terminating
         and (voice := seen.voices.get(member.ordinal)) is not None

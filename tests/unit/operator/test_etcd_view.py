@@ -1,0 +1,94 @@
+"""Reading etcd's pods and choosing what its set is to be."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from magnetar_operator import etcd_start
+from magnetar_operator.builders.etcd_set import EtcdShape
+from magnetar_operator.builders.object import Defaults
+from magnetar_operator.desired import desired, identity_of
+from magnetar_operator.etcd_admin import Figures, Sighting
+from magnetar_operator.etcd_members import Door, EtcdPlan, EtcdPod, Member, Voice
+from magnetar_operator.etcd_view import pod_of, shape_of, status_of
+from magnetar_operator.models.broker_cluster import ManagedEtcd
+from tests.unit.operator.samples import DEFAULTS, cluster
+
+NEWER = Defaults("registry.example/magnetar:2", "IfNotPresent", DEFAULTS.etcd_image)
+
+
+def made(shape: EtcdShape | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+    return {identity_of(item): item for item in desired(cluster(), DEFAULTS, 1, {}, shape=shape or EtcdShape())}
+
+
+def pod(revision: str = "a", ready: str = "True", **status: Any) -> dict[str, Any]:
+    metadata = {"name": "main-etcd-0", "labels": {"controller-revision-hash": revision}}
+    return {
+        "metadata": metadata,
+        "spec": {"containers": []},
+        "status": {"conditions": [{"type": "Ready", "status": ready}], **status},
+    }
+
+
+def test_a_refused_start_is_read_from_the_start_container() -> None:
+    refused = {"exitCode": 1, "message": f"{etcd_start.EMPTY}: the volume holds no data"}
+    waiting = {"name": "start", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": refused}}
+    assert pod_of(pod(ready="False", initContainerStatuses=[waiting]), None) == EtcdPod(ready=False, empty=True)
+    passed = {"name": "start", "state": {"terminated": {"exitCode": 0}}, "lastState": {"terminated": refused}}
+    assert pod_of(pod(initContainerStatuses=[passed]), None) == EtcdPod()
+    ended = {"name": "etcd", "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    assert pod_of(pod(ready="False", containerStatuses=[ended]), None) == EtcdPod(ready=False, failing=True)
+
+
+def test_a_pod_is_outdated_only_by_a_template_that_the_controller_has_seen() -> None:
+    stateful_set = made()["StatefulSet", "main-etcd"]
+    stateful_set["metadata"]["generation"] = 2
+    stateful_set["status"] = {"observedGeneration": 1, "updateRevision": "b"}
+    assert pod_of(pod(), stateful_set).outdated == ""
+    stateful_set["status"]["observedGeneration"] = 2
+    assert pod_of(pod(), stateful_set).outdated == "Image"
+    assert pod_of(pod("b"), stateful_set).outdated == ""
+
+
+def test_an_upgrade_of_the_operator_alone_restarts_no_member() -> None:
+    """Its own image runs in the start container, which keeps the one it has until something else changes or it cannot be pulled."""
+    stateful_set, managed = made()["StatefulSet", "main-etcd"], ManagedEtcd()
+    plan = EtcdPlan(1)
+    shape, _ = shape_of(cluster(), managed, NEWER, plan, stateful_set, [pod()], {})
+    assert shape.start_image == DEFAULTS.image
+    trouble = pod(initContainerStatuses=[{"name": "start", "state": {"waiting": {"reason": "ImagePullBackOff"}}}])
+    assert shape_of(cluster(), managed, NEWER, plan, stateful_set, [trouble], {})[0].start_image == ""
+    other = managed.model_copy(update={"quota_mib": 512})
+    assert shape_of(cluster(), other, NEWER, plan, stateful_set, [pod()], {})[0].start_image == ""
+
+
+def test_a_downgrade_keeps_the_image_that_runs() -> None:
+    stateful_set = copy.deepcopy(made(EtcdShape(image="etcd:v3.6.5"))["StatefulSet", "main-etcd"])
+    shape, problem = shape_of(cluster(), ManagedEtcd(image="etcd:v3.5.21"), DEFAULTS, EtcdPlan(1), stateful_set, [pod()], {})
+    assert (shape.image, "downgrade" in problem) == ("etcd:v3.6.5", True)
+
+
+def test_the_config_map_opens_the_door_for_one_pod() -> None:
+    joining = made(EtcdShape(2, Door(1, member=0xAB, ordinals=(0, 1))))["ConfigMap", "main-etcd"]["data"]
+    assert (joining[etcd_start.OPEN], joining[etcd_start.MEMBER]) == ("main-etcd-1", "ab")
+    assert joining["ETCD_INITIAL_CLUSTER"] == (
+        "main-etcd-0=https://main-etcd-0.main-etcd.shop.svc:2380,main-etcd-1=https://main-etcd-1.main-etcd.shop.svc:2380"
+    )
+    assert made()["ConfigMap", "main-etcd"]["data"][etcd_start.OPEN] == ""
+
+
+def test_sizes_in_the_status_change_only_with_a_tenth_of_themselves() -> None:
+    """Else every write to the store would be a write of the status."""
+
+    def seen(mib: int) -> Sighting:
+        figures = Figures(Voice(10, 10, 1), 0xC0, "3.6.5", 1, mib << 20, mib << 20, learner=False)
+        return Sighting((Member(10, 0),), {0: figures})
+
+    first = cluster()
+    status = status_of(first, ManagedEtcd(), EtcdPlan(1), seen(200), [0])
+    assert (status.database_mib, status.cluster_id, status.members[0].role) == (200, "c0", "Leader")
+    second = first.model_copy(update={"status": first.status.model_copy(update={"etcd": status})})
+    assert status_of(second, ManagedEtcd(), EtcdPlan(1), seen(215), [0]) == status
+    assert status_of(second, ManagedEtcd(), EtcdPlan(1), seen(230), [0]).database_mib == 230
+    assert status_of(second, ManagedEtcd(), EtcdPlan(1), Sighting(None, {}), [0]).cluster_id == "c0"
