@@ -9,6 +9,8 @@ import asyncio
 
 import pytest
 
+from magnetar_operator.models.base import GROUP
+from magnetar_operator.models.definitions import NAMINGS
 from tests.apiserver.control_plane import (
     OPERATOR_NAMESPACE,
     OPERATOR_USER,
@@ -29,14 +31,12 @@ SCOPED_ACCOUNT = SCOPED_USER.rpartition(":")[2]
 
 _OF_ADMISSION = "asked by admission about owner references that block deletion, not by a request"
 _OF_MISFITS = "a stored object that does not fit the model (definitions of another version) is read again to write its condition"
+OWNERS = ("brokerclusters", "transactioncoordinators", "datajobs")
+"""Kinds with children."""
 EXPLAINED = {
-    Right("magnetar.io", "brokerclusters/finalizers", "update"): _OF_ADMISSION,
-    Right("magnetar.io", "transactioncoordinators/finalizers", "update"): _OF_ADMISSION,
-    Right("magnetar.io", "datajobs/finalizers", "update"): _OF_ADMISSION,
     Right("rbac.authorization.k8s.io", "clusterroles", "bind"): "asked by admission when Spark drivers get their role binding",
-    Right("magnetar.io", "brokerclusters", "get"): _OF_MISFITS,
-    Right("magnetar.io", "transactioncoordinators", "get"): _OF_MISFITS,
-    Right("magnetar.io", "datajobs", "get"): _OF_MISFITS,
+    **{Right(GROUP, f"{plural}/finalizers", "update"): _OF_ADMISSION for plural in OWNERS},
+    **{Right(GROUP, naming.plural, "get"): _OF_MISFITS for naming in NAMINGS.values()},
 }
 """Rights that the audit log need not show, and why they are there. Those of admission are proved by other tests: they fail without them."""
 

@@ -45,6 +45,17 @@ def _paths() -> set[str]:
     return found
 
 
+def _phases() -> set[str]:
+    """What a field `phase` or `state` may say, from its description."""
+    found = set()
+    for definition in definitions().values():
+        properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+        for place, node in reference.fields(properties["status"], "status"):
+            if place.endswith((".phase", ".state")):
+                found |= set(re.findall(r"[A-Z][a-z]+", node.get("description", "")))
+    return found
+
+
 FIELDS = _paths()
 VALUES = {name for name, _ in chart_values.leaves(chart_values.schema())}
 VALUE_GROUPS = {name.rpartition(".")[0] for name in VALUES} | VALUES
@@ -56,6 +67,7 @@ WORDS = (
     | set(KINDS)
     | set(reference.event_reasons())
     | ALERTS
+    | _phases()
 )
 
 
