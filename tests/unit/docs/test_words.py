@@ -15,7 +15,12 @@ from magnetar_operator.models.definitions import definitions
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-PAGES = [*(DOCS / name for name in ("README.md", "install.md", "quickstart.md", "operations.md", "failures.md"))]
+PAGES = [
+    *(
+        DOCS / name
+        for name in ("README.md", "install.md", "quickstart.md", "operations.md", "failures.md", "autoscaling.md", "etcd-access.md")
+    )
+]
 PAGES += sorted((DOCS / "runbooks").glob("*.md"))
 IDS = [str(page.relative_to(DOCS)) for page in PAGES]
 
@@ -51,8 +56,8 @@ def _phases() -> set[str]:
     for definition in definitions().values():
         properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
         for place, node in reference.fields(properties["status"], "status"):
-            if place.endswith((".phase", ".state")):
-                found |= set(re.findall(r"[A-Z][a-z]+", node.get("description", "")))
+            if place.endswith((".phase", ".state", ".decision", ".etcdSecurity")):
+                found |= set(re.findall(r"[A-Z][A-Za-z]+", node.get("description", "")))
     return found
 
 
