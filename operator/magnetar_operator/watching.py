@@ -130,6 +130,9 @@ def watching_settings() -> kopf.OperatorSettings:
         0.05  # a worker per object lives that long after its last event: ten thousand must not wait together
     )
     settings.watching.server_timeout = 300
+    settings.watching.reconnect_backoff = (
+        0.5  # an API server that ends every stream at once gets a few requests a second, not hundreds
+    )
     settings.watching.connect_timeout = 10
     settings.watching.chunk_size = 500
     for resource in WATCHED_CHILDREN:

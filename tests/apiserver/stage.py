@@ -33,7 +33,11 @@ API = "/apis/magnetar.io/v1alpha1/namespaces"
 
 @asynccontextmanager
 async def running_operator(
-    namespace: str, identity: str = "one", lease_namespace: str = OPERATOR_NAMESPACE, lease_name: str = "magnetar-operator"
+    namespace: str,
+    identity: str = "one",
+    lease_namespace: str = OPERATOR_NAMESPACE,
+    lease_name: str = "magnetar-operator",
+    resync_s: float = 300.0,
 ) -> AsyncIterator[Operator]:
     """The real operator, watching one namespace."""
     settings = OperatorSettings(
@@ -45,6 +49,7 @@ async def running_operator(
         identity=identity,
         http_host="127.0.0.1",
         http_port=0,
+        resync_s=resync_s,
     )
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(settings, stop, started=started.set_result))
