@@ -218,7 +218,7 @@ class Reason(enum.Enum):
     ETCD_DATA_LOST = (
         "EtcdDataLost",
         "The volumes of so many etcd members are empty that the metadata store is lost; no message is.",
-        "Bring the volumes back, or restore the metadata store (docs/restore.md).",
+        "Bring the volumes back, or permit an empty etcd and fill it: docs/restore.md, A managed etcd that is lost.",
     )
     ETCD_NO_SPACE = (
         "EtcdOutOfSpace",

@@ -36,13 +36,14 @@ def desired(
     replicas: int,
     observed: Mapping[Identity, Manifest],
     credentials: str = "",
-    shape: EtcdShape = EtcdShape(),  # noqa: B008 - frozen
+    shape: EtcdShape | None = None,
 ) -> list[Manifest]:
     """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do and for addresses;
-    `credentials` is the digest of the storage's ("" = it has none); `shape` is that of a managed etcd's set."""
+    `credentials` is the digest of the storage's ("" = it has none); `shape` is that of managed etcd (None = what the spec wants in the end)."""
     managed = cluster.spec.etcd.managed
     etcd: list[Manifest] = []
     if managed is not None:
+        shape = shape or EtcdShape(managed.replicas)
         etcd = [
             etcd_service(cluster),
             etcd_policy(cluster),

@@ -20,7 +20,7 @@ from magnetar_operator.etcd_admin import EtcdAdmin, Sighting
 from magnetar_operator.etcd_members import MEMBERS_MAX, Restart, plan_members
 from magnetar_operator.etcd_steps import change_members, keep_up
 from magnetar_operator.etcd_upkeep import plan_upkeep
-from magnetar_operator.etcd_view import EtcdLife, is_claim, is_mine, shape_of, status_of, view_of
+from magnetar_operator.etcd_view import EtcdLife, is_claim, is_known, is_mine, shape_of, status_of, view_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.resources import PERSISTENT_VOLUME_CLAIM, POD
 from magnetar_operator.stores import ClusterStore
@@ -44,7 +44,7 @@ async def look(world: World, cluster: BrokerCluster, children: dict[Identity, Ma
     pods = [pod for pod in found if is_mine(cluster, pod)]
     seen = await _sight(world, cluster, pods)
     claims: list[Manifest] = []
-    if seen.members is None and not (cluster.status.etcd.cluster_id or cluster.status.storage_id):
+    if seen.members is None and not is_known(cluster):
         # Only whether a cluster may be begun depends on them.
         found = await world.api.list(PERSISTENT_VOLUME_CLAIM, cluster.namespace, selector)
         claims = [claim for claim in found if is_claim(cluster, claim)]

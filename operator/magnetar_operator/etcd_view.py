@@ -86,17 +86,24 @@ def view_of(
     seen: Sighting,
 ) -> EtcdView:
     """One look. `config` is the ConfigMap as it is."""
-    status = cluster.status
     return EtcdView(
         wanted=managed.replicas,
         replicas=stateful_set["spec"]["replicas"] if stateful_set is not None else None,
         pods={names.ordinal_of(broker_pods.name_of(pod)): pod_of(pod, stateful_set) for pod in pods},
         claims=frozenset(names.ordinal_of(claim["metadata"]["name"]) for claim in claims),
-        known=bool(status.etcd.cluster_id or status.storage_id),
+        known=is_known(cluster),
         members=seen.members,
         voices=seen.voices,
         door=_door(config),
     )
+
+
+def is_known(cluster: BrokerCluster) -> bool:
+    """Whether its etcd has been up, and nobody has said that this one is lost and an empty one may be begun."""
+    identity = cluster.status.etcd.cluster_id
+    if identity and cluster.metadata.annotations.get(names.BEGIN_ETCD, "") == identity:
+        return False
+    return bool(identity or cluster.status.storage_id)
 
 
 def _door(config: Manifest | None) -> int | None:

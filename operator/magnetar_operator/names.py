@@ -37,6 +37,8 @@ CREDENTIALS_HASH = f"{GROUP}/credentials-hash"
 PAUSED = f"{GROUP}/paused"
 REPLACE = f"{GROUP}/replace"
 """Annotation on a cluster: `<pod>@<uid>` of brokers to drain and delete so that they come back, several with commas between them."""
+BEGIN_ETCD = f"{GROUP}/begin-etcd"
+"""Annotation of a cluster whose etcd is lost: its value is the lost one's status.etcd.clusterId, and permits an empty one in its place."""
 SKIP_FINALIZER = f"{GROUP}/skip-finalizer"
 
 WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"

@@ -46,7 +46,7 @@ def settled(scene: Scene, members: int) -> bool:
 def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Members come as learners and go before their pods; at rest nothing is written, and nobody may start without data."""
+    """Members come as learners and go before their pods; at rest nothing is written; an empty etcd takes a lost one's place only by permission."""
     kubelet = EtcdKubelet(scene, tmp_path)
     kubelet.play_dns(monkeypatch)
     path = scene.path("brokerclusters", "main")
@@ -88,6 +88,14 @@ def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says
             scene.merge(path, {"spec": {"etcd": {"managed": {"replicas": 1}}}})
             await until("one member again", lambda: settled(scene, 1) and len(roles(scene)) == 1, TIMEOUT_S)
             assert etcd_of(scene)["clusterId"] == identity
+
+            # Its only volume is lost: an empty etcd in its place is a person's decision.
+            await asyncio.to_thread(kubelet.lose, 0)
+            lost = lambda: scene.condition(path, "Degraded").get("reason") == "EtcdDataLost"  # noqa: E731
+            await until("the loss is told", lost, TIMEOUT_S)
+            assert etcd_of(scene)["clusterId"] == identity
+            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/begin-etcd": identity}}})
+            await until("another etcd", lambda: settled(scene, 1) and etcd_of(scene)["clusterId"] != identity, TIMEOUT_S)
 
     asyncio.run(scenario())
 

@@ -28,8 +28,10 @@ def start_variables(set_name: str, peers: Mapping[int, str], wanted: int, door: 
 
 
 def etcd_config(cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, door: Door) -> Manifest:
-    """The token carries the resource's uid: members of an earlier life of the same name never take a new one for theirs."""
+    """The token carries the resource's uid, and what permitted to begin anew: members of an earlier life of the same name never take a new one
+    for theirs."""
     name = names.etcd_set(cluster.name)
-    token = f"{cluster.namespace}-{cluster.name}-{cluster.metadata.uid}"
+    lost = cluster.metadata.annotations.get(names.BEGIN_ETCD, "")
+    token = "-".join(part for part in (cluster.namespace, cluster.name, cluster.metadata.uid, lost) if part)
     config = cluster_object("v1", "ConfigMap", cluster, name, names.ETCD)
     return config | {"data": start_variables(name, peers, wanted, door, token)}

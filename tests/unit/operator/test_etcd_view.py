@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from magnetar_operator import etcd_start
+from magnetar_operator import etcd_start, names
 from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.object import Defaults
 from magnetar_operator.desired import desired, identity_of
 from magnetar_operator.etcd_admin import Figures, Sighting
 from magnetar_operator.etcd_members import Door, EtcdPlan, EtcdPod, Member, Voice
-from magnetar_operator.etcd_view import pod_of, shape_of, status_of
+from magnetar_operator.etcd_view import is_known, pod_of, shape_of, status_of
 from magnetar_operator.models.broker_cluster import ManagedEtcd
+from magnetar_operator.models.etcd import EtcdStatus
 from tests.unit.operator.samples import DEFAULTS, cluster
 
 NEWER = Defaults("registry.example/magnetar:2", "IfNotPresent", DEFAULTS.etcd_image)
@@ -76,6 +77,22 @@ def test_the_config_map_opens_the_door_for_one_pod() -> None:
         "main-etcd-0=https://main-etcd-0.main-etcd.shop.svc:2380,main-etcd-1=https://main-etcd-1.main-etcd.shop.svc:2380"
     )
     assert made()["ConfigMap", "main-etcd"]["data"][etcd_start.OPEN] == ""
+
+
+def test_an_etcd_is_begun_anew_only_by_the_name_of_the_lost_one() -> None:
+    """The annotation permits nothing once the new etcd is up, which has another identity."""
+    lost = cluster()
+    lost = lost.model_copy(update={"status": lost.status.model_copy(update={"etcd": EtcdStatus(cluster_id="c0")})})
+    assert is_known(lost)
+    for value, known in (("c1", True), ("", True), ("c0", False)):
+        annotated = lost.metadata.model_copy(update={"annotations": {"magnetar.io/begin-etcd": value}})
+        assert is_known(lost.model_copy(update={"metadata": annotated})) is known
+    tokens = set()
+    for value in ("", "c0"):
+        resource = lost.model_copy(update={"metadata": lost.metadata.model_copy(update={"annotations": {names.BEGIN_ETCD: value}})})
+        children = {identity_of(item): item for item in desired(resource, DEFAULTS, 1, {})}
+        tokens.add(children["ConfigMap", "main-etcd"]["data"]["ETCD_INITIAL_CLUSTER_TOKEN"])
+    assert len(tokens) == 2
 
 
 def test_sizes_in_the_status_change_only_with_a_tenth_of_themselves() -> None:
