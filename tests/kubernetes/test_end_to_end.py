@@ -133,6 +133,48 @@ def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: N
     cluster.install(node.tools, image, etcd_image)
 
 
+def _etcd_roles(node: Node) -> list[str]:
+    """What each member of the managed etcd is, as the status says."""
+    return sorted(member["role"] for member in node.get("brokercluster", "main")["status"].get("etcd", {}).get("members", []))
+
+
+def _resize_etcd(node: Node, members: int) -> float:
+    """Ask for so many members and wait until they serve; seconds."""
+    patch = {"spec": {"etcd": {"managed": {"replicas": members}}}}
+    node.run("patch", "brokercluster", "main", "--type=merge", "-p", json.dumps(patch))
+    wanted = ["Follower"] * (members - 1) + ["Leader"]
+    return node.wait(
+        f"{members} members of etcd",
+        lambda: _etcd_roles(node) == wanted and node.condition("brokercluster", "main", "Ready") == "True",
+        240,
+    )
+
+
+def test_etcd_grows_to_three_and_loses_a_member_under_traffic(node: Node, traffic: Traffic) -> None:
+    """1 -> 3 -> 1 members live; one of three deleted by force, the leader at that: no send fails, nothing acknowledged is missing."""
+    up_s = _resize_etcd(node, 3)
+    members = node.get("brokercluster", "main")["status"]["etcd"]["members"]
+    leader = next(member["name"] for member in members if member["role"] == "Leader")
+    uid = node.get("pod", leader)["metadata"]["uid"]
+    traffic.measure_anew()
+    node.run("delete", "pod", leader, "--force", "--grace-period=0")
+    _flow(node, traffic, 1000)
+
+    def is_back() -> bool:
+        ready = node.get("statefulset", "main-etcd").get("status", {}).get("readyReplicas") == 3
+        return ready and node.get("pod", leader)["metadata"]["uid"] != uid and len(_etcd_roles(node)) == 3
+
+    back_s = node.wait("three members again", is_back, 180)
+    down_s = _resize_etcd(node, 1)
+    _flow(node, traffic)
+    print(
+        f"\netcd to three members {up_s:.0f} s, back to one {down_s:.0f} s; its leader lost: three again after {back_s:.0f} s,"
+        f" longest pause of one topic {traffic.longest_gap_s * 1000:.0f} ms"
+    )
+    assert traffic.failed == []
+    traffic.verify()
+
+
 @pytest.fixture(scope="module")
 def expectation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """File in which the example remembers what compaction must leave."""
