@@ -8,6 +8,8 @@ Invariants: a rotated token is read again before the old one ends, and at once a
 from __future__ import annotations
 
 import asyncio
+import socket
+import weakref
 from dataclasses import dataclass
 
 import aiohttp
@@ -22,6 +24,7 @@ CONNECTIONS_MAX = 32
 CREDENTIALS_AGE_MAX_S = 60.0
 """Kubelet renews a pod's token long before its end; files are cheap to read."""
 UNAUTHORIZED = 401
+GOODBYE_S, GOODBYE_LOOK_S = 1.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class Connection:
         self._proxy = info.proxy_url
         self._authorization = info.as_http_headers()
         self._read_at = clock.monotonic()
-        connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, ssl=info.as_ssl_context())
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, ssl=info.as_ssl_context(), socket_factory=self._socket)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -86,8 +90,17 @@ class Connection:
         self._read_at = self._clock.monotonic()
         self._authorization = login().as_http_headers()
 
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        made = socket.socket(*address[:3])
+        self._sockets.add(made)
+        return made
+
     async def close(self) -> None:
+        """Close every connection, and wait for a moment until it is: one whose request was given up still says goodbye by TLS."""
         await self._session.close()
+        deadline = self._clock.monotonic() + GOODBYE_S
+        while any(found.fileno() >= 0 for found in self._sockets) and self._clock.monotonic() < deadline:
+            await asyncio.sleep(GOODBYE_LOOK_S)
 
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
