@@ -116,7 +116,7 @@ def _roll_to(node: Node, version: Version, traffic: Traffic) -> None:
 def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]:
     """A cluster that the version before made; every other one is gone."""
     old, new = versions
-    node.run("delete", "brokercluster,topicnamespace,datajob", "--all", "-A", "--wait=true")
+    node.run("delete", "magnetar", "--all", "-A", "--wait=true")
     node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"], 180)
     _install(node, old)
     node.restrict(NAMESPACE)
