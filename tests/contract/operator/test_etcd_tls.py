@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -129,10 +130,11 @@ class Pod:
             "$(POD_IP)": "127.0.0.1",
             DATA_PATH: str(self._directory),
             TLS_PATH: str(self._keyring[MEMBER]),
-            **{f":{port}": f":{mine}" for port, mine in ports.items()},
         }
         for old, new in places.items():
             flag = flag.replace(old, new)
+        # At once and only whole numbers: one of our ports may begin with the digits of theirs.
+        flag = re.sub(rf":({'|'.join(map(str, ports))})(?!\d)", lambda found: f":{ports[int(found[1])]}", flag)
         name, separator, value = flag.partition("=")
         # The pod's own address and the loopback are one here.
         return name + separator + ",".join(dict.fromkeys(value.split(","))) if name.endswith("-urls") else flag
