@@ -151,6 +151,7 @@ def test_top_puts_the_busiest_first(server: ServerProcess) -> None:
     """Topics by what waits in them, with their bundle and broker; sums by bundle and broker agree."""
     url = ("--service-url", server.service_url)
     for topic, messages in (("persistent://public/default/quiet", "1"), ("persistent://public/default/loud", "5")):
+        assert magnetar("topics", "create", topic, "--url", server.http_url).returncode == 0
         assert magnetar("subscriptions", "create", topic, "waits", "--from", "earliest", "--url", server.http_url).returncode == 0
         assert magnetar("produce", topic, "-m", "x", "-n", messages, *url).returncode == 0
     found = json.loads(magnetar("top", "--by", "backlog", "-n", "2", "--output", "json", "--url", server.http_url).stdout)
