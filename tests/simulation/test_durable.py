@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.scenarios.seeds import SeedRange
+from tests.simulation.scenarios.seeds import SeedRange, run_seeds
 
 SEEDS = SeedRange("durable:counted", 300, chunk=50)
 
@@ -41,3 +41,9 @@ def test_every_feature_keeps_its_promise(first: int) -> None:
 def test_every_feature_met_trouble_often() -> None:
     """A scenario that is too kind proves nothing."""
     SEEDS.check_happened(HAPPENED_PER_SEED)
+
+
+@pytest.mark.slow
+def test_seeds_that_once_failed_pass() -> None:
+    """Beyond the range above. 1324: a log file was collected between a fence's list and its look, which ended the leader."""
+    assert [verdict for verdict in run_seeds("durable:counted", [1324]) if verdict.error] == []
