@@ -96,9 +96,7 @@ class BrokerProcess:
 
     async def run(self) -> None:
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        self._take_signals()
         options = self._options
         async with self._open_store() as (store, lease):
             volume = await open_volume(self.volume_location, self._clock)
@@ -109,21 +107,35 @@ class BrokerProcess:
             http = HttpListener(application, options.bind_host, options.http_port)
             http_port = await http.open()
             ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage())
-            identity = BrokerIdentity(
-                name=options.name,
-                bind_host=options.bind_host,
-                advertised_host=options.advertised_host,
-                port=options.broker_port,
-                http_url=f"http://{options.advertised_host}:{http_port}",
-                listeners=options.listeners,
-            )
             try:
-                await self._serve(ports, identity)
+                await self._serve(ports, self._identity(http_port))
             finally:
                 if self._collecting is not None:
                     self._collecting.cancel()
                 await http.close()
                 await volume.close()
+
+    def _take_signals(self) -> None:
+        """SIGTERM and SIGINT begin the planned end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    def _identity(self, http_port: int) -> BrokerIdentity:
+        """Who this process is to clients and to the cluster; `http_port` is the one that was bound."""
+        options = self._options
+        return BrokerIdentity(
+            name=options.name,
+            bind_host=options.bind_host,
+            advertised_host=options.advertised_host,
+            port=options.broker_port,
+            http_url=f"http://{options.advertised_host}:{http_port}",
+            listeners=options.listeners,
+        )
+
+    def _back_off_s(self, failures: int, longest_s: float) -> float:
+        """How long to wait before the next life, after so many that ended in a row."""
+        return min(longest_s, RESTART_BASE_S * 2.0**failures) * self._clock.uniform(0.5, 1.0)
 
     async def _serve(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
         """One incarnation after another."""
@@ -158,7 +170,7 @@ class BrokerProcess:
             await broker.close()
             failures += 1
             longest_s = STORE_WAIT_MAX_S if store_was_away else RESTART_MAX_S
-            await asyncio.sleep(min(longest_s, RESTART_BASE_S * 2**failures) * self._clock.uniform(0.5, 1.0))
+            await asyncio.sleep(self._back_off_s(failures, longest_s))
 
     def _messages(self) -> int:
         """Messages in and out of the current incarnation."""

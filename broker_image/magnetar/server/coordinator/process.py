@@ -1,6 +1,6 @@
 """A transaction coordinator's process.
 
-Owns: the succession of lives, the HTTP listener. Imports: the broker's process (signals, store and volume), server siblings.
+Owns: the succession of lives, the HTTP listener. Imports: the broker's process (signals, identity, back-off, store and volume), server siblings.
 Invariants: SIGTERM and SIGINT mean: give the number back and leave; a life that has lost its number is followed by another one after a back-off, in
 the same process, with another incarnation and a higher epoch; the process exits non-zero only when it cannot start at all.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Coroutine
 from typing import Any
 
@@ -24,7 +23,7 @@ from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.probes import coordinator_application
 from magnetar.server.http import HttpListener
 from magnetar.server.load import ProcessUsage
-from magnetar.server.process import RESTART_BASE_S, RESTART_MAX_S, STORE_WAIT_MAX_S, BrokerProcess, ProcessOptions
+from magnetar.server.process import RESTART_MAX_S, STORE_WAIT_MAX_S, BrokerProcess, ProcessOptions
 from magnetar.storage.opening import open_volume
 
 log = structlog.get_logger(__name__)
@@ -45,23 +44,15 @@ class CoordinatorProcess(BrokerProcess):
 
     async def run(self) -> None:
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        self._take_signals()
         options = self._options
         async with self._open_store() as (store, lease):
             volume = await open_volume(self.volume_location, self._clock)
             http = HttpListener(coordinator_application(self._ready, self.metrics.exposition), options.bind_host, options.http_port)
             http_port = await http.open()
-            identity = BrokerIdentity(
-                name=options.name,
-                bind_host=options.bind_host,
-                advertised_host=options.advertised_host,
-                port=options.broker_port,
-                http_url=f"http://{options.advertised_host}:{http_port}",
-            )
+            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage())
             try:
-                await self._lives(BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage()), identity)
+                await self._lives(ports, self._identity(http_port))
             finally:
                 await http.close()
                 await volume.close()
@@ -90,8 +81,7 @@ class CoordinatorProcess(BrokerProcess):
                 return
             await life.close()
             failures += 1
-            delay_s = min(longest_s, RESTART_BASE_S * 2**failures) * self._clock.uniform(0.5, 1.0)
-            await self._unless_stopping(asyncio.sleep(delay_s))
+            await self._unless_stopping(asyncio.sleep(self._back_off_s(failures, longest_s)))
 
     async def _unless_stopping(self, work: Coroutine[Any, Any, None]) -> bool:
         """Wait for `work`, or end it when the process is to stop; whether it was finished. Raises what `work` raises."""
