@@ -81,18 +81,7 @@ def run_standalone(options: StandaloneOptions) -> None:
     _configure(options.log_level)
     for port, option in ((options.broker_port, "BROKER_PORT"), (options.http_port, "HTTP_PORT")):
         require_free_port(options.bind, port, option)
-    process_options = ProcessOptions(
-        name="standalone",
-        data_directory=options.data_dir,
-        volume=options.storage,
-        store=EMBEDDED,
-        bind_host=options.bind,
-        advertised_host=options.advertised_address,
-        broker_port=options.broker_port,
-        http_port=options.http_port,
-        settings=BrokerSettings.from_environment(os.environ),
-        listeners=options.listeners.parsed(),
-    )
+    process_options = _process_options(options, "standalone", options.storage, EMBEDDED, data_directory=options.data_dir)
     checks: list[asyncio.Task[None]] = []
 
     def announce(broker: Broker) -> None:
@@ -154,7 +143,7 @@ Ctrl-C stops; {hint}.""",
 def run_broker(options: BrokerOptions) -> None:
     """Serve as one broker of a cluster until SIGTERM, then drain."""
     _configure(options.log_level)
-    uvloop.run(BrokerProcess(_process_options(options)).run())
+    uvloop.run(BrokerProcess(_cluster_process_options(options)).run())
 
 
 def run_coordinator(options: BrokerOptions) -> None:
@@ -162,16 +151,28 @@ def run_coordinator(options: BrokerOptions) -> None:
     from magnetar.server.coordinator.process import CoordinatorProcess
 
     _configure(options.log_level)
-    uvloop.run(CoordinatorProcess(_process_options(options)).run())
+    uvloop.run(CoordinatorProcess(_cluster_process_options(options)).run())
 
 
-def _process_options(options: BrokerOptions) -> ProcessOptions:
+def _cluster_process_options(options: BrokerOptions) -> ProcessOptions:
+    return _process_options(options, options.name or default_name(), options.volume, options.store, store_tls=options.store_tls)
+
+
+def _process_options(
+    options: StandaloneOptions | BrokerOptions,
+    name: str,
+    volume: str,
+    store: str,
+    *,
+    data_directory: Path = Path(),
+    store_tls: str = "",
+) -> ProcessOptions:
     return ProcessOptions(
-        name=options.name or default_name(),
-        data_directory=Path(),
-        volume=options.volume,
-        store=options.store,
-        store_tls=options.store_tls,
+        name=name,
+        data_directory=data_directory,
+        volume=volume,
+        store=store,
+        store_tls=store_tls,
         bind_host=options.bind,
         advertised_host=options.advertised_address,
         broker_port=options.broker_port,
