@@ -222,6 +222,33 @@ class LimitExceeded(MagnetarError):
     wire_code, http_status, retry = WireCode.TOO_MANY_REQUESTS, 429, Retry.AFTER_BACKOFF
 
 
+# --- transactions -------------------------------------------------------------------------------------------------------------
+
+
+class InvalidTxnStatus(MagnetarError):
+    """The transaction is not open any more, or ends or has ended the other way; the text names its status."""
+
+    wire_code, http_status, retry = WireCode.INVALID_TXN_STATUS, 409, Retry.NEVER
+
+
+class TransactionConflict(MagnetarError):
+    """Another transaction has acknowledged the message; the text names it."""
+
+    wire_code, http_status, retry = WireCode.TRANSACTION_CONFLICT, 409, Retry.NEVER
+
+
+class TransactionNotFound(MagnetarError):
+    """No such transaction, or its outcome has been forgotten."""
+
+    wire_code, http_status, retry = WireCode.TRANSACTION_NOT_FOUND, 404, Retry.NEVER
+
+
+class TransactionCoordinatorNotFound(MagnetarError):
+    """The coordinator of this number is served elsewhere, or by nobody now."""
+
+    wire_code, http_status, retry = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND, 503, Retry.AFTER_LOOKUP
+
+
 # --- the system cannot do it now ----------------------------------------------------------------------------------------------
 
 

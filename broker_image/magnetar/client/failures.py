@@ -10,6 +10,7 @@ from magnetar.errors import (
     ChecksumMismatch,
     ConsumerBusy,
     InvalidTopicName,
+    InvalidTxnStatus,
     LimitExceeded,
     MagnetarError,
     NotAllowed,
@@ -20,6 +21,9 @@ from magnetar.errors import (
     StoreError,
     SubscriptionNotFound,
     TopicNotFound,
+    TransactionConflict,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
     WireCode,
 )
 
@@ -66,6 +70,10 @@ _CLASSES: dict[WireCode, type[MagnetarError]] = {
     WireCode.PRODUCER_BUSY: ProducerBusy,
     WireCode.INVALID_TOPIC_NAME: InvalidTopicName,
     WireCode.NOT_ALLOWED: NotAllowed,
+    WireCode.INVALID_TXN_STATUS: InvalidTxnStatus,
+    WireCode.TRANSACTION_CONFLICT: TransactionConflict,
+    WireCode.TRANSACTION_NOT_FOUND: TransactionNotFound,
+    WireCode.TRANSACTION_COORDINATOR_NOT_FOUND: TransactionCoordinatorNotFound,
 }
 _RETRIED = frozenset({WireCode.UNKNOWN, WireCode.PRODUCER_BLOCKED_QUOTA_ERROR})
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from magnetar.errors import MagnetarError, ProtocolError, WireCode
 from magnetar.server.connection import Connection
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
 
@@ -33,8 +34,8 @@ TRANSACTION_KINDS = frozenset(
 )
 
 
-def _txn(request: Any) -> transactions.TxnId:
-    return transactions.TxnId(request.txnid_most_bits, request.txnid_least_bits)
+def _txn(request: Any) -> TxnId:
+    return TxnId(request.txnid_most_bits, request.txnid_least_bits)
 
 
 _BY_KIND: dict[int, Refuse] = {

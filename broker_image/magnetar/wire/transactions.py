@@ -1,6 +1,7 @@
 """What a transaction coordinator answers.
 
-Owns: one builder per coordinator response, each returning a whole frame. Imports: errors, frames, the generated protocol. Pure.
+Owns: one builder per coordinator response, each returning a whole frame. Imports: errors, frames, transactions.ids, the
+generated protocol. Pure.
 Source: protocol 2.14. A TxnID is two u64: `most` is the coordinator's number (TCID), `least` its counter.
 Invariant: every response echoes the request id; an error response carries no TxnID unless the request did.
 """
@@ -10,17 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 from magnetar.errors import WireCode
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command
 
 Type = api.BaseCommand.Type
-
-
-class TxnId(NamedTuple):
-    """A transaction: coordinator number and counter."""
-
-    most: int
-    least: int
 
 
 class Refusal(NamedTuple):

@@ -7,10 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from magnetar.errors import ProtocolError, ServiceNotReady, UnsupportedCommand, WireCode
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import DUPLICATE, EARLIEST, LATEST, Position, decode_command
-from magnetar.wire.transactions import Refusal, TxnId
+from magnetar.wire.transactions import Refusal
 
 
 def read(frame: bytes) -> api.BaseCommand:
