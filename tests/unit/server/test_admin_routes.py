@@ -166,6 +166,32 @@ def test_subscriptions_of_partitions_begin_where_asked_and_keep_their_properties
     play(tmp_path, script)
 
 
+def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_create(tmp_path: Path) -> None:
+    """A plain topic, the partitions that auto-creation makes, or 404 and nothing at all where it is forbidden; a number too high is none."""
+
+    async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
+        await rest("PUT", f"{TOPICS}/plain/subscription/s", {"ledgerId": -1, "entryId": -1, "properties": {"k": "v"}})
+        await peer.produce(topic="persistent://public/default/plain")
+        await send_entry(peer, encode_entry(api.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1), b"m"), 0)
+        assert (await rest.ask("GET", f"{TOPICS}/plain/subscription/s/position/1")).content == b"m"
+        await rest("PUT", f"{TOPICS}/plain/subscription/s", {}, status=409)
+        policy = f"{NAMESPACE}/autoTopicCreation"
+        await rest("POST", policy, {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3})
+        await rest("PUT", f"{TOPICS}/many/subscription/s", {})
+        assert (await rest.get(f"{TOPICS}/many/partitions"))["partitions"] == 3
+        for number in range(3):
+            assert await rest.get(f"{TOPICS}/many-partition-{number}/subscriptions") == ["s"]
+        await rest("PUT", f"{TOPICS}/many-partition-3/subscription/s", {}, status=409)
+        await rest("POST", policy, {"allowAutoTopicCreation": False})
+        before = await rest.get(TOPICS)
+        assert "absent" in (await rest("PUT", f"{TOPICS}/absent/subscription/s", {}, status=404))["reason"]
+        assert await rest.get(TOPICS) == before
+        await rest("PUT", f"{TOPICS}/plain/subscription/other", {})
+        assert await rest.get(f"{TOPICS}/plain/subscriptions") == ["other", "s"]
+
+    play(tmp_path, script)
+
+
 def test_health_is_a_message_that_was_published_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Concurrent checks share one round trip; a broker that cannot do it says so with 503."""
 
@@ -217,10 +243,7 @@ def test_bundles_are_told_cleared_and_unloaded(tmp_path: Path) -> None:
 
     async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
         await publish(peer)
-        for topic in ("t", "u"):
-            await rest(
-                "PUT", f"{TOPICS}/{topic}/subscription/s", {"ledgerId": -1, "entryId": -1}, status=404 if topic == "u" else 204
-            )
+        await rest("PUT", S, {"ledgerId": -1, "entryId": -1})
         found = await rest.get(f"{NAMESPACE}/bundles")
         assert (found["numBundles"], len(found["boundaries"])) == (len(found["boundaries"]) - 1, found["numBundles"] + 1)
         span = (await rest.ask("GET", "/lookup/v2/topic/persistent/public/default/t/bundle")).text

@@ -33,10 +33,13 @@ class SubscriptionAdministration(Administration):
     async def create_subscription(
         self, topic: TopicName, subscription: str, position: tuple[int, int] | None, properties: dict[str, str]
     ) -> None:
-        """Raises TopicExists if it is there, TopicNotFound."""
+        """Raises TopicExists if it is there, TopicNotFound if the topic is not and its namespace forbids to create it."""
+        if self._broker.service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
+            # As for a client that subscribes: what auto-creation makes of an absent topic (perhaps partitions) is there first.
+            await self._broker.service.partitions_for_client(topic, may_create=True)
 
         async def create(part: TopicName) -> None:
-            host = await self._host(part)
+            host = await self._host(part, create=True)
             if subscription in host.subscriptions:
                 raise TopicExists(f"Subscription {subscription} already exists for topic {part}")
             start = position if position is not None else LATEST
