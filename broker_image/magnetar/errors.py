@@ -118,6 +118,18 @@ class OwnedByResource(NotAllowed):
     """A change of something that a custom resource owns: the resource would only set it back."""
 
 
+class AuthenticationFailed(MagnetarError):
+    """Nobody knows who the peer is: it showed nothing, or something that is wrong or over."""
+
+    wire_code, http_status, retry = WireCode.AUTHENTICATION, 401, Retry.NEVER
+
+
+class NotAuthorized(MagnetarError):
+    """The peer's role may not do this."""
+
+    wire_code, http_status, retry = WireCode.AUTHORIZATION, 403, Retry.NEVER
+
+
 class InvalidRequest(MagnetarError):
     """A request whose fields contradict each other or are out of range."""
 

@@ -1,0 +1,84 @@
+"""Keys that tokens are signed with.
+
+Owns: the forms in which key files come, and which algorithms a key takes. Imports: errors; `signatures` for public keys.
+Source: Pulsar's tokenSecretKey and tokenPublicKey (raw bytes, or `data:;base64,...`); RFC 7518 section 3.
+Invariants: the key decides which algorithms a token may name, never the token; an HMAC key that is a public key or too short to resist guessing
+is refused; comparisons take the same time wherever they differ.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Protocol
+
+from magnetar.errors import InvalidRequest
+
+SECRET_BYTES_MIN = 32
+KEY_FILE_BYTES_MAX = 64 << 10
+_DATA = b"data:"
+_BASE64 = b";base64,"
+_HASHES = {"HS256": hashlib.sha256, "HS384": hashlib.sha384, "HS512": hashlib.sha512}
+
+
+class VerifyingKey(Protocol):
+    """What tokens are checked with."""
+
+    @property
+    def algorithms(self) -> frozenset[str]:
+        """Names of the algorithms (JWA) that this key takes."""
+        ...
+
+    def verifies(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
+        """Whether `signature` is that of `signed`; `algorithm` is one of `algorithms`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SecretKey:
+    """A key shared by who makes tokens and who checks them."""
+
+    secret: bytes
+
+    @property
+    def algorithms(self) -> frozenset[str]:
+        return frozenset(_HASHES)
+
+    def verifies(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
+        return hmac.compare_digest(self.sign(algorithm, signed), signature)
+
+    def sign(self, algorithm: str, signed: bytes) -> bytes:
+        """The signature of `signed`."""
+        return hmac.digest(self.secret, signed, _HASHES[algorithm])
+
+
+def file_content(field: str, data: bytes) -> bytes:
+    """The bytes of a key file, decoded if it is in Pulsar's `data:` form. Raises InvalidRequest naming `field`."""
+    if not data.startswith(_DATA):
+        return data
+    head, separator, text = data.partition(_BASE64)
+    try:
+        if not separator or len(head) > 100:
+            raise ValueError("no base64")
+        return base64.b64decode(text.strip(), validate=True)
+    except (ValueError, binascii.Error):
+        raise InvalidRequest(
+            f"{field}: its file begins with data: but is not data:;base64,...; write it in that form, or as raw bytes"
+        ) from None
+
+
+def secret_key(field: str, data: bytes) -> SecretKey:
+    """The key of a file. Raises InvalidRequest naming `field`."""
+    secret = file_content(field, data)
+    if b"-----BEGIN " in secret[:200]:
+        raise InvalidRequest(
+            f"{field}: its file holds a key in PEM; everybody who knows a public key could sign tokens with it: use publicKeyFile for it"
+        )
+    if len(secret) < SECRET_BYTES_MIN:
+        raise InvalidRequest(
+            f"{field}: its file has {len(secret)} bytes, fewer than {SECRET_BYTES_MIN}; make one with magnetar token create-secret-key"
+        )
+    return SecretKey(secret)
