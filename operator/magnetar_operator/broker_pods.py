@@ -1,6 +1,7 @@
 """Reading broker pods.
 
-Owns: what a pod's manifest says about readiness, trouble and age. Imports: builders.object, names, rolling. Pure.
+Owns: what a pod's manifest says about readiness, trouble and age, and what is said of pods on lost nodes. Imports: builders.object, conditions,
+names, rolling. Pure.
 Invariant: fields that a kubelet has not written yet are absent, not errors.
 """
 
@@ -10,11 +11,14 @@ from collections.abc import Mapping, Sequence
 
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import wall_ms_of
+from magnetar_operator.conditions import Problem, Reason, wall_ms_of
 from magnetar_operator.rolling import BrokerPod, difference_of
 from magnetar_operator.scaling import Cordon
 
 NODE_LOST_S = 30.0
+
+LostNodes = tuple[tuple[str, float], ...]
+"""Nodes that do not answer, and for how many seconds."""
 
 
 def is_terminating(pod: Manifest) -> bool:
@@ -67,6 +71,22 @@ def trouble_of(pod: Manifest) -> str:
             last = f"; it ended with exit code {ended.get('exitCode')}" if ended else ""
             return f"{waiting.get('reason')}: {waiting.get('message', '')}{last}".strip(": ")
     return str(status.get("message", ""))
+
+
+def first_leaving(pods: Sequence[Manifest]) -> str:
+    """The name of the first pod that is stopping; "" if none is."""
+    return next((name_of(pod) for pod in pods if is_terminating(pod)), "")
+
+
+def first_trouble(pods: Sequence[Manifest]) -> str:
+    """The first pod that is not ready and of which something is said, with what is said of it; "" if there is none."""
+    return next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in pods if not is_ready(pod) and trouble_of(pod)), "")
+
+
+def lost_nodes_problem(nodes: LostNodes) -> Problem | None:
+    """What is to be said of nodes that do not answer."""
+    # Without the seconds the message, and so the status, stays the same while nothing changes.
+    return Problem(Reason.NODE_LOST, f"nodes that do not answer: {', '.join(node for node, _ in nodes)}") if nodes else None
 
 
 def rolling_view(pods: Sequence[Manifest], stateful_set: Manifest | None) -> list[BrokerPod]:

@@ -10,12 +10,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from magnetar_operator import names
-from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, node_addresses, phase_of, sorted_by_ordinal, trouble_of
+from magnetar_operator.broker_pods import (
+    LostNodes,
+    first_leaving,
+    first_trouble,
+    is_ready,
+    lost_nodes_problem,
+    name_of,
+    node_addresses,
+    phase_of,
+    sorted_by_ordinal,
+)
 from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.listeners import listener_statuses, pending_listener
 from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
-from magnetar_operator.conditions import Finding, Problem, Reason, Type
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
 from magnetar_operator.desired import Identity
 from magnetar_operator.etcd_view import EtcdLife
 from magnetar_operator.models.base import Condition
@@ -32,7 +42,7 @@ class Observed:
     pods: tuple[Manifest, ...]
     state: ClusterState | None
     store_problem: str = ""
-    lost_nodes: tuple[tuple[str, float], ...] = ()
+    lost_nodes: LostNodes = ()
     etcd: EtcdLife | None = None
 
     @property
@@ -59,20 +69,8 @@ def findings_of(
         available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} brokers take traffic")
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_BROKER)
-    blocker = degraded or progress
     complete = f"{wanted} brokers are ready" if wanted else Reason.STOPPED.meaning
-    return [
-        available,
-        _finding(Type.PROGRESSING, progress),
-        _finding(Type.DEGRADED, degraded),
-        Finding(Type.READY, False, blocker.reason, blocker.message)
-        if blocker
-        else Finding(Type.READY, True, Reason.AS_DESIRED, complete),
-    ]
-
-
-def _finding(kind: Type, problem: Problem | None) -> Finding:
-    return Finding(kind, True, problem.reason, problem.message) if problem else Finding(kind, False, Reason.AS_DESIRED)
+    return standing(available, progress, degraded, complete)
 
 
 def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, ready: int) -> Problem | None:
@@ -81,17 +79,15 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
         return Problem(scale.reason, scale.message)
     if observed.state is None and not cluster.status.storage_id:
         return Problem(Reason.STORE_STARTING, observed.store_problem)
-    if roll.restart:
-        return Problem(Reason.ROLLING, f"{roll.restart} is restarted; {len(roll.pending)} pods have an old template")
-    if roll.pending:
-        return Problem(Reason.ROLL_WAITS, f"{len(roll.pending)} pods have an old template; waiting for {roll.waits_for}")
+    if roll.progress is not None:
+        return roll.progress
     wanted = cluster.spec.replicas
     if ready == wanted == len(observed.pods):
         return pending_listener(cluster, observed.children)
-    leaving = next((name_of(pod) for pod in observed.pods if is_terminating(pod)), "")
+    leaving = first_leaving(observed.pods)
     if leaving:
         return Problem(Reason.REMOVING if len(observed.pods) > wanted else Reason.STARTING, f"{leaving} is stopping")
-    trouble = next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in observed.pods if not is_ready(pod) and trouble_of(pod)), "")
+    trouble = first_trouble(observed.pods)
     message = f"{ready} of {wanted} brokers are ready" + (f"; {trouble}" if trouble else "")
     claim = observed.child("PersistentVolumeClaim", claim_name(cluster))
     if claim is not None and claim.get("status", {}).get("phase") != "Bound" and not ready:
@@ -100,13 +96,9 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
 
 
 def _degradation(cluster: BrokerCluster, observed: Observed) -> list[Problem]:
-    found = []
-    if observed.state is None and cluster.status.storage_id:
-        found.append(Problem(Reason.STORE_UNAVAILABLE, observed.store_problem))
-    if observed.lost_nodes:
-        # Without the seconds the message, and so the status, stays the same while nothing changes.
-        found.append(Problem(Reason.NODE_LOST, f"nodes that do not answer: {', '.join(node for node, _ in observed.lost_nodes)}"))
-    return found
+    unreadable = observed.state is None and cluster.status.storage_id
+    store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
+    return [problem for problem in (store, lost_nodes_problem(observed.lost_nodes)) if problem is not None]
 
 
 def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, conditions: tuple[Condition, ...]) -> BrokerClusterStatus:

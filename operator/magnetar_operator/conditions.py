@@ -1,7 +1,7 @@
 """Conditions: their types, reasons and the way they change.
 
-Owns: every reason with its meaning and remedy (docs, events and messages use these), and the merge with the previous conditions. Imports:
-models.base. Pure.
+Owns: every reason with its meaning and remedy (docs, events and messages use these), what the conditions say of a problem, and the merge with the
+previous conditions. Imports: models.base. Pure.
 Invariants: a reason is declared here or does not exist; `last_transition_time` changes exactly when `status` does; every condition carries the
 generation that it speaks of.
 """
@@ -283,6 +283,32 @@ class Problem:
 
     reason: Reason
     message: str
+
+
+def standing(available: Finding, progress: Problem | None, degraded: Problem | None, complete: str) -> list[Finding]:
+    """Available, Progressing, Degraded and Ready of something that runs: what is wrong outranks what is under way, and either keeps it from being
+    Ready; `complete` is what Ready says otherwise."""
+    blocker = degraded or progress
+    return [
+        available,
+        _finding(Type.PROGRESSING, progress),
+        _finding(Type.DEGRADED, degraded),
+        Finding(Type.READY, False, blocker.reason, blocker.message)
+        if blocker
+        else Finding(Type.READY, True, Reason.AS_DESIRED, complete),
+    ]
+
+
+def obstructed(problem: Problem) -> list[Finding]:
+    """For a resource that cannot act at all."""
+    return [
+        _finding(Type.DEGRADED, problem),
+        Finding(Type.READY, False, problem.reason, problem.message),
+    ]
+
+
+def _finding(kind: Type, problem: Problem | None) -> Finding:
+    return Finding(kind, True, problem.reason, problem.message) if problem else Finding(kind, False, Reason.AS_DESIRED)
 
 
 def timestamp(wall_ms: int) -> str:

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 
 from magnetar.metadata.records import CoordinatorState
 from magnetar_operator import names
-from magnetar_operator.broker_pods import is_ready, is_terminating, name_of, phase_of, sorted_by_ordinal, trouble_of
+from magnetar_operator.broker_pods import (
+    LostNodes,
+    first_leaving,
+    first_trouble,
+    is_ready,
+    lost_nodes_problem,
+    name_of,
+    phase_of,
+    sorted_by_ordinal,
+)
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import Finding, Problem, Reason, Type
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
 from magnetar_operator.coordinator_scaling import CoordinatorPlan
 from magnetar_operator.coordinators_state import CoordinatorsState
 from magnetar_operator.desired import Identity
@@ -24,7 +33,6 @@ from magnetar_operator.models.transaction_coordinator import (
     TransactionCoordinator,
     TransactionCoordinatorStatus,
 )
-from magnetar_operator.pod_care import LostNodes
 from magnetar_operator.rolling import RollPlan
 
 
@@ -57,28 +65,8 @@ def findings_of(
         available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} coordinators answer")
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_COORDINATOR)
-    blocker = degraded or progress
     complete = f"{wanted} coordinators answer" if wanted else Reason.STOPPED.meaning
-    return [
-        available,
-        _finding(Type.PROGRESSING, progress),
-        _finding(Type.DEGRADED, degraded),
-        Finding(Type.READY, False, blocker.reason, blocker.message)
-        if blocker
-        else Finding(Type.READY, True, Reason.AS_DESIRED, complete),
-    ]
-
-
-def obstructed(problem: Problem) -> list[Finding]:
-    """For a resource that cannot act at all."""
-    return [
-        Finding(Type.DEGRADED, True, problem.reason, problem.message),
-        Finding(Type.READY, False, problem.reason, problem.message),
-    ]
-
-
-def _finding(kind: Type, problem: Problem | None) -> Finding:
-    return Finding(kind, True, problem.reason, problem.message) if problem else Finding(kind, False, Reason.AS_DESIRED)
+    return standing(available, progress, degraded, complete)
 
 
 def _progress(
@@ -90,32 +78,26 @@ def _progress(
         return Problem(scale.reason, scale.message)
     if observed.state is None and not resource.status.announced:
         return Problem(Reason.STORE_STARTING, observed.store_problem)  # a new cluster's etcd comes up beside us
-    if roll.restart:
-        return Problem(Reason.ROLLING, f"{roll.restart} is restarted; {len(roll.pending)} pods have an old template")
-    if roll.pending:
-        return Problem(Reason.ROLL_WAITS, f"{len(roll.pending)} pods have an old template; waiting for {roll.waits_for}")
+    if roll.progress is not None:
+        return roll.progress
     if ready == wanted == len(observed.pods):
         announced = observed.state.announced if observed.state is not None else wanted
         if announced == wanted:
             return None
         return Problem(Reason.COORDINATORS_STARTING, f"clients are told of {announced} of {wanted} coordinators so far")
-    leaving = next((name_of(pod) for pod in observed.pods if is_terminating(pod)), "")
+    leaving = first_leaving(observed.pods)
     if leaving:
         reason = Reason.REMOVING_COORDINATOR if len(observed.pods) > wanted else Reason.COORDINATORS_STARTING
         return Problem(reason, f"{leaving} is stopping")
-    trouble = next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in observed.pods if not is_ready(pod) and trouble_of(pod)), "")
+    trouble = first_trouble(observed.pods)
     message = f"{ready} of {wanted} coordinators are ready" + (f"; {trouble}" if trouble else "")
     return Problem(Reason.COORDINATORS_STARTING, message)
 
 
 def _degradation(resource: TransactionCoordinator, observed: ObservedCoordinators) -> list[Problem]:
-    found = []
-    if observed.state is None and resource.status.announced:
-        found.append(Problem(Reason.STORE_UNAVAILABLE, observed.store_problem))
-    if observed.lost_nodes:
-        # Without the seconds the message, and so the status, stays the same while nothing changes.
-        found.append(Problem(Reason.NODE_LOST, f"nodes that do not answer: {', '.join(node for node, _ in observed.lost_nodes)}"))
-    return found
+    unreadable = observed.state is None and resource.status.announced
+    store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
+    return [problem for problem in (store, lost_nodes_problem(observed.lost_nodes)) if problem is not None]
 
 
 def derive(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from magnetar_operator import broker_pods
+from magnetar_operator.broker_pods import LostNodes
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Reason
 from magnetar_operator.models.base import CustomResource
@@ -21,9 +22,6 @@ from magnetar_operator.rolling import RollPlan, plan_roll
 from magnetar_operator.world import World
 
 log = structlog.get_logger(__name__)
-
-LostNodes = tuple[tuple[str, float], ...]
-"""Nodes that do not answer, and for how many seconds."""
 
 
 async def lost_nodes(world: World, pods: Sequence[Manifest]) -> LostNodes:

@@ -1,6 +1,6 @@
 """Which pod is restarted next.
 
-Owns: the decision, and why a pod needs a restart. Imports: names, builders.object. Pure.
+Owns: the decision, why a pod needs a restart, and what is said of it. Imports: names, builders.object, conditions. Pure.
 Invariants: at most one broker is restarted at a time; an outdated pod that is sick goes first, because restarting it costs nobody anything; a healthy
 one goes only while every other broker is ready; nothing is restarted while the number of brokers changes. Deleting a pod is a drain: it gets SIGTERM
 and the grace period to hand its bundles over.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
+from magnetar_operator.conditions import Problem, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,15 @@ class RollPlan:
     restart: str = ""
     pending: tuple[tuple[str, str], ...] = ()
     waits_for: str = ""
+
+    @property
+    def progress(self) -> Problem | None:
+        """What is to be said while pods are outdated."""
+        if self.restart:
+            return Problem(Reason.ROLLING, f"{self.restart} is restarted; {len(self.pending)} pods have an old template")
+        if self.pending:
+            return Problem(Reason.ROLL_WAITS, f"{len(self.pending)} pods have an old template; waiting for {self.waits_for}")
+        return None
 
 
 def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: bool, what: str = "brokers") -> RollPlan:

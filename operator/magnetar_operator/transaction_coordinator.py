@@ -19,10 +19,10 @@ from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.children import apply_children
-from magnetar_operator.conditions import Finding, Problem, Reason, Type
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, obstructed
 from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
-from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of, obstructed
+from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of
 from magnetar_operator.desired import identity_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
