@@ -7,7 +7,6 @@ a broker leaves only as `plan_scale` allows; the status is written last and only
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 import structlog
@@ -16,16 +15,15 @@ from magnetar.errors import StoreError
 from magnetar_operator import broker_pods, etcd_life, names
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
-from magnetar_operator.children import apply_children
+from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.cluster_state import ClusterState, read_cluster_state
 from magnetar_operator.cluster_status import Observed, derive, findings_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
-from magnetar_operator.desired import Identity, desired, identity_of
+from magnetar_operator.desired import Identity, desired
 from magnetar_operator.etcd_access import ensure_users, secure
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
-from magnetar_operator.resources import CHILDREN, POD, Resource
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scale_story import Told
 from magnetar_operator.scaling import CORDON_REASON, REPLACE_REASON
@@ -91,16 +89,8 @@ async def _pause(world: World, cluster: BrokerCluster) -> None:
 
 async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> Observed:
     """Everything that belongs to the cluster: from the caches, or `live` from the API server. Raises KubernetesError."""
-    mine_all = {names.CLUSTER: cluster.name, names.MANAGED_BY: names.FIELD_MANAGER}
     brokers = names.selector(cluster.name, names.BROKER)
-
-    async def listed(resource: Resource, labels: dict[str, str]) -> list[Manifest]:
-        if live:
-            return await world.api.list(resource, cluster.namespace, names.selector_text(labels))
-        return world.labelled(resource.kind, cluster.namespace, labels)
-
-    *lists, pods = await asyncio.gather(*(listed(resource, mine_all) for resource in CHILDREN), listed(POD, brokers))
-    children = {identity_of(child): child for found in lists for child in found}
+    children, pods = await read_children(world, cluster, {names.CLUSTER: cluster.name}, brokers, live)
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
     state, problem = await _read_state(world, cluster, children)
     etcd = await etcd_life.look(world, cluster, children, live)

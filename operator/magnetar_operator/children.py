@@ -1,21 +1,38 @@
 """Making children what they should be.
 
-Owns: carrying out a plan of objects, and what is told of it. Imports: world, planning, desired, resources, conditions.
+Owns: reading what is there, carrying out a plan of objects, and what is told of it. Imports: world, planning, desired, resources, conditions.
 Invariants: what the API server refuses becomes a problem, and the other objects are still applied; another owner's object is never touched.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
+from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.desired import Identity, identity_of
 from magnetar_operator.models.base import CustomResource
 from magnetar_operator.planning import Create, Remove, Step, Taken, describe, plan
 from magnetar_operator.refusals import ApiRefused
-from magnetar_operator.resources import BY_KIND
+from magnetar_operator.resources import BY_KIND, CHILDREN, POD, Resource
 from magnetar_operator.world import World
+
+
+async def read_children(
+    world: World, owner: CustomResource, labels: dict[str, str], pod_labels: dict[str, str], live: bool
+) -> tuple[dict[Identity, Manifest], list[Manifest]]:
+    """The objects made for `owner` and its pods, by their labels: from the caches, or `live` from the API server. Raises KubernetesError."""
+
+    async def listed(resource: Resource, wanted: dict[str, str]) -> list[Manifest]:
+        if live:
+            return await world.api.list(resource, owner.namespace, names.selector_text(wanted))
+        return world.labelled(resource.kind, owner.namespace, wanted)
+
+    made = {**labels, names.MANAGED_BY: names.FIELD_MANAGER}
+    *lists, pods = await asyncio.gather(*(listed(resource, made) for resource in CHILDREN), listed(POD, pod_labels))
+    return {identity_of(child): child for found in lists for child in found}, pods
 
 
 async def apply_children(

@@ -8,8 +8,6 @@ it differs.
 
 from __future__ import annotations
 
-import asyncio
-
 import structlog
 
 from magnetar.errors import StoreError
@@ -18,16 +16,14 @@ from magnetar.metadata.store import Compare, Put
 from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.children import apply_children
+from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, obstructed
 from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
 from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of
-from magnetar_operator.desired import identity_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
-from magnetar_operator.resources import CHILDREN, POD, Resource
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused, parsed
@@ -111,16 +107,8 @@ async def observe(
     world: World, resource: TransactionCoordinator, cluster: BrokerCluster, live: bool = False
 ) -> ObservedCoordinators:
     """Everything that belongs to the resource: from the caches, or `live` from the API server. Raises KubernetesError."""
-    mine_all = {names.COORDINATORS: resource.name, names.MANAGED_BY: names.FIELD_MANAGER}
     coordinators = names.coordinator_selector(resource.name, cluster.name)
-
-    async def listed(kind: Resource, labels: dict[str, str]) -> list[Manifest]:
-        if live:
-            return await world.api.list(kind, resource.namespace, names.selector_text(labels))
-        return world.labelled(kind.kind, resource.namespace, labels)
-
-    *lists, pods = await asyncio.gather(*(listed(kind, mine_all) for kind in CHILDREN), listed(POD, coordinators))
-    children = {identity_of(child): child for found in lists for child in found}
+    children, pods = await read_children(world, resource, {names.COORDINATORS: resource.name}, coordinators, live)
     mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.coordinator_set(resource.name)}-")]
     state, problem = await _read_state(world, cluster)
     return ObservedCoordinators(children, tuple(mine), state, problem, await lost_nodes(world, mine))
