@@ -43,7 +43,10 @@ STORE_RETRY_S = 3.0
 async def reconcile(world: World, key: Key) -> float | None:
     """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource."""
     cluster = await world.read(key, BrokerCluster)
-    if cluster is None or cluster.metadata.deletion_timestamp:
+    if cluster is None:
+        world.retain_stores()
+        return None
+    if cluster.metadata.deletion_timestamp:
         return None  # children go with their owner; volumes stay
     if is_paused(cluster):
         await _pause(world, cluster)

@@ -16,7 +16,6 @@ import structlog
 from magnetar.errors import MagnetarError
 from magnetar_operator import broker_cluster, data_job, names, passes, topic_namespace, transaction_coordinator
 from magnetar_operator.builders.etcd_tls import client_secret
-from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.conditions import Reason
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.refusals import ApiConflict, ApiRefused, ApiUnavailable, KubernetesError, NotLeading
@@ -150,20 +149,17 @@ class Controller:
 
     async def enqueue_all(self) -> None:
         """Enqueue every custom resource, and forget the stores of clusters that are gone. Raises KubernetesError."""
-        stores: set[tuple[str, ...]] = set()
         secrets: set[tuple[str, str]] | None = set()
         for kind in RECONCILERS:
             for key in self._world.keys(kind):
                 self._queue.add_routine(key)
-                if kind == "BrokerCluster":
+                if kind == "BrokerCluster" and secrets is not None:
                     try:
                         cluster = await self._world.cluster(key.namespace, key.name)
-                        stores |= {etcd_endpoints(cluster)} if cluster is not None else set()
-                        if secrets is not None and cluster is not None:
+                        if cluster is not None:
                             secrets.add((cluster.namespace, client_secret(cluster, names.OPERATOR_USER)))
                     except InvalidResource:
-                        stores |= self._world.stores.known()
                         secrets = None
-        await self._world.stores.retain(stores)
+        self._world.retain_stores()
         if secrets is not None:
             self._world.credentials.forget(secrets)

@@ -1,7 +1,7 @@
 """Connections to the clusters' metadata stores, and the operator's term in each.
 
-Owns: one store per set of endpoints; guarded writes; views of the records that resources own. Imports: magnetar.metadata, clock, metrics,
-record_view.
+Owns: one store per set of endpoints, for as long as a cluster uses it; guarded writes; views of the records that resources own.
+Imports: magnetar.metadata, clock, metrics, record_view.
 Invariants: every write compares `operator/term`, so an operator that lost its Lease without noticing changes nothing after its successor's first
 write; the term is taken lazily, so that a steady state writes nothing.
 """
@@ -9,12 +9,12 @@ write; the term is taken lazily, so that a steady state writes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from magnetar.clock import Clock
-from magnetar.errors import StoreError
+from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.election import Election
 from magnetar.metadata.etcd import EtcdStore, TlsMaterial
@@ -65,9 +65,12 @@ class ClusterStore:
         self._users: EtcdUsers | None = None
         self._views = {prefix: RecordView(store, prefix, self._changed, clock) for prefix in VIEWED}
         self._viewing: list[asyncio.Task[None]] = []
+        self._closed = False
 
     async def record(self, key: str) -> KeyValue | None:
         """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision. Raises StoreError."""
+        if self._closed:
+            raise StoreUnavailable("no cluster uses this store any more")
         view = next(view for prefix, view in self._views.items() if key.startswith(prefix))
         if not self._viewing:
             self._viewing = [asyncio.create_task(each.run(), name=f"view of {prefix}") for prefix, each in self._views.items()]
@@ -94,6 +97,7 @@ class ClusterStore:
 
     async def close(self) -> None:
         """End views and connections."""
+        self._closed = True
         for task in self._viewing:
             task.cancel()
         await asyncio.gather(*self._viewing, return_exceptions=True)
@@ -202,8 +206,13 @@ def _owner_of(key: str, value: bytes) -> str:
         return ""
 
 
+Endpoints = tuple[str, ...]
+Cluster = tuple[str, str]
+"""Kubernetes namespace and name of a BrokerCluster."""
+
+
 class Stores:
-    """All clusters' stores."""
+    """All clusters' stores: each is open from its first use until no cluster uses it."""
 
     def __init__(
         self,
@@ -215,20 +224,22 @@ class Stores:
     ) -> None:
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
         self._owned_changed = owned_changed
-        self._open: dict[tuple[str, ...], tuple[TlsMaterial | None, ClusterStore]] = {}
+        self._open: dict[Endpoints, tuple[TlsMaterial | None, ClusterStore]] = {}
+        self._used: dict[Cluster, Endpoints] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def of(self, endpoints: Sequence[str], tls: TlsMaterial | None = None) -> ClusterStore:
-        """The store behind `endpoints` (host:port); connects when first used, and anew when it comes to TLS or has another secret."""
+    def of(self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None) -> ClusterStore:
+        """The store of `cluster` behind `endpoints` (host:port); connects when first used, and anew when it comes to TLS or has another secret."""
         key = tuple(endpoints)
+        before, self._used[cluster] = self._used.get(cluster, key), key
+        if before != key:
+            self._close_unused()
         known, store = self._open.get(key, (None, None))
         if store is not None and known is tls:
             return store
         claims = store.claims if store is not None else {}
         if store is not None:
-            closing = asyncio.ensure_future(store.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._close_soon(store)
         opened = EtcdStore(key, tls, clock=self._clock)
         store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write, self._owned_changed, tls)
         store.claims.update(claims)
@@ -239,21 +250,27 @@ class Stores:
         """The stores that are connected to."""
         return [store for _, store in self._open.values()]
 
-    def known(self) -> set[tuple[str, ...]]:
-        """Endpoints of the open connections."""
-        return set(self._open)
-
     def leadership_changed(self) -> None:
         """Every term ends with the Lease."""
         for _, store in self._open.values():
             store.forget_term()
 
-    async def retain(self, wanted: set[tuple[str, ...]]) -> None:
-        """Close connections to clusters that are gone."""
-        for endpoints in set(self._open) - wanted:
+    def retain(self, clusters: Iterable[Cluster]) -> None:
+        """Forget all other clusters: what none of these uses is closed."""
+        self._used = {cluster: self._used[cluster] for cluster in clusters if cluster in self._used}
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        for endpoints in set(self._open) - set(self._used.values()):
             log.info("store.closed", endpoints=",".join(endpoints))
-            await self._open.pop(endpoints)[1].close()
+            self._close_soon(self._open.pop(endpoints)[1])
+
+    def _close_soon(self, store: ClusterStore) -> None:
+        closing = asyncio.ensure_future(store.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        await self.retain(set())
+        """Close every store."""
+        self.retain(())
         await asyncio.gather(*self._closing)

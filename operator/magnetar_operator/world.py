@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from magnetar.clock import Clock
-from magnetar.errors import MagnetarError
+from magnetar.errors import MagnetarError, StoreUnavailable
 from magnetar_operator import names
 from magnetar_operator.builders.object import Defaults, Manifest, etcd_endpoints
 from magnetar_operator.conditions import Finding, Reason, Type, merged
@@ -29,6 +29,7 @@ from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.topic_namespace import TopicNamespace
 from magnetar_operator.object_cache import OWNER_LABELS, ObjectCache, Shown, claim_slot, label_slot
 from magnetar_operator.planning import differences
+from magnetar_operator.resources import BROKER_CLUSTER
 from magnetar_operator.stores import ClusterStore, Stores
 from magnetar_operator.work_queue import Key
 
@@ -63,8 +64,18 @@ class World:
         return _cluster_of(found) if found is not None else None
 
     async def store_of(self, cluster: BrokerCluster) -> ClusterStore:
-        """The cluster's metadata store; connects when first used. Raises StoreError if its credentials are missing, KubernetesError."""
-        return self.stores.of(etcd_endpoints(cluster), await self.credentials.of(cluster))
+        """The cluster's metadata store; connects when first used.
+
+        Raises StoreError if its credentials are missing or the cluster is gone, KubernetesError.
+        """
+        tls = await self.credentials.of(cluster)
+        if self.cache.get(cluster.kind, cluster.namespace, cluster.name) is None:
+            raise StoreUnavailable(f"{cluster.reference} is gone")  # who has waited for so long must not open it again
+        return self.stores.of((cluster.namespace, cluster.name), etcd_endpoints(cluster), tls)
+
+    def retain_stores(self) -> None:
+        """Close the stores of clusters that are gone."""
+        self.stores.retain((key.namespace, key.name) for key in self.keys(BROKER_CLUSTER.kind))
 
     async def list_everywhere(self, kind: str) -> list[Manifest]:
         """All objects of a kind in the namespaces that this operator watches."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.records import JobRunRecord
+from magnetar.metadata import keys
+from magnetar.metadata.records import JobRunRecord, NamespaceRecord
+from magnetar.names import NamespaceName
 from magnetar_operator.scaling import CORDON_REASON
 from tests.apiserver.control_plane import ControlPlane, EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, quiet, running_operator, settled, until, writes
@@ -282,6 +284,39 @@ def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd:
             )
             (event,) = await until("an event", lambda: scene.events("NodeLost"))
             assert node in event
+
+    asyncio.run(scenario())
+
+
+def test_the_store_of_a_deleted_cluster_is_let_go_at_once(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Long before the next resync: its connection, its views, and what names it; another cluster keeps its own, and made again it is served again."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator:
+            address, _, port = cluster_etcd.endpoint.rpartition(":")
+            kept = f"localhost:{port}" if address == "127.0.0.1" else f"127.0.0.1:{port}"
+            scene.create("BrokerCluster", "kept", {"etcd": {"external": {"endpoints": [kept]}}})
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "demo"}
+            scene.create("TopicNamespace", "demo", spec)
+            demo = scene.path("topicnamespaces", "demo")
+            await until("the namespace is Ready", lambda: scene.condition(demo).get("status") == "True")
+            await until("both stores are open", lambda: len(operator.stores.opened()) == 2)
+            views = lambda: [task for task in asyncio.all_tasks() if task.get_name().startswith("view of")]  # noqa: E731
+            assert views()
+            scene.delete(scene.path("brokerclusters", "main"))
+            await until("one store is left", lambda: len(operator.stores.opened()) == 1)
+            async with asyncio.timeout(30):
+                while views():
+                    await asyncio.sleep(0.05)
+            scene.merge(demo, {"spec": {"properties": {"team": "blue"}}})
+            await until("its namespaces say so", lambda: scene.condition(demo).get("reason") == "ClusterNotFound")
+            assert len(operator.stores.opened()) == 1
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            await until("the namespace is Ready again", lambda: scene.condition(demo).get("status") == "True")
+            item = await brokers.store.get(keys.namespace(NamespaceName("acme", "demo")))
+            assert item is not None
+            assert NamespaceRecord.decode(item.value).policies["properties"] == {"team": "blue"}
 
     asyncio.run(scenario())
 
