@@ -1,6 +1,7 @@
 """Committing a bundle's record.
 
-Owns: `commit_record`, the compare-and-swap by which a party to a bundle changes its record. Imports: metadata, server siblings.
+Owns: `commit_record`, the compare-and-swap by which a party to a bundle changes its record; what a record tells of a change whose answer was lost.
+Imports: metadata, server siblings.
 Invariant: the outcome is known when it returns: an answer that was lost is resolved by reading the record again.
 """
 
@@ -12,7 +13,7 @@ import structlog
 
 from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord
+from magnetar.metadata.records import BundleRecord, LogRange
 from magnetar.metadata.store import Compare, Put
 from magnetar.names import BundleName
 from magnetar.server.context import BrokerContext
@@ -40,3 +41,12 @@ async def commit_record(context: BrokerContext, views: ClusterViews, name: str, 
         except StoreUnavailable as error:
             log.warning("bundle.commit_unknown", bundle=name, error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
+
+
+def others_went_on(context: BrokerContext, views: ClusterViews, name: str, ours: LogRange) -> bool:
+    """Whether a record that we gave away with the range `ours` was taken though its answer was lost: others have gone on from where we ended.
+
+    One that is gone was divided since, or its namespace deleted. That we were fenced before is then told by our claim, not by the record.
+    """
+    viewed = views.bundles.get(name)
+    return viewed is None or (viewed.record.incarnation != context.incarnation and ours in viewed.record.chain)

@@ -26,14 +26,13 @@ from magnetar.metadata.records import (
     BundleRecord,
     BundleState,
     IncarnationRecord,
-    LogRange,
     NamespaceRecord,
 )
 from magnetar.names import BundleName, TopicName, bundle_of
 from magnetar.server.assigning import Assigner, BundleSplit
 from magnetar.server.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.bundle_events import BundleEvents
-from magnetar.server.bundle_records import commit_record
+from magnetar.server.bundle_records import commit_record, others_went_on
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
 from magnetar.server.entry_index import TailCache
@@ -337,9 +336,11 @@ class Ownership:
 
     def _is_ours(self, name: str, epoch: int) -> bool:
         """Whether our term began though its answer was lost: a request to release it may have changed the record since."""
-        record = self._views.bundles.items[name].record
-        ours = (record.incarnation, record.epoch) == (self._context.incarnation, epoch)
-        return ours and record.state is not BundleState.ASSIGNING
+        viewed = self._views.bundles.get(name)
+        if viewed is None:
+            return False  # taken from us, divided, and gone
+        ours = (viewed.record.incarnation, viewed.record.epoch) == (self._context.incarnation, epoch)
+        return ours and viewed.record.state is not BundleState.ASSIGNING
 
     # --- releasing -------------------------------------------------------------------------------------------------------------
 
@@ -380,9 +381,8 @@ class Ownership:
         record, revision = releasing.record, releasing.mod_revision
         destination = self._choose_destination(name, record)
         released = rules.released(record, destination, end=end)
-        if await commit_record(self._context, self._views, name, revision, released) is None and not self._is_released(
-            name, released.chain[-1]
-        ):
+        committed = await commit_record(self._context, self._views, name, revision, released)
+        if committed is None and not others_went_on(self._context, self._views, name, released.chain[-1]):
             self._context.fail(f"bundle {name} was taken over during its release")
             return
         log.info("bundle.released", bundle=name, epoch=record.epoch, destination=destination or "nobody", reason=record.reason)
@@ -406,11 +406,6 @@ class Ownership:
         if record.destination:
             await asyncio.sleep(min(PRELOAD_S_MAX, PRELOAD_S_MIN + self._roller.chain_bytes(record) / PRELOAD_BYTES_PER_S))
         return releasing
-
-    def _is_released(self, name: str, ours: LogRange) -> bool:
-        """Whether our release was taken though its answer was lost: the successor has gone on from exactly where we ended."""
-        record = self._views.bundles.items[name].record
-        return record.incarnation != self._context.incarnation and ours in record.chain
 
     def _choose_destination(self, name: str, record: BundleRecord) -> str:
         wanted = self._views.incarnations.get(record.destination)

@@ -36,7 +36,7 @@ from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put
 from magnetar.names import BundleName
 from magnetar.server.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.bundle_events import BundleEvents
-from magnetar.server.bundle_records import commit_record
+from magnetar.server.bundle_records import commit_record, others_went_on
 from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.topic_registry import TopicRegistry
@@ -194,17 +194,13 @@ class Splitter:
         self._called_off[str(owned.name)] = reason
         free = rules.split_called_off(splitting.record, reason, end=end)
         name, revision = str(owned.name), splitting.mod_revision
-        if await commit_record(self._context, self._views, name, revision, free) is None and not self._is_free(name, free):
+        committed = await commit_record(self._context, self._views, name, revision, free)
+        if committed is None and not others_went_on(self._context, self._views, name, free.chain[-1]):
             self._context.fail(f"bundle {name} was taken over during its split")
             return
         owned.close_clients(None)
         del self._owned[name]
         self._context.metrics.bundles_owned.set(len(self._owned))
-
-    def _is_free(self, name: str, free: BundleRecord) -> bool:
-        """Whether our record was taken though its answer was lost: others have gone on from exactly where we ended."""
-        record = self._views.bundles.items[name].record
-        return record.incarnation != self._context.incarnation and free.chain[-1] in record.chain
 
     async def _commit(
         self, bundle: BundleName, splitting: Viewed[BundleRecord], plan: _Plan | None, epoch: int, end: LogPosition
