@@ -12,6 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from dev.bench.pulsar_perf import BenchFailed
@@ -23,8 +24,8 @@ STOP_TIMEOUT_S = 30.0
 LOG_TAIL_CHARACTERS = 4000
 
 
-def durable_configuration(shipped: str, broker_port: int, http_port: int) -> str:
-    """The shipped standalone.conf with fsync and everything on the loopback; every other line stays as it is."""
+def durable_configuration(shipped: str, broker_port: int, http_port: int, settings: Mapping[str, str] | None = None) -> str:
+    """The shipped standalone.conf with fsync, everything on the loopback, and `settings`; every other line stays as it is."""
     changed = {
         "bindAddress": "127.0.0.1",
         "advertisedAddress": "127.0.0.1",
@@ -32,6 +33,7 @@ def durable_configuration(shipped: str, broker_port: int, http_port: int) -> str
         "webServicePort": str(http_port),
         "journalSyncData": "true",
         "listeningInterface": "lo",  # the bookie's; without it the bookie listens on all addresses
+        **(settings or {}),
     }
     lines = [line for line in shipped.splitlines() if line.partition("=")[0].strip() not in changed]
     return "\n".join([*lines, *(f"{key}={value}" for key, value in changed.items())]) + "\n"
@@ -42,8 +44,8 @@ class PulsarPeer:
 
     name = "pulsar"
 
-    def __init__(self, home: Path, directory: Path) -> None:
-        self._home, self._directory = home, directory
+    def __init__(self, home: Path, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        self._home, self._directory, self._settings = home, directory, settings
         self.broker_port, self.http_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.log_path = directory / "pulsar.log"
@@ -62,7 +64,7 @@ class PulsarPeer:
         self._directory.mkdir(parents=True, exist_ok=True)
         configuration = self._directory / "standalone.conf"
         shipped = (self._home / "conf" / "standalone.conf").read_text()
-        configuration.write_text(durable_configuration(shipped, self.broker_port, self.http_port))
+        configuration.write_text(durable_configuration(shipped, self.broker_port, self.http_port, self._settings))
         command = [self._home / "bin" / "pulsar", "standalone", "-nfw", "-nss", "-a", "127.0.0.1", "--wipe-data"]
         command += ["--metadata-dir", self._directory / "metadata", "--bookkeeper-dir", self._directory / "bookkeeper"]
         environment = {**os.environ, "PULSAR_STANDALONE_CONF": str(configuration), "PULSAR_LOG_DIR": str(self._directory / "logs")}

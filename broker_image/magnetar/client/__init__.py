@@ -3,17 +3,26 @@
 Owns: what applications, the command line and the simulation's checkers talk to a cluster with. Imports: wire, names, errors, clock,
 network. Every byte goes through a `Network`, every moment through the running loop and a `Clock`, so it runs unchanged in virtual time.
 Map: `client` is the door; `producer` and `consumer` fan out over partitions; `sending` and `receiving` serve one partition each on top of
-`attachment`, which keeps them attached to whichever broker owns the topic; `pool` and `connection` carry the bytes.
+`attachment`, which keeps them attached to whichever broker owns the topic; `pool` and `connection` carry the bytes. `transactions` is what an
+application holds of a transaction, `coordinators` talks to those who decide it.
 """
 
 from magnetar.client.client import Client
 from magnetar.client.compression import Compression
 from magnetar.client.consumer import Consumer, Reader
-from magnetar.client.failures import AlreadyClosed, BrokerRefused, ConnectionLost, SendTimeout
+from magnetar.client.failures import (
+    AlreadyClosed,
+    BrokerRefused,
+    ConnectionLost,
+    SendTimeout,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.producer import KeyHash, Producer
 from magnetar.client.receiving import InitialPosition, SubscriptionType
+from magnetar.client.transactions import Transaction, TransactionState
 
 __all__ = [
     "EARLIEST",
@@ -33,4 +42,8 @@ __all__ = [
     "Reader",
     "SendTimeout",
     "SubscriptionType",
+    "Transaction",
+    "TransactionAborted",
+    "TransactionOutcomeUnknown",
+    "TransactionState",
 ]

@@ -51,3 +51,16 @@ class BatchAcknowledgements:
         self._remaining[message_id.position] = remaining
         words = ack_words(remaining, message_id.batch_size)
         return message_id_data(message_id.position, message_id.partition, ack_set=words, batch_size=message_id.batch_size)
+
+
+def in_transaction(message_id: MessageId, *, cumulative: bool) -> api.MessageIdData:
+    """The id that acknowledges a message in a transaction: of its batch just that message, or all up to it.
+
+    What others acknowledge of the batch is not added: the broker would take it for this transaction's, and refuse it.
+    """
+    if message_id.batch_index < 0:
+        return message_id_data(message_id.position, message_id.partition)
+    everything = (1 << message_id.batch_size) - 1
+    taken = (1 << (message_id.batch_index + 1)) - 1 if cumulative else 1 << message_id.batch_index
+    words = ack_words(everything & ~taken, message_id.batch_size) if everything != taken else []
+    return message_id_data(message_id.position, message_id.partition, ack_set=words, batch_size=message_id.batch_size)

@@ -44,6 +44,7 @@ class Attachment(ABC):
         self.connection: Connection | None = None
         self._detached: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._last_failure: Exception | None = None
         self._through_proxy = False
@@ -84,6 +85,7 @@ class Attachment(ABC):
         """End the loop; nothing is sent."""
         if self.failure is None:
             self.failure = AlreadyClosed(f"{self.topic}: closed")
+        self._changed.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -97,6 +99,15 @@ class Attachment(ABC):
         await self.stop()
         if connection is not None:
             self._release(connection)
+
+    async def attached(self) -> Connection:
+        """The connection, once there is one. Raises the final refusal, or AlreadyClosed, when there will be none."""
+        while self.connection is None:
+            if self.failure is not None:
+                raise self.failure
+            self._changed.clear()
+            await self._changed.wait()
+        return self.connection
 
     def on_detached(self, assigned_url: str | None) -> None:
         """The connection ended (None) or the broker closed us, perhaps naming its successor."""
@@ -142,6 +153,7 @@ class Attachment(ABC):
             raise
         if not self._detached.done():
             self.connection = connection
+            self._changed.set()
 
     async def _find(self, assigned: str | None) -> Address:
         if assigned is not None:
@@ -160,6 +172,7 @@ class Attachment(ABC):
 
     def _fail(self, failure: MagnetarError) -> None:
         self.failure = failure
+        self._changed.set()
         if not self._opened.done():
             self._opened.set_exception(failure)
             self._opened.exception()  # whoever opened may have been cancelled

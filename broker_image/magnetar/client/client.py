@@ -17,6 +17,7 @@ from magnetar.client.backoff import Backoff
 from magnetar.client.compression import Compression
 from magnetar.client.connection import KEEP_ALIVE_S, Credentials
 from magnetar.client.consumer import Consumer, Reader
+from magnetar.client.coordinators import Coordinators
 from magnetar.client.failures import AlreadyClosed, ConnectionLost
 from magnetar.client.messages import LATEST, MessageId
 from magnetar.client.outgoing import Batching
@@ -32,6 +33,7 @@ from magnetar.client.receiving import (
     SubscriptionType,
 )
 from magnetar.client.sending import MESSAGES_PENDING_MAX, SEND_TIMEOUT_S, PartitionProducer, ProducerOptions
+from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction
 from magnetar.clock import Clock, SystemClock
 from magnetar.errors import MagnetarError, Retry
 from magnetar.names import TopicName
@@ -63,6 +65,7 @@ class Client:
         self._producer_ids = itertools.count()
         self._consumer_ids = itertools.count()
         self._open: set[Producer | Consumer | Reader] = set()
+        self._coordinators = Coordinators(self._session, lambda topic: self.partitions(topic, create=False))
         self._closed = False
 
     async def create_producer(
@@ -168,8 +171,19 @@ class Client:
         self._open.add(reader)
         return reader
 
-    async def partitions(self, topic: str) -> int:
-        """Number of partitions of a topic, 0 if it is not partitioned. Retries like everything else until the operation timeout."""
+    def transaction(self, *, timeout_s: float = TRANSACTION_TIMEOUT_S) -> Transaction:
+        """A transaction, to be used in `async with`; its coordinator aborts it when it is not ended in `timeout_s`.
+
+        Its messages and acknowledgements are those that name it: `producer.send(value, txn=txn)`, `consumer.acknowledge(message, txn=txn)`.
+        """
+        self._check_open()
+        return Transaction(self._coordinators, timeout_s)
+
+    async def partitions(self, topic: str, *, create: bool = True) -> int:
+        """Number of partitions of a topic, 0 if it is not partitioned. Retries like everything else until the operation timeout.
+
+        `create`: the broker may create the topic if it is not there and its policies say so.
+        """
         self._check_open()
         backoff = Backoff(self._session.clock)
         last_failure: MagnetarError = ConnectionLost(f"{topic}: no answer in {self._session.operation_timeout_s} s")
@@ -177,7 +191,7 @@ class Client:
             async with asyncio.timeout(self._session.operation_timeout_s):
                 while True:
                     try:
-                        return await self._session.pool.partitions(str(TopicName.parse(topic)))
+                        return await self._session.pool.partitions(str(TopicName.parse(topic)), create=create)
                     except MagnetarError as failure:
                         if failure.retry is Retry.NEVER:
                             raise
@@ -192,6 +206,7 @@ class Client:
             return
         self._closed = True
         await asyncio.gather(*(made.close() for made in tuple(self._open)))
+        await self._coordinators.close()
         await self._session.pool.close()
 
     async def __aenter__(self) -> Self:

@@ -52,6 +52,12 @@ class ConsumerLink(Protocol):
     def on_detached(self, assigned_url: str | None) -> None: ...
 
 
+class CoordinatorLink(Protocol):
+    """What a connection tells a transaction coordinator's client attached to it."""
+
+    def on_detached(self, assigned_url: str | None) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What CONNECT says about who we are; method "" = nothing."""
@@ -81,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self.message_bytes_max = frames.MESSAGE_BYTES_MAX
         self.producers: dict[int, ProducerLink] = {}
         self.consumers: dict[int, ConsumerLink] = {}
+        self.coordinators: dict[int, CoordinatorLink] = {}
 
     # --- asyncio's protocol
 
@@ -163,9 +170,14 @@ class Connection(asyncio.BufferedProtocol):
             if not answer.done():
                 answer.set_exception(lost)
         self._answers.clear()
-        attached: list[ProducerLink | ConsumerLink] = [*self.producers.values(), *self.consumers.values()]
+        attached: list[ProducerLink | ConsumerLink | CoordinatorLink] = [
+            *self.producers.values(),
+            *self.consumers.values(),
+            *self.coordinators.values(),
+        ]
         self.producers.clear()
         self.consumers.clear()
+        self.coordinators.clear()
         for link in attached:
             link.on_detached(None)
 
@@ -206,7 +218,12 @@ class Connection(asyncio.BufferedProtocol):
             Type.PRODUCER_SUCCESS: self._on_producer_success,
             Type.LOOKUP_RESPONSE: self._on_lookup,
             Type.PARTITIONED_METADATA_RESPONSE: self._on_partitioned_metadata,
-            Type.ACK_RESPONSE: self._on_ack_response,
+            Type.ACK_RESPONSE: self._on_response,
+            Type.TC_CLIENT_CONNECT_RESPONSE: self._on_response,
+            Type.NEW_TXN_RESPONSE: self._on_response,
+            Type.ADD_PARTITION_TO_TXN_RESPONSE: self._on_response,
+            Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE: self._on_response,
+            Type.END_TXN_RESPONSE: self._on_response,
             Type.CLOSE_PRODUCER: self._on_close_producer,
             Type.CLOSE_CONSUMER: self._on_close_consumer,
             Type.ACTIVE_CONSUMER_CHANGE: self._on_active_change,
@@ -263,8 +280,9 @@ class Connection(asyncio.BufferedProtocol):
         failed = found.response == api.CommandPartitionedTopicMetadataResponse.Failed
         self._answer(found.request_id, failure_of(found.error, found.message) if failed else command)
 
-    def _on_ack_response(self, command: api.BaseCommand) -> None:
-        response = command.ack_response
+    def _on_response(self, command: api.BaseCommand) -> None:
+        """A response that carries its own error."""
+        response = getattr(command, commands.FIELD_OF_TYPE[command.type])
         failed = response.HasField("error")
         self._answer(response.request_id, failure_of(response.error, response.message) if failed else command)
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from magnetar.client.failures import AlreadyClosed
 from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.receiving import Inbox, PartitionConsumer
+from magnetar.client.transactions import Transaction
 from magnetar.errors import InvalidRequest
 
 
@@ -54,22 +55,34 @@ class Consumer:
                 return
             yield message
 
-    async def acknowledge(self, message: Message | MessageId) -> None:
-        """Acknowledge and wait until it is durable. Raises ConnectionLost when the outcome is unknown."""
+    async def acknowledge(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
+        """Acknowledge and wait until it is durable; with `txn` it takes place when that transaction commits.
+
+        Raises ConnectionLost when the outcome is unknown, TransactionConflict if another transaction has acknowledged the message.
+        """
         partition, message_id = self._origin(message)
-        await partition.acknowledge(message_id)
+        if txn is None:
+            await partition.acknowledge(message_id)
+            return
+        async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
+            await partition.acknowledge_in(txn_id, message_id, cumulative=False)
 
     def acknowledge_nowait(self, message: Message | MessageId) -> None:
         """Acknowledge without confirmation: cheaper, and if it is lost the message comes again."""
         partition, message_id = self._origin(message)
         partition.acknowledge_nowait(message_id)
 
-    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+    async def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
         """As `acknowledge`, for the message and all before it in its partition; not for Shared and Key_Shared subscriptions."""
         partition, message_id = self._origin(message)
         if partition.one_by_one:
             raise InvalidRequest(f"{self.topic}: cumulative acknowledgement needs an Exclusive or Failover subscription")
-        await partition.acknowledge_cumulative(message_id)
+        if txn is None:
+            await partition.acknowledge_cumulative(message_id)
+            return
+        async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
+            txn.on_aborted(partition, partition.redeliver_unacknowledged)
+            await partition.acknowledge_in(txn_id, message_id, cumulative=True)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Have the message delivered again after the subscription's negative-ack delay."""

@@ -42,6 +42,19 @@ class AlreadyClosed(MagnetarError):
     retry = Retry.NEVER
 
 
+class TransactionAborted(MagnetarError):
+    """The transaction did not take place: none of its messages will be seen, and what it acknowledged comes again. Begin a new one."""
+
+    wire_code, retry = WireCode.INVALID_TXN_STATUS, Retry.AFTER_BACKOFF
+
+
+class TransactionOutcomeUnknown(MagnetarError):
+    """No coordinator said how the transaction ended. Do not send again what it held: ask again with `commit()` or `abort()`, or have what it
+    acknowledged delivered again, which happens only if it did not take place."""
+
+    wire_code, retry = WireCode.TRANSACTION_NOT_FOUND, Retry.NEVER
+
+
 class BrokerRefused(MagnetarError):
     """A final refusal for a reason that has no class of its own; `code` says which."""
 

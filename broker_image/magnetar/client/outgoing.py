@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.client.compression import Compression, compress
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
@@ -29,7 +30,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message; `value` None = null value (a tombstone under compaction).
+    """One message; `value` None = null value (a tombstone under compaction); `txn` the transaction it belongs to.
 
     `event_time` and `deliver_at` (not before this moment; Shared and Key_Shared subscriptions only) in milliseconds since the epoch.
     """
@@ -41,11 +42,15 @@ class Outgoing:
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time: int | None = None
     deliver_at: int | None = None
+    txn: TxnId | None = None
 
 
 def encode(messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression) -> bytes:
-    """The entry of one or more messages."""
+    """The entry of one or more messages, all of one transaction or of none."""
     metadata = api.MessageMetadata(producer_name=producer_name, sequence_id=messages[0].sequence_id, publish_time=publish_time)
+    txn = messages[0].txn
+    if txn is not None:
+        metadata.txnid_most_bits, metadata.txnid_least_bits = txn
     if len(messages) == 1:
         _describe(metadata, messages[0])
         if messages[0].deliver_at is not None:

@@ -133,11 +133,11 @@ class Pool:
             f"lookup of {topic} was redirected more than {REDIRECTS_MAX} times; the brokers disagree on its owner"
         )
 
-    async def partitions(self, topic: str) -> int:
+    async def partitions(self, topic: str, *, create: bool = True) -> int:
         """Number of partitions; 0 for a topic that is not partitioned. Raises the error it is refused with."""
         connection = await self.get(self._address(self._service, False))
         request_id = self.next_request_id()
-        answer = await connection.request(request_id, requests.partitioned_metadata(request_id, topic))
+        answer = await connection.request(request_id, requests.partitioned_metadata(request_id, topic, create=create))
         return answer.partitioned_metadata_response.partitions
 
     async def close(self) -> None:

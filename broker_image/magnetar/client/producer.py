@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from magnetar.client.messages import MessageId
 from magnetar.client.outgoing import Outgoing
 from magnetar.client.sending import PartitionProducer, Receipt
+from magnetar.client.transactions import Transaction
 from magnetar.hashes import java_string_hash, murmur3
 
 
@@ -56,14 +58,20 @@ class Producer:
         event_time: int | None = None,
         sequence_id: int | None = None,
         deliver_at: int | None = None,
+        txn: Transaction | None = None,
     ) -> MessageId:
         """Send and wait until the message is durable; waits first while too much is pending. `value` None is a tombstone.
 
-        With `deliver_at` (milliseconds since the epoch) Shared and Key_Shared subscriptions get it no earlier.
-        The id of a message that deduplication knew already is (-1, -1). Raises SendTimeout when the outcome is unknown, else the refusal.
+        With `txn` nobody sees it before that transaction commits, and its final id is given then, not here. With `deliver_at` (milliseconds
+        since the epoch) Shared and Key_Shared subscriptions get it no earlier. The id of a message that deduplication knew already is
+        (-1, -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """
         message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
-        return await self._partition_of(key).send(message)
+        partition = self._partition_of(key)
+        if txn is None:
+            return await partition.send(message)
+        async with txn.publishing(partition.topic) as txn_id:
+            return await partition.send(replace(message, txn=txn_id))
 
     def send_nowait(
         self,
@@ -76,7 +84,7 @@ class Producer:
         sequence_id: int | None = None,
         deliver_at: int | None = None,
     ) -> Receipt:
-        """Queue a message; the future is its receipt. Raises LimitExceeded while too much is pending."""
+        """Queue a message outside of transactions; the future is its receipt. Raises LimitExceeded while too much is pending."""
         message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
         return self._partition_of(key).send_nowait(message)
 

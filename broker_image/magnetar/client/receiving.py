@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from magnetar.client.acknowledging import BatchAcknowledgements
+from magnetar.client.acknowledging import BatchAcknowledgements, in_transaction
 from magnetar.client.attachment import Attachment, Session
 from magnetar.client.connection import Connection
 from magnetar.client.failures import ConnectionLost
 from magnetar.client.incoming import Damaged, open_entry
 from magnetar.client.messages import Message, MessageId
 from magnetar.errors import MagnetarError
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.commands import EARLIEST, LATEST, Position, message_id_data, position_of
@@ -134,6 +135,11 @@ class PartitionConsumer(Attachment):
         return None if start is None or self._start_inclusive or start.position in (EARLIEST, LATEST) else start
 
     @property
+    def subscription(self) -> str:
+        """Name of the subscription."""
+        return self._options.subscription
+
+    @property
     def one_by_one(self) -> bool:
         """Whether the broker redelivers single messages (else it rewinds to the first unacknowledged one)."""
         return self._options.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
@@ -156,9 +162,13 @@ class PartitionConsumer(Attachment):
         """As `acknowledge`, for the message and all before it."""
         await self._confirm_ack(self._batches.cumulative(message_id), cumulative=True)
 
-    async def _confirm_ack(self, data: api.MessageIdData, *, cumulative: bool) -> None:
+    async def acknowledge_in(self, txn: TxnId, message_id: MessageId, *, cumulative: bool) -> None:
+        """Acknowledge a message (or it and all before it) as part of a transaction, and wait until that is durable. Raises the refusal."""
+        await self._confirm_ack(in_transaction(message_id, cumulative=cumulative), cumulative=cumulative, txn=txn)
+
+    async def _confirm_ack(self, data: api.MessageIdData, *, cumulative: bool, txn: TxnId | None = None) -> None:
         request_id = self._session.pool.next_request_id()
-        frame = requests.ack(self.identity, [data], cumulative=cumulative, request_id=request_id)
+        frame = requests.ack(self.identity, [data], cumulative=cumulative, request_id=request_id, txn=txn)
         await self._request(request_id, frame)
 
     def _flush_acks(self) -> None:

@@ -113,8 +113,8 @@ class PartitionProducer(Attachment):
         if message.sequence_id < 0:
             message = replace(message, sequence_id=self.last_sequence_id + 1)
         delayed = message.deliver_at is not None
-        if self._batch and (delayed or message.sequence_id <= self._batch[-1].sequence_id):
-            self._close_batch()  # a batch's sequence ids increase, and it is delivered as one: a delayed message travels alone
+        if self._batch and (delayed or not _joins(message, self._batch[-1])):
+            self._close_batch()  # it is delivered as one: a delayed message travels alone
         self.last_sequence_id = max(self.last_sequence_id, message.sequence_id)
         receipt: Receipt = self._loop.create_future()
         size = len(message.value or b"")
@@ -187,7 +187,9 @@ class PartitionProducer(Attachment):
             return
         first, last = messages[0].sequence_id, messages[-1].sequence_id
         highest = last if len(messages) > 1 else None
-        sent.frame = requests.send(self.identity, first, entry, messages=len(messages), highest_sequence_id=highest)
+        sent.frame = requests.send(
+            self.identity, first, entry, messages=len(messages), highest_sequence_id=highest, txn=messages[0].txn
+        )
         self._queue.append(sent)
         self._arm_timeout()
         if self.connection is not None:
@@ -298,6 +300,11 @@ class PartitionProducer(Attachment):
 
     def _on_failed(self, failure: MagnetarError) -> None:
         self._fail_all(failure)
+
+
+def _joins(message: Outgoing, last: Outgoing) -> bool:
+    """Whether a message may follow another in a batch: sequence ids increase there, and all belong to one transaction."""
+    return message.sequence_id > last.sequence_id and message.txn == last.txn
 
 
 def _fail_receipts(receipts: Iterable[Receipt], failure: MagnetarError) -> None:

@@ -1,13 +1,14 @@
 """What a client sends.
 
-Owns: one builder per client-to-broker command, each returning a whole frame. Imports: commands, frames, the generated protocol. Pure.
+Owns: one builder per client-to-broker command, each returning a whole frame. Imports: frames, transactions.ids, the generated protocol. Pure.
 Source: protocol 1.4. Invariant: optional fields are set only when given, because brokers tell unset from default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
 from magnetar.wire.frames import encode_command, encode_with_body
@@ -53,9 +54,11 @@ def lookup(request_id: int, topic: str, *, authoritative: bool) -> bytes:
     return encode_command(api.BaseCommand(type=Type.LOOKUP, lookup=body))
 
 
-def partitioned_metadata(request_id: int, topic: str) -> bytes:
-    """PARTITIONED_METADATA."""
+def partitioned_metadata(request_id: int, topic: str, *, create: bool = True) -> bytes:
+    """PARTITIONED_METADATA; `create` lets the broker make the topic if it is not there and its policies say so."""
     body = api.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id)
+    if not create:
+        body.metadata_auto_creation_enabled = False
     return encode_command(api.BaseCommand(type=Type.PARTITIONED_METADATA, partitioned_metadata=body))
 
 
@@ -69,11 +72,21 @@ def subscribe(body: api.CommandSubscribe) -> bytes:
     return encode_command(api.BaseCommand(type=Type.SUBSCRIBE, subscribe=body))
 
 
-def send(producer_id: int, sequence_id: int, entry: Buffer, *, messages: int = 1, highest_sequence_id: int | None = None) -> bytes:
+def send(
+    producer_id: int,
+    sequence_id: int,
+    entry: Buffer,
+    *,
+    messages: int = 1,
+    highest_sequence_id: int | None = None,
+    txn: TxnId | None = None,
+) -> bytes:
     """SEND of one entry; `highest_sequence_id` is the last of a batch, whose first is `sequence_id`."""
     body = api.CommandSend(producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
     if highest_sequence_id is not None:
         body.highest_sequence_id = highest_sequence_id
+    if txn is not None:
+        body.txnid_most_bits, body.txnid_least_bits = txn
     return encode_with_body(api.BaseCommand(type=Type.SEND, send=body), entry)
 
 
@@ -84,6 +97,7 @@ def ack(
     cumulative: bool = False,
     request_id: int | None = None,
     validation_error: api.CommandAck.ValidationError.ValueType | None = None,
+    txn: TxnId | None = None,
 ) -> bytes:
     """ACK; with a request id the broker answers ACK_RESPONSE once it is durable."""
     kind = AckType.Cumulative if cumulative else AckType.Individual
@@ -92,6 +106,8 @@ def ack(
         body.request_id = request_id
     if validation_error is not None:
         body.validation_error = validation_error
+    if txn is not None:
+        body.txnid_most_bits, body.txnid_least_bits = txn
     return encode_command(api.BaseCommand(type=Type.ACK, ack=body))
 
 
@@ -142,3 +158,42 @@ def close_consumer(consumer_id: int, request_id: int) -> bytes:
     """CLOSE_CONSUMER."""
     body = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id)
     return encode_command(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=body))
+
+
+# --- to a transaction coordinator -----------------------------------------------------------------------------------------------
+
+
+def coordinator_connect(request_id: int, coordinator: int) -> bytes:
+    """TC_CLIENT_CONNECT_REQUEST to the coordinator of this number (TCID)."""
+    body = api.CommandTcClientConnectRequest(request_id=request_id, tc_id=coordinator)
+    return encode_command(api.BaseCommand(type=Type.TC_CLIENT_CONNECT_REQUEST, tc_client_connect_request=body))
+
+
+def new_txn(request_id: int, coordinator: int, timeout_ms: int) -> bytes:
+    """NEW_TXN; the field that is called seconds has milliseconds."""
+    body = api.CommandNewTxn(request_id=request_id, tc_id=coordinator, txn_ttl_seconds=timeout_ms)
+    return encode_command(api.BaseCommand(type=Type.NEW_TXN, new_txn=body))
+
+
+def add_partitions_to_txn(request_id: int, txn: TxnId, topics: Sequence[str]) -> bytes:
+    """ADD_PARTITION_TO_TXN: the transaction will publish to these topics."""
+    body = api.CommandAddPartitionToTxn(
+        request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least, partitions=topics
+    )
+    return encode_command(api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN, add_partition_to_txn=body))
+
+
+def add_subscription_to_txn(request_id: int, txn: TxnId, topic: str, subscription: str) -> bytes:
+    """ADD_SUBSCRIPTION_TO_TXN: the transaction will acknowledge messages of this subscription."""
+    named = api.Subscription(topic=topic, subscription=subscription)
+    body = api.CommandAddSubscriptionToTxn(
+        request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least, subscription=[named]
+    )
+    return encode_command(api.BaseCommand(type=Type.ADD_SUBSCRIPTION_TO_TXN, add_subscription_to_txn=body))
+
+
+def end_txn(request_id: int, txn: TxnId, *, commit: bool) -> bytes:
+    """END_TXN."""
+    action = api.COMMIT if commit else api.ABORT
+    body = api.CommandEndTxn(request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least, txn_action=action)
+    return encode_command(api.BaseCommand(type=Type.END_TXN, end_txn=body))

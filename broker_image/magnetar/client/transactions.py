@@ -1,0 +1,223 @@
+"""Transactions.
+
+Owns: `Transaction`: its state, which partitions and subscriptions take part, what is on its way in it, and how it ends.
+Imports: coordinators, failures. Source: PIP-31 and DESIGN's rules for END_TXN, which is idempotent and queryable.
+Invariants: a partition or subscription is registered before the first message or acknowledgement of the transaction leaves for it; COMMIT is sent
+only when everything in the transaction has succeeded; a commit returns only if the transaction took place, raises TransactionAborted only if it
+did not, and TransactionOutcomeUnknown if nobody said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from magnetar.client.coordinators import Coordinators
+from magnetar.client.failures import TransactionAborted, TransactionOutcomeUnknown
+from magnetar.errors import InvalidRequest, InvalidTxnStatus, MagnetarError, TransactionNotFound
+from magnetar.transactions.ids import TxnId
+
+TRANSACTION_TIMEOUT_S = 60.0
+OUTCOME_WAIT_S = 600.0
+"""How long an end is asked for: a coordinator remembers outcomes at least that long."""
+_log = structlog.get_logger()
+
+
+class TransactionState(enum.Enum):
+    """How far a transaction has come, as its client knows."""
+
+    NEW = "new"
+    OPEN = "open"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    ABORTING = "aborting"
+    ABORTED = "aborted"
+    UNKNOWN = "outcome unknown"
+
+
+class Transaction:
+    """Messages and acknowledgements that take place together or not at all. Made by `Client.transaction`; use it in `async with`.
+
+    Leaving the block commits; an exception in it aborts, and passes on. Any failed `send` or `acknowledge` of the transaction leaves it only
+    one end: `commit` then aborts and raises TransactionAborted.
+    """
+
+    def __init__(self, coordinators: Coordinators, timeout_s: float, outcome_wait_s: float = OUTCOME_WAIT_S) -> None:
+        if timeout_s <= 0:
+            raise InvalidRequest(f"transaction timeout is {timeout_s:g} s; it must be above 0")
+        self.state = TransactionState.NEW
+        self.timeout_s = timeout_s
+        self._coordinators = coordinators
+        self._outcome_wait_s = outcome_wait_s
+        self._id: TxnId | None = None
+        self._enlisted: set[tuple[str, ...]] = set()
+        self._enlisting: dict[tuple[str, ...], asyncio.Lock] = {}
+        self._pending = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failed: BaseException | None = None
+        self._on_aborted: dict[int, Callable[[], None]] = {}
+
+    @property
+    def id(self) -> TxnId:
+        """Coordinator number and counter; there is one once the transaction has begun."""
+        if self._id is None:
+            raise InvalidRequest("the transaction has not begun; use it in `async with`, or await begin() first")
+        return self._id
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if value is None:
+            if self.state is TransactionState.OPEN:
+                await self.commit()
+            return
+        if self.state is TransactionState.OPEN:
+            await self.abort()
+
+    def __str__(self) -> str:
+        return "(not begun)" if self._id is None else str(self._id)
+
+    async def begin(self) -> None:
+        """Have a coordinator open the transaction. Raises NotAllowed if the cluster offers none, ConnectionLost if none answers."""
+        if self.state is not TransactionState.NEW:
+            raise InvalidRequest(f"transaction {self} is {self.state.value}; make a new one")
+        self._id = await self._coordinators.begin(max(1, round(self.timeout_s * 1000)))
+        self.state = TransactionState.OPEN
+
+    # --- for producers and consumers
+
+    @asynccontextmanager
+    async def publishing(self, topic: str) -> AsyncIterator[TxnId]:
+        """Around one message to a topic (one partition). Raises InvalidRequest unless the transaction is open, and the coordinator's refusal."""
+        async with self._operation():
+            await self._enlist((topic,), lambda: self._coordinators.add_partition(self.id, topic))
+            yield self.id
+
+    @asynccontextmanager
+    async def acknowledging(self, topic: str, subscription: str) -> AsyncIterator[TxnId]:
+        """Around one acknowledgement. Raises as `publishing`."""
+        async with self._operation():
+            await self._enlist((topic, subscription), lambda: self._coordinators.add_subscription(self.id, topic, subscription))
+            yield self.id
+
+    def on_aborted(self, owner: object, redeliver: Callable[[], None]) -> None:
+        """Have `redeliver` called once if the transaction does not take place; one call per owner."""
+        self._on_aborted[id(owner)] = redeliver
+
+    @asynccontextmanager
+    async def _operation(self) -> AsyncIterator[None]:
+        if self.state is not TransactionState.OPEN:
+            raise InvalidRequest(f"transaction {self} is {self.state.value}; nothing can be added to it")
+        self._pending += 1
+        self._idle.clear()
+        try:
+            yield
+        except BaseException as failure:  # cancelled as well: whether it took effect is unknown
+            self._failed = self._failed or failure
+            raise
+        finally:
+            self._pending -= 1
+            if not self._pending:
+                self._idle.set()
+
+    async def _enlist(self, participant: tuple[str, ...], register: Callable[[], Awaitable[None]]) -> None:
+        """Register a participant once. Concurrent callers pass in the order they came, so that messages keep theirs."""
+        async with self._enlisting.setdefault(participant, asyncio.Lock()):
+            if participant not in self._enlisted:
+                await register()
+                self._enlisted.add(participant)
+
+    # --- its end
+
+    async def commit(self) -> None:
+        """Make everything in the transaction take place; waits for what is on its way in it first. May be asked again.
+
+        The end is asked for again until a coordinator answers. Raises TransactionAborted if it did not take place (it had failed in part, was
+        aborted or timed out), TransactionOutcomeUnknown when there was no answer for ten minutes.
+        """
+        if self.state is TransactionState.COMMITTED:
+            return
+        if self.state not in (TransactionState.OPEN, TransactionState.UNKNOWN):
+            raise self._ended("committed")
+        asked_before = self.state is TransactionState.UNKNOWN
+        self.state = TransactionState.COMMITTING
+        try:
+            await self._idle.wait()
+            if self._failed is not None:
+                self.state = TransactionState.OPEN
+                await self.abort()
+                raise TransactionAborted(f"transaction {self} is aborted: a part of it failed: {self._failed!r}") from self._failed
+            await self._commit(asked_before)
+        except asyncio.CancelledError:
+            if self.state is TransactionState.COMMITTING:
+                self.state = TransactionState.UNKNOWN
+            raise
+
+    async def _commit(self, asked_before: bool) -> None:
+        try:
+            answered = await self._coordinators.commit(self.id, self._outcome_wait_s)
+        except MagnetarError as failure:
+            self.state = TransactionState.UNKNOWN
+            raise TransactionOutcomeUnknown(f"transaction {self}: {failure}") from failure
+        refusal = answered.refusal
+        if refusal is None:
+            self.state = TransactionState.COMMITTED
+            return
+        # Apache Pulsar forgets at once what has ended: then only the first question has an answer that says something.
+        first = not (asked_before or answered.repeated)
+        aborted = isinstance(refusal, InvalidTxnStatus) and "ABORT" in str(refusal).upper()
+        if aborted or (first and isinstance(refusal, InvalidTxnStatus | TransactionNotFound)):
+            self._did_not_happen()
+            raise TransactionAborted(f"transaction {self} did not take place: {refusal}") from refusal
+        self.state = TransactionState.UNKNOWN
+        raise TransactionOutcomeUnknown(f"transaction {self}: {refusal}") from refusal
+
+    async def abort(self) -> None:
+        """Have nothing of the transaction take place; what it acknowledged comes again.
+
+        Where no coordinator answers, it times out there by itself. After a commit whose outcome is unknown: raises InvalidTxnStatus if it was
+        committed, TransactionOutcomeUnknown if nobody says.
+        """
+        if self.state is TransactionState.ABORTED:
+            return
+        if self.state not in (TransactionState.OPEN, TransactionState.UNKNOWN):
+            raise self._ended("aborted")
+        before, self.state = self.state, TransactionState.ABORTING
+        refusal: MagnetarError | None
+        try:
+            await self._idle.wait()
+            refusal = (await self._coordinators.abort(self.id)).refusal
+        except MagnetarError as failure:
+            refusal = failure
+        except asyncio.CancelledError:
+            self.state = before
+            raise
+        if refusal is None or before is TransactionState.OPEN:  # nobody has asked for its commit, so it has only one end
+            if refusal is not None:
+                _log.warning("transaction_left_to_its_timeout", txn=str(self), reason=str(refusal))
+            self._did_not_happen()
+            return
+        if isinstance(refusal, InvalidTxnStatus):  # an abort is refused to what commits or has committed
+            self.state = TransactionState.COMMITTED
+            raise refusal
+        self.state = TransactionState.UNKNOWN
+        raise TransactionOutcomeUnknown(f"transaction {self}: {refusal}") from refusal
+
+    def _did_not_happen(self) -> None:
+        self.state = TransactionState.ABORTED
+        redeliveries, self._on_aborted = self._on_aborted, {}
+        for redeliver in redeliveries.values():
+            redeliver()
+
+    def _ended(self, wish: str) -> MagnetarError:
+        text = f"transaction {self} is {self.state.value}; it cannot be {wish}"
+        return InvalidTxnStatus(text) if self.state is not TransactionState.NEW else InvalidRequest(text)

@@ -1,0 +1,152 @@
+"""What `magnetar.client` promises, tried on a server that is running.
+
+Owns: scenarios that run unchanged against Magnetar (`tests/clients`) and against Apache Pulsar (`python -m dev.peer_client`).
+Imports: magnetar.client. Invariant: each makes topics of its own and ends with an assertion about what a fresh reader or consumer finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from magnetar.client import Batching, Client, Consumer, Message, TransactionAborted, TransactionState
+from magnetar.errors import TransactionConflict
+
+QUIET_S = 1.0
+WAIT_S = 30.0
+
+
+class Forced(Exception):  # what an application may raise
+    """Raised by a scenario inside of a transaction."""
+
+
+async def drained(consumer: Consumer, expected: int) -> list[Message]:
+    """`expected` messages, and proof that no further one comes soon."""
+    found = [await consumer.receive(WAIT_S) for _ in range(expected)]
+    try:
+        extra = await consumer.receive(QUIET_S)
+    except TimeoutError:
+        return found
+    raise AssertionError(f"an unexpected message: {extra}")
+
+
+def values(messages: Iterable[Message]) -> list[bytes]:
+    """What messages say."""
+    return [message.value for message in messages]
+
+
+async def committed_messages_appear_together(client: Client, topic: str) -> None:
+    """Two topics and one subscription: nothing is seen before the commit, everything after it."""
+    source, one, two = (f"{topic}-{name}" for name in ("source", "one", "two"))
+    watching = {name: await client.subscribe(name, "watch", initial_position="Earliest") for name in (one, two)}
+    reading = await client.subscribe(source, "work", type="Shared", initial_position="Earliest")
+    inputs, outputs = await client.create_producer(source), [await client.create_producer(name) for name in (one, two)]
+    for number in range(4):
+        await inputs.send(b"%d" % number)
+    async with client.transaction() as txn:
+        for message in [await reading.receive(WAIT_S) for _ in range(4)]:
+            await asyncio.gather(*(producer.send(message.value, txn=txn) for producer in outputs))
+            await reading.acknowledge(message, txn=txn)
+        for consumer in watching.values():
+            await drained(consumer, 0)
+    assert txn.state is TransactionState.COMMITTED
+    for consumer in watching.values():
+        assert values(await drained(consumer, 4)) == [b"0", b"1", b"2", b"3"]
+    reading.redeliver_unacknowledged()
+    await drained(reading, 0)
+
+
+async def aborted_messages_never_appear(client: Client, topic: str) -> None:
+    """An exception aborts; what was acknowledged comes again."""
+    source, target = f"{topic}-source", f"{topic}-target"
+    watching = await client.subscribe(target, "watch", initial_position="Earliest")
+    reading = await client.subscribe(source, "work", type="Shared", initial_position="Earliest")
+    await (await client.create_producer(source)).send(b"in")
+    output = await client.create_producer(target)
+    message = await reading.receive(WAIT_S)
+    try:
+        async with client.transaction() as txn:
+            await output.send(b"never", txn=txn)
+            await reading.acknowledge(message, txn=txn)
+            raise Forced
+    except Forced:
+        pass
+    assert txn.state is TransactionState.ABORTED
+    await output.send(b"after")
+    assert values(await drained(watching, 1)) == [b"after"]
+    assert values(await drained(reading, 1)) == [b"in"]
+
+
+async def two_transactions_conflict_on_one_message(client: Client, topic: str) -> None:
+    """The second acknowledgement is refused, and its transaction can only abort."""
+    reading = await client.subscribe(topic, "work", type="Shared", initial_position="Earliest")
+    await (await client.create_producer(topic)).send(b"in")
+    message = await reading.receive(WAIT_S)
+    async with client.transaction() as holder:
+        await reading.acknowledge(message, txn=holder)
+        late = client.transaction()
+        await late.begin()
+        try:
+            await reading.acknowledge(message, txn=late)
+        except TransactionConflict:
+            pass
+        else:
+            raise AssertionError("the second acknowledgement was accepted")
+        try:
+            await late.commit()
+        except TransactionAborted:
+            pass
+        else:
+            raise AssertionError("a transaction with a failed part was committed")
+    assert holder.state is TransactionState.COMMITTED
+    reading.redeliver_unacknowledged()
+    await drained(reading, 0)
+
+
+async def a_transaction_that_timed_out_is_aborted(client: Client, topic: str) -> None:
+    """Its commit comes too late and says so."""
+    watching = await client.subscribe(topic, "watch", initial_position="Earliest")
+    producer = await client.create_producer(topic)
+    txn = client.transaction(timeout_s=1)
+    await txn.begin()
+    await producer.send(b"late", txn=txn)
+    await producer.send(b"plain")
+    assert values(await drained(watching, 1)) == [b"plain"]  # Apache Pulsar holds it back until the transaction has ended
+    await asyncio.sleep(1)  # the scenario is about a clock of the server that passes
+    try:
+        await txn.commit()
+    except TransactionAborted:
+        assert txn.state is TransactionState.ABORTED
+    else:
+        raise AssertionError("a transaction was committed after its timeout")
+
+
+async def batches_and_cumulative_acknowledgements_in_transactions(client: Client, topic: str) -> None:
+    """Batched messages of a transaction, acknowledged one by one and up to one, aborted and then committed."""
+    producer = await client.create_producer(topic, batching=Batching(linger_s=0.05))
+    async with client.transaction() as txn:
+        await asyncio.gather(*(producer.send(b"%d" % number, txn=txn) for number in range(10)))
+    reading = await client.subscribe(topic, "work", initial_position="Earliest")
+    messages = await drained(reading, 10)
+    assert values(messages) == [b"%d" % number for number in range(10)]
+    assert messages[3].id.batch_index == 3
+    txn = client.transaction()
+    await txn.begin()
+    await reading.acknowledge_cumulative(messages[9], txn=txn)
+    await txn.abort()
+    messages = await drained(reading, 10)
+    async with client.transaction() as txn:
+        for message in messages[:9]:
+            await reading.acknowledge(message, txn=txn)
+    await reading.close()
+    reading = await client.subscribe(topic, "work")
+    assert values(await drained(reading, 1)) == [b"9"]
+
+
+TRANSACTIONAL: tuple[Callable[[Client, str], Awaitable[None]], ...] = (
+    committed_messages_appear_together,
+    aborted_messages_never_appear,
+    two_transactions_conflict_on_one_message,
+    a_transaction_that_timed_out_is_aborted,
+    batches_and_cumulative_acknowledgements_in_transactions,
+)
