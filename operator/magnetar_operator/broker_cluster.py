@@ -21,6 +21,7 @@ from magnetar_operator.cluster_status import Observed, derive, findings_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity, desired
 from magnetar_operator.etcd_access import ensure_users, secure
+from magnetar_operator.metadata_copies import copies_problem
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
@@ -71,7 +72,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     if observed.state is not None:
         problems += await ensure_users(world, secured)
     await _tell(world, cluster, moves.story.after)
-    for problem in moves.problems:
+    for problem in (*moves.problems, *([observed.copies_problem] if observed.copies_problem is not None else [])):
         await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
     problems += moves.problems
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
@@ -97,7 +98,8 @@ async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> O
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
     state, problem = await _read_state(world, cluster, children)
     etcd = await etcd_life.look(world, cluster, children, live)
-    return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine), etcd)
+    copies = copies_problem(cluster, state.copies, world.clock.wall_ms()) if state is not None else None
+    return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine), etcd, copies)
 
 
 def _is_grave(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:

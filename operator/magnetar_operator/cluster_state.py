@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, ClusterRecord, CordonRecord, IncarnationRecord, LoadRecord
+from magnetar.metadata.records import (
+    BackupReportRecord,
+    BundleRecord,
+    BundleState,
+    ClusterRecord,
+    CordonRecord,
+    IncarnationRecord,
+    LoadRecord,
+)
 from magnetar.metadata.store import MetadataStore
 from magnetar_operator.scaling import Cordon
 
@@ -25,7 +33,8 @@ class ClusterState:
     """One look at the store.
 
     `bundles` counts the records that name a broker; `incarnations` maps a broker to its live incarnation; `held` has the names and
-    states of the bundles of brokers that are cordoned; `loads` the brokers' reports, if they were asked for.
+    states of the bundles of brokers that are cordoned; `loads` the brokers' reports, if they were asked for; `copies` what the leader says
+    of its copies of the store, if any has said something.
     """
 
     storage_id: str
@@ -35,6 +44,7 @@ class ClusterState:
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stopping: frozenset[str] = frozenset()
     loads: Mapping[str, LoadRecord] = field(default_factory=dict)
+    copies: BackupReportRecord | None = None
 
     def takers(self, leaving: str) -> tuple[str, ...]:
         """Brokers that may take the bundles of `leaving`."""
@@ -56,6 +66,7 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         }
         loads = [LoadRecord.decode(item.value) for item in (await store.range(keys.LOAD)).items] if with_loads else []
         cluster = await store.get(keys.CLUSTER)
+        copies = await store.get(keys.BACKUP_REPORT)
     return ClusterState(
         storage_id=ClusterRecord.decode(cluster.value).storage_id if cluster is not None else "",
         incarnations={record.broker: identifier for identifier, record in incarnations.items()},
@@ -64,6 +75,7 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         held=held_bundles(bundles, incarnations, cordons),
         stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
         loads={record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)},
+        copies=BackupReportRecord.decode(copies.value) if copies is not None else None,
     )
 
 

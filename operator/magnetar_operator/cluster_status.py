@@ -28,6 +28,7 @@ from magnetar_operator.cluster_state import ClusterState
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
 from magnetar_operator.desired import Identity
 from magnetar_operator.etcd_view import EtcdLife
+from magnetar_operator.metadata_copies import copy_status
 from magnetar_operator.models.base import Condition
 from magnetar_operator.models.broker_cluster import BrokerCluster, BrokerClusterStatus, BrokerStatus, Endpoints, PendingRestart
 from magnetar_operator.rolling import RollPlan
@@ -44,6 +45,7 @@ class Observed:
     store_problem: str = ""
     lost_nodes: LostNodes = ()
     etcd: EtcdLife | None = None
+    copies_problem: Problem | None = None
 
     @property
     def etcd_shape(self) -> EtcdShape:
@@ -98,7 +100,7 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
 def _degradation(cluster: BrokerCluster, observed: Observed) -> list[Problem]:
     unreadable = observed.state is None and cluster.status.storage_id
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
-    return [problem for problem in (store, lost_nodes_problem(observed.lost_nodes)) if problem is not None]
+    return [problem for problem in (store, lost_nodes_problem(observed.lost_nodes), observed.copies_problem) if problem is not None]
 
 
 def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, conditions: tuple[Condition, ...]) -> BrokerClusterStatus:
@@ -123,6 +125,7 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         etcd_security=cluster.status.etcd_security,
         etcd=observed.etcd.status if observed.etcd is not None else cluster.status.etcd,
         storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
+        metadata_copy=copy_status(cluster, state.copies if state is not None else None),
         endpoints=Endpoints(
             service_url=f"pulsar://{host}:{names.BROKER_PORT}",
             http_url=f"http://{host}:{names.HTTP_PORT}",

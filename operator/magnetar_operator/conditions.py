@@ -72,6 +72,16 @@ class Reason(enum.Enum):
         "Users and roles of the managed etcd could not be brought in order.",
         "The message says what etcd answered; it is tried again.",
     )
+    BACKUP_FAILED = (
+        "MetadataBackupFailed",
+        "The brokers cannot copy the metadata store into the cluster's storage; three intervals have passed without a copy.",
+        "The message says why; give the storage space or repair it. Meanwhile take one with magnetar metadata backup (docs/restore.md).",
+    )
+    BACKUP_OVERDUE = (
+        "MetadataBackupOverdue",
+        "For three intervals no broker has copied the metadata store into the cluster's storage, or found its copy current.",
+        "Look for metadata.backup and maintenance.delayed in the leading broker's log; docs/restore.md has how to take a copy by hand.",
+    )
     STORAGE_PENDING = (
         "StorageNotBound",
         "The volume claim is not bound.",

@@ -354,6 +354,18 @@ class BackupRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class BackupReportRecord(Record):
+    """`backup-report`: the newest copy of the store in storage (`object` of `revision`, made at `created_ms`; "" = this leader has made none yet),
+    when it was last found or made current (`current_ms`, 0 = never), and why the last try failed ("" = it did not). Milliseconds since the epoch."""
+
+    object: str = ""
+    revision: int = 0
+    created_ms: int = 0
+    current_ms: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CordonRecord(Record):
     """`cordons/<broker>`: this broker takes no new bundles; with `drain` it moves away those it has."""
 

@@ -229,6 +229,15 @@ class PendingRestart(StatusModel):
     reason: str = Field(default="", description="What differs: Image, Config or Template.")
 
 
+class MetadataCopyStatus(StatusModel):
+    """The newest copy of the metadata store in storage."""
+
+    object: str = Field(default="", description="Its name in the cluster's storage; `magnetar metadata restore` takes it.")
+    revision: int = Field(default=0, description="The store's revision that it is a copy of.")
+    time: str = Field(default="", description="When it was made. A later one is made only when something durable has changed.")
+    problem: str = Field(default="", description="Why the last try failed; empty = it did not.")
+
+
 class BrokerClusterStatus(StatusModel):
     """What the cluster is."""
 
@@ -242,6 +251,10 @@ class BrokerClusterStatus(StatusModel):
     )
     etcd: EtcdStatus = Field(default_factory=EtcdStatus, description="The managed etcd.")
     storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
+    metadata_copy: MetadataCopyStatus = Field(
+        default_factory=MetadataCopyStatus,
+        description="The newest of the copies of the metadata store that brokers make every spec.config.metadata_backup_interval_s.",
+    )
     endpoints: Endpoints = Field(default_factory=Endpoints, description="Where clients connect.")
     listeners: tuple[ListenerStatus, ...] = Field(
         default=(),
