@@ -58,6 +58,7 @@ class RecordType(enum.IntEnum):
     TOPIC = 3
     RELEASE = 4
     TERM = 5
+    COORDINATOR = 7
 
 
 class CursorOperation(enum.IntEnum):
@@ -363,7 +364,7 @@ def _json(properties: Mapping[str, str]) -> bytes:
 def decode_records(
     body: memoryview, terms: Container[int] | None = None, kinds: Container[int] | None = None
 ) -> Iterator[tuple[int, Record]]:
-    """Records of one block whose CRC is right: (offset of the payload in the body, record). Raises CorruptData.
+    """Records of one block whose CRC is right: (offset of the payload in the body, record), but those of coordinators. Raises CorruptData.
 
     With `terms` only those of these epochs, which every payload begins with, with `kinds` those of these types: others cost next to nothing.
     """
@@ -373,11 +374,14 @@ def decode_records(
             raise CorruptData(f"block ends inside a record header at {at} of {len(body)}")
         kind, _flags, _reserved, length = _RECORD.unpack_from(body, at)
         at += RECORD_HEADER_BYTES
+        if length > len(body) - at:
+            raise CorruptData(f"record of {length} bytes at {at} exceeds its block of {len(body)}")
+        if kind == RecordType.COORDINATOR:
+            at += length
+            continue
         decode = _DECODERS.get(kind)
         if decode is None:
             raise CorruptData(f"record type {kind} is not known in log version {VERSION}; upgrade this component")
-        if length > len(body) - at:
-            raise CorruptData(f"record of {length} bytes at {at} exceeds its block of {len(body)}")
         if terms is not None and length >= _EPOCH.size and _EPOCH.unpack_from(body, at)[0] not in terms:
             at += length
             continue

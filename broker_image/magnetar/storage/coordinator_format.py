@@ -1,0 +1,233 @@
+"""What a transaction coordinator's log and checkpoints hold (version 1).
+
+Owns: the bytes of COORDINATOR records, and of the object that holds a coordinator's state as of a log position. Imports: errors, metadata
+records, transactions' records, log format. Pure.
+The payload of a record is the epoch of the life that wrote it (u64, as in every record), the coordinator's number (u16), the version and the
+operation (u8 each), then the operation's own fields. All numbers are little-endian.
+Invariants: what is encoded reads back; another version is refused, never guessed at; released versions are never edited.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from magnetar.errors import CorruptData, LimitExceeded
+from magnetar.metadata.records import LogPosition
+from magnetar.storage.document import decode_document, encode_document
+from magnetar.storage.log_format import NAME_BYTES_MAX, RECORD_HEADER_BYTES, Encoded, RecordType
+from magnetar.transactions.records import (
+    Action,
+    Change,
+    CoordinatorState,
+    Decided,
+    Ended,
+    Joined,
+    LiveTransaction,
+    Opened,
+    Outcome,
+    Participant,
+)
+
+VERSION = 1
+CHECKPOINT_KIND = "coordinator-checkpoint"
+
+_RECORD = struct.Struct("<BBHI")
+_HEAD = struct.Struct("<QHBB")
+_OPENED = struct.Struct("<QQqH")
+_JOINED = struct.Struct("<QI")
+_DECIDED = struct.Struct("<QBq")
+_ENDED = struct.Struct("<Qq")
+_LENGTH = struct.Struct("<H")
+
+
+class Operation(enum.IntEnum):
+    """What a COORDINATOR record says. TERM is a copy of the coordinator's record in the metadata store, for the day that the store is lost."""
+
+    OPENED = 1
+    JOINED = 2
+    DECIDED = 3
+    ENDED = 4
+    TERM = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorTerm:
+    """A copy of `coordinators/<tcid>` as its writer knew it, as `metadata.records` encodes it."""
+
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorEntry:
+    """A record of a coordinator's log, by the life of this epoch."""
+
+    epoch: int
+    tcid: int
+    content: Change | CoordinatorTerm
+
+
+def encode_changes(epoch: int, tcid: int, changes: Sequence[Change | CoordinatorTerm]) -> Encoded:
+    """One record per change, in order, in one buffer. Raises LimitExceeded for a name beyond 65535 bytes."""
+    parts: list[bytes] = []
+    for change in changes:
+        operation, body = _body(change)
+        parts += (
+            _RECORD.pack(RecordType.COORDINATOR, 0, 0, _HEAD.size + len(body)),
+            _HEAD.pack(epoch, tcid, VERSION, operation),
+            body,
+        )
+    data = b"".join(parts)
+    return Encoded([data], len(data))
+
+
+def _body(change: Change | CoordinatorTerm) -> tuple[Operation, bytes]:
+    match change:
+        case Opened(least, timeout_ms, opened_ms, owner):
+            text = owner.encode()
+            return Operation.OPENED, _OPENED.pack(least, timeout_ms, opened_ms, _bounded(text)) + text
+        case Joined(least, participants):
+            names = (_LENGTH.pack(_bounded(text)) + text for name in participants for text in map(str.encode, name))
+            return Operation.JOINED, _JOINED.pack(least, len(participants)) + b"".join(names)
+        case Decided(least, action, at_ms):
+            return Operation.DECIDED, _DECIDED.pack(least, action, at_ms)
+        case Ended(least, at_ms):
+            return Operation.ENDED, _ENDED.pack(least, at_ms)
+        case CoordinatorTerm(state):
+            return Operation.TERM, state
+
+
+def _bounded(text: bytes) -> int:
+    if len(text) > NAME_BYTES_MAX:
+        raise LimitExceeded(f"name {text[:40]!r}... has {len(text)} bytes; the limit is {NAME_BYTES_MAX}")
+    return len(text)
+
+
+def decode_entries_of(body: memoryview, *, terms_only: bool = False) -> Iterator[CoordinatorEntry]:
+    """The COORDINATOR records of one block whose CRC is right, in order; others are passed over. Raises CorruptData.
+
+    With `terms_only` those alone that are copies of the coordinator's record.
+    """
+    at = 0
+    while at < len(body):
+        if len(body) - at < RECORD_HEADER_BYTES:
+            raise CorruptData(f"block ends inside a record header at {at} of {len(body)}")
+        kind, _flags, _reserved, length = _RECORD.unpack_from(body, at)
+        at += RECORD_HEADER_BYTES
+        if length > len(body) - at:
+            raise CorruptData(f"record of {length} bytes at {at} exceeds its block of {len(body)}")
+        if kind == RecordType.COORDINATOR:
+            try:
+                entry = _decode(bytes(body[at : at + length]), terms_only)
+            except (struct.error, ValueError, IndexError) as error:
+                raise CorruptData(f"coordinator record at {at} does not decode: {error}") from error
+            if entry is not None:
+                yield entry
+        at += length
+
+
+def _decode(payload: bytes, terms_only: bool) -> CoordinatorEntry | None:
+    epoch, tcid, version, operation = _HEAD.unpack_from(payload)
+    if version != VERSION:
+        raise CorruptData(f"coordinator record of version {version}; this component reads version {VERSION}: upgrade it")
+    if operation == Operation.TERM:
+        return CoordinatorEntry(epoch, tcid, CoordinatorTerm(payload[_HEAD.size :]))
+    if terms_only:
+        return None
+    change, end = _change(Operation(operation), payload, _HEAD.size)
+    if end != len(payload):
+        raise ValueError(f"its parts need {end} bytes, it has {len(payload)}")
+    return CoordinatorEntry(epoch, tcid, change)
+
+
+def _change(operation: Operation, payload: bytes, at: int) -> tuple[Change, int]:
+    """The change at `payload[at:]`, and where it ends."""
+    if operation is Operation.OPENED:
+        least, timeout_ms, opened_ms, length = _OPENED.unpack_from(payload, at)
+        at += _OPENED.size
+        return Opened(least, timeout_ms, opened_ms, _text(payload, at, length)), at + length
+    if operation is Operation.JOINED:
+        least, count = _JOINED.unpack_from(payload, at)
+        at += _JOINED.size
+        texts: list[str] = []
+        for _ in range(2 * count):
+            (length,) = _LENGTH.unpack_from(payload, at)
+            texts.append(_text(payload, at + _LENGTH.size, length))
+            at += _LENGTH.size + length
+        return Joined(least, tuple(map(Participant, texts[0::2], texts[1::2]))), at
+    if operation is Operation.DECIDED:
+        least, action, at_ms = _DECIDED.unpack_from(payload, at)
+        return Decided(least, Action(action), at_ms), at + _DECIDED.size
+    least, at_ms = _ENDED.unpack_from(payload, at)
+    return Ended(least, at_ms), at + _ENDED.size
+
+
+def _text(payload: bytes, at: int, length: int) -> str:
+    if at + length > len(payload):
+        raise ValueError(f"a name of {length} bytes at {at} is cut off")
+    return str(payload[at : at + length], "utf-8")
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorCheckpoint:
+    """A coordinator's state that holds everything before `position` in the log of `incarnation`, the life of `epoch`, perhaps more."""
+
+    tcid: int
+    epoch: int
+    incarnation: str
+    position: LogPosition
+    state: CoordinatorState
+
+
+def encode_checkpoint(checkpoint: CoordinatorCheckpoint) -> bytes:
+    """The object's bytes. Transactions and outcomes are lists in a fixed order, since there may be very many."""
+    state = checkpoint.state
+    return encode_document(
+        CHECKPOINT_KIND,
+        VERSION,
+        {
+            "tcid": checkpoint.tcid,
+            "epoch": checkpoint.epoch,
+            "incarnation": checkpoint.incarnation,
+            "position": [checkpoint.position.file, checkpoint.position.offset],
+            "next": state.next,
+            "live": [
+                [live.least, live.timeout_ms, live.opened_ms, live.owner, [list(name) for name in live.participants], live.action]
+                for live in state.live
+            ],
+            "outcomes": [[outcome.least, int(outcome.action), outcome.forget_ms, outcome.owner] for outcome in state.outcomes],
+        },
+    )
+
+
+def decode_checkpoint(data: bytes, name: str) -> CoordinatorCheckpoint:
+    """Parse the object `name`. Raises CorruptData."""
+    body = decode_document(CHECKPOINT_KIND, VERSION, data, name)
+    try:
+        state = CoordinatorState(
+            body["next"],
+            tuple(_live(*fields) for fields in body["live"]),
+            tuple(Outcome(least, Action(action), forget_ms, owner) for least, action, forget_ms, owner in body["outcomes"]),
+        )
+        return CoordinatorCheckpoint(body["tcid"], body["epoch"], body["incarnation"], LogPosition(*body["position"]), state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(f"{name}: does not hold a coordinator's checkpoint: {error!r}") from error
+
+
+def _live(
+    least: int, timeout_ms: int, opened_ms: int, owner: str, participants: list[list[Any]], action: int | None
+) -> LiveTransaction:
+    return LiveTransaction(
+        least,
+        timeout_ms,
+        opened_ms,
+        owner,
+        tuple(Participant(topic, subscription) for topic, subscription in participants),
+        Action(action) if action is not None else None,
+    )
