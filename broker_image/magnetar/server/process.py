@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 RESTART_BASE_S = 0.2
 RESTART_MAX_S = 5.0
+RESTART_DOUBLINGS_MAX = 10
+"""More would exceed every longest pause anyway, and after 1024 of them a float."""
 STORE_WAIT_MAX_S = 1.0
 """While the store is away nothing of ours is broken, and each try waits for a connection anyway."""
 EMBEDDED = "embedded"
@@ -133,9 +135,9 @@ class BrokerProcess:
             listeners=options.listeners,
         )
 
-    def _back_off_s(self, failures: int, longest_s: float) -> float:
+    def back_off_s(self, failures: int, longest_s: float) -> float:
         """How long to wait before the next life, after so many that ended in a row."""
-        return min(longest_s, RESTART_BASE_S * 2.0**failures) * self._clock.uniform(0.5, 1.0)
+        return min(longest_s, RESTART_BASE_S * 2.0 ** min(failures, RESTART_DOUBLINGS_MAX)) * self._clock.uniform(0.5, 1.0)
 
     async def _serve(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
         """One incarnation after another."""
@@ -170,7 +172,7 @@ class BrokerProcess:
             await broker.close()
             failures += 1
             longest_s = STORE_WAIT_MAX_S if store_was_away else RESTART_MAX_S
-            await asyncio.sleep(self._back_off_s(failures, longest_s))
+            await asyncio.sleep(self.back_off_s(failures, longest_s))
 
     def _messages(self) -> int:
         """Messages in and out of the current incarnation."""

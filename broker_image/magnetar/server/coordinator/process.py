@@ -81,7 +81,7 @@ class CoordinatorProcess(BrokerProcess):
                 return
             await life.close()
             failures += 1
-            await self._unless_stopping(asyncio.sleep(self._back_off_s(failures, longest_s)))
+            await self._unless_stopping(asyncio.sleep(self.back_off_s(failures, longest_s)))
 
     async def _unless_stopping(self, work: Coroutine[Any, Any, None]) -> bool:
         """Wait for `work`, or end it when the process is to stop; whether it was finished. Raises what `work` raises."""
