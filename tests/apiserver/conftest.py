@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,25 @@ from tests.apiserver.control_plane import (
     is_ci,
 )
 from tests.apiserver.rights import WHOLE_TIER
+from tests.apiserver.stage import Scene
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"), audited=True)
+    with _running(tmp_path_factory.mktemp("control-plane")) as plane:
+        for path in sorted((ROOT / "crds").glob("*.yaml")):
+            plane.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text()))
+        _wait_until_established(plane)
+        plane.install_rights()
+        yield plane
+
+
+@contextmanager
+def _running(directory: Path) -> Iterator[ControlPlane]:
+    """An API server whose audit log is kept; outside CI the test is skipped where there is none."""
+    plane = ControlPlane(directory, audited=True)
     try:
         plane.start()
     except ControlPlaneNotAvailable as error:
@@ -32,10 +45,6 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
             raise
         pytest.skip(f"no API server, so nothing of this tier was tested: {error}")
     try:
-        for path in sorted((ROOT / "crds").glob("*.yaml")):
-            plane.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text()))
-        _wait_until_established(plane)
-        plane.install_rights()
         yield plane
     finally:
         plane.stop()
@@ -61,16 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def chart_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server of its own for what installs the chart: nothing but helm puts anything there."""
-    plane = ControlPlane(tmp_path_factory.mktemp("chart-plane"), audited=True)
-    try:
-        plane.start()
-    except ControlPlaneNotAvailable as error:
-        plane.stop()
-        if is_ci():
-            raise
-        pytest.skip(f"no API server, so nothing of this tier was tested: {error}")
-    yield plane
-    plane.stop()
+    with _running(tmp_path_factory.mktemp("chart-plane")) as plane:
+        yield plane
 
 
 @pytest.fixture
@@ -78,6 +79,13 @@ def namespace(control_plane: ControlPlane) -> str:
     name = f"test-{next(_numbers)}"
     control_plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     return name
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """The namespace, and an operator started here has the operator's rights."""
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
+    return Scene(control_plane, namespace)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from magnetar_operator.builders import etcd_set, etcd_tls
 from magnetar_operator.certificates import Subject
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from tests.apiserver.control_plane import binary
-from tests.apiserver.stage import POLL_S, Scene
+from tests.apiserver.stage import Scene, repeating
 
 SET = "main-etcd"
 STOP_TIMEOUT_S = 20.0
@@ -81,8 +81,7 @@ class EtcdKubelet:
             return
         revision = hashlib.sha256(json.dumps(found["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
         wanted = [f"{SET}-{ordinal}" for ordinal in range(found["spec"]["replicas"])]
-        listed = self._scene.plane.must("GET", self._scene.core("pods"))["items"]
-        pods = {pod["metadata"]["name"]: pod for pod in listed if pod["metadata"]["name"].startswith(f"{SET}-")}
+        pods = {pod["metadata"]["name"]: pod for pod in self._scene.pods() if pod["metadata"]["name"].startswith(f"{SET}-")}
         for name in set(pods) - set(wanted):
             self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
             del pods[name]
@@ -185,22 +184,9 @@ class EtcdKubelet:
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
         """Step again and again in the background; at the end every process is stopped."""
-
-        stopping = asyncio.Event()
-
-        async def repeat() -> None:
-            while not stopping.is_set():
-                await asyncio.to_thread(self.step)
-                await asyncio.sleep(POLL_S)
-
-        task = asyncio.create_task(repeat())
         try:
-            yield
+            async with repeating(lambda: asyncio.to_thread(self.step)):
+                yield
         finally:
-            # Not cancelled: the thread would go on, and start what was just stopped.
-            stopping.set()
-            try:
-                await task
-            finally:
-                for name in list(self._processes):
-                    self._end(name)
+            for name in list(self._processes):
+                self._end(name)

@@ -1,7 +1,7 @@
 """The stage of the operator's tests: a running operator, and hands that play kubelet and brokers.
 
 Owns: `running_operator`, `Kubelet` (makes and readies the pods a StatefulSet asks for, nothing more), `Brokers` (records in the metadata
-store), `until`, `settled`.
+store), `until`, `repeating`, `replaced`, `settled`.
 Everything else is real: API server, etcd, operator.
 """
 
@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,10 @@ class Scene:
     def stateful_set(self, name: str = "main-broker") -> dict[str, Any] | None:
         return self.get(self.core("statefulsets", name, "/apis/apps/v1"))
 
+    def pods(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.plane.must("GET", self.core("pods"))["items"]
+        return found
+
     def replicas(self) -> int | None:
         found = self.stateful_set()
         return found["spec"]["replicas"] if found else None
@@ -124,6 +128,39 @@ class Scene:
         self.plane.must("DELETE", path)
 
 
+@asynccontextmanager
+async def repeating(step: Callable[[], Awaitable[None]], period_s: float = POLL_S) -> AsyncIterator[None]:
+    """Step again and again in the background. The last step is waited for: a thread of it would go on otherwise."""
+    stopping = asyncio.Event()
+
+    async def repeat() -> None:
+        while not stopping.is_set():
+            await step()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), period_s)
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        stopping.set()
+        await task
+
+
+async def replaced(scene: Scene, before: set[str], count: int) -> int:
+    """Wait until there are `count` pods and none with a uid of `before`; the smallest number that was seen meanwhile."""
+    fewest = count
+
+    def all_new() -> bool:
+        nonlocal fewest
+        pods = scene.pods()
+        fewest = min(fewest, len(pods))
+        return len(pods) == count and not before & {pod["metadata"]["uid"] for pod in pods}
+
+    await until(f"{count} new pods", all_new)
+    return fewest
+
+
 class Kubelet:
     """Does for one StatefulSet what its controller and a kubelet would do."""
 
@@ -137,11 +174,7 @@ class Kubelet:
             return
         revision = hashlib.sha256(json.dumps(found["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
         wanted = {f"{found['metadata']['name']}-{ordinal}" for ordinal in range(found["spec"]["replicas"])}
-        pods = {
-            pod["metadata"]["name"]: pod
-            for pod in self._scene.plane.must("GET", self._scene.core("pods"))["items"]
-            if pod["metadata"]["name"].startswith(f"{self._name}-")
-        }
+        pods = {pod["metadata"]["name"]: pod for pod in self._scene.pods() if pod["metadata"]["name"].startswith(f"{self._name}-")}
         for name in set(pods) - wanted:
             self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
         for name in wanted - set(pods):
@@ -176,22 +209,9 @@ class Kubelet:
             "PATCH", f"{self._scene.core('pods', name)}/status", {"status": status}, "application/merge-patch+json"
         )
 
-    @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
+    def at_work(self) -> AbstractAsyncContextManager[None]:
         """Step again and again in the background."""
-
-        async def repeat() -> None:
-            while True:
-                await asyncio.to_thread(self.step)
-                await asyncio.sleep(POLL_S)
-
-        task = asyncio.create_task(repeat())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        return repeating(lambda: asyncio.to_thread(self.step))
 
 
 class Brokers:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import pytest
@@ -15,20 +14,26 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorSetRecord
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
-from tests.apiserver.stage import POLL_S, Brokers, Kubelet, Scene, brokers_of, quiet, running_operator, settled, until, writes
+from tests.apiserver.control_plane import EtcdProcess
+from tests.apiserver.stage import (
+    Brokers,
+    Kubelet,
+    Scene,
+    brokers_of,
+    quiet,
+    repeating,
+    replaced,
+    running_operator,
+    settled,
+    until,
+    writes,
+)
 
 pytestmark = pytest.mark.slow
 
 SPEC = {"clusterRef": {"name": "main"}}
 PATH = "transactioncoordinators"
 LEASE_S = 60.0
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 def external(etcd: EtcdProcess) -> dict[str, Any]:
@@ -44,7 +49,7 @@ class Claims:
         self.open_transactions: dict[int, int] = {}
 
     async def step(self) -> None:
-        pods = await asyncio.to_thread(lambda: self._scene.plane.must("GET", self._scene.core("pods"))["items"])
+        pods = await asyncio.to_thread(self._scene.pods)
         mine = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"].startswith(self._prefix)}
         for uid in set(self._claims) - set(mine):
             claim = self._claims.pop(uid)
@@ -60,22 +65,9 @@ class Claims:
             with suppress(Fenced):
                 await claim.settle(self.open_transactions.get(claim.tcid, 0))
 
-    @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
+    def at_work(self) -> AbstractAsyncContextManager[None]:
         """Step again and again in the background."""
-
-        async def repeat() -> None:
-            while True:
-                await self.step()
-                await asyncio.sleep(POLL_S)
-
-        task = asyncio.create_task(repeat())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        return repeating(self.step)
 
 
 def ready(scene: Scene, name: str = "tx") -> bool:
@@ -221,24 +213,14 @@ def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_
             scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
             path = scene.path(PATH, "tx")
             await until("Ready", lambda: ready(scene))
-            pods = scene.plane.must("GET", scene.core("pods"))["items"]
-            before = {pod["metadata"]["uid"] for pod in pods}
+            before = {pod["metadata"]["uid"] for pod in scene.pods()}
             scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": "true"}}, "spec": {"config": {"lease_ttl_s": 5}}})
             await until("Paused", lambda: scene.condition(path, "Progressing").get("reason") == "Paused")
             config = scene.get(scene.core("configmaps", "tx-coordinator"))
             assert config is not None
             assert "MAGNETAR_LEASE_TTL_S" not in config["data"]
             scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": None}}})
-            fewest = 2
-
-            def all_new() -> bool:
-                nonlocal fewest
-                found = scene.plane.must("GET", scene.core("pods"))["items"]
-                fewest = min(fewest, len(found))
-                return len(found) == 2 and not before & {pod["metadata"]["uid"] for pod in found}
-
-            await until("two new coordinators", all_new)
-            assert fewest >= 1
+            assert await replaced(scene, before, 2) >= 1
             assert len(scene.events("Restarting")) == 2
             await until("Ready", lambda: ready(scene))
 

@@ -19,7 +19,6 @@ from magnetar_operator.certificates import Subject, issue, leaf_problem, make_au
 from magnetar_operator.main import Operator
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.work_queue import Key
-from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.stage import Kubelet, Scene, running_operator, settled, until
 from tests.contract.metadata.guarded_etcd import HERE, Guarded
 
@@ -28,12 +27,6 @@ CLOCK = SystemClock()
 PARTS = ("ca", "server", "operator", "broker", "coordinator", "job")
 DAY_MS = 86_400_000
 MERGE = "application/merge-patch+json"
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 def secret(scene: Scene, part: str) -> dict[str, Any] | None:
@@ -223,7 +216,7 @@ def test_an_etcd_of_an_earlier_operator_changes_over_while_everything_is_told(sc
         return {url.partition("://")[0] for url in urls.split(",")}
 
     def pods_with_tls() -> list[bool]:
-        pods = scene.plane.must("GET", scene.core("pods"))["items"]
+        pods = scene.pods()
         return [any(volume["name"] == names.ETCD_TLS_VOLUME for volume in pod["spec"]["volumes"]) for pod in pods]
 
     def security() -> str:

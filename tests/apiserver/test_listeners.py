@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until, writes
 
 pytestmark = pytest.mark.slow
 
 LISTENERS = [{"name": "public", "port": 7650}, {"name": "nodes", "type": "NodePort"}]
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 def test_addresses_reach_brokers_and_services_follow_the_fleet(scene: Scene, cluster_etcd: EtcdProcess) -> None:

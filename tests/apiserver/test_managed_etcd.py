@@ -9,18 +9,11 @@ from typing import Any
 import pytest
 
 from magnetar_operator import etcd_start
-from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.etcd_stage import EtcdKubelet
 from tests.apiserver.stage import Scene, running_operator, until, writes
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 90.0
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 def etcd_of(scene: Scene) -> dict[str, Any]:

@@ -12,16 +12,10 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord, NamespaceRecord
 from magnetar.names import NamespaceName
 from magnetar_operator.scaling import CORDON_REASON
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
-from tests.apiserver.stage import Kubelet, Scene, brokers_of, quiet, running_operator, settled, until, writes
+from tests.apiserver.control_plane import EtcdProcess
+from tests.apiserver.stage import Kubelet, Scene, brokers_of, quiet, replaced, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 def external(etcd: EtcdProcess, **spec: Any) -> dict[str, Any]:
@@ -177,18 +171,9 @@ def test_a_change_of_settings_rolls_one_broker_at_a_time(scene: Scene, cluster_e
         async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace), kubelet.at_work():
             scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=3))
             await until("three brokers", lambda: scene.cluster().get("status", {}).get("readyReplicas") == 3)
-            before = {pod["metadata"]["uid"] for pod in scene.plane.must("GET", scene.core("pods"))["items"]}
+            before = {pod["metadata"]["uid"] for pod in scene.pods()}
             scene.merge(scene.path("brokerclusters", "main"), {"spec": {"config": {"keep_alive_s": 11}}})
-            fewest = 3
-
-            def all_new() -> bool:
-                nonlocal fewest
-                pods = scene.plane.must("GET", scene.core("pods"))["items"]
-                fewest = min(fewest, len(pods))
-                return len(pods) == 3 and not before & {pod["metadata"]["uid"] for pod in pods}
-
-            await until("three new brokers", all_new)
-            assert fewest >= 2
+            assert await replaced(scene, before, 3) >= 2
             assert len(scene.events("Restarting")) == 3
             await until("Ready", lambda: scene.condition(scene.path("brokerclusters", "main")).get("status") == "True")
 

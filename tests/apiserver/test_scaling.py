@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,16 +12,10 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, LoadRecord
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
-from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, running_operator, until, writes
+from tests.apiserver.control_plane import EtcdProcess
+from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, repeating, running_operator, until, writes
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 class Theatre:
@@ -69,19 +62,9 @@ class Theatre:
                 record = LoadRecord(name, now_ms, 8, 10, 1, 1, 5.0, 5.0, 100.0, 100.0, cpu, 0.1)
                 await self.brokers.store.put(keys.load(f"{name}.{'0' * 16}"), record.encode())
 
-        async def repeat() -> None:
-            while True:
-                await asyncio.sleep(0.5)
-                await report()
-
         await report()
-        task = asyncio.create_task(repeat())
-        try:
+        async with repeating(report, period_s=0.5):
             yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     def look_again(self, word: str) -> None:
         """Make the operator look at once: time passes faster in a test than the operator's periods."""

@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 
 from magnetar_operator import names
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 def secret(**entries: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from magnetar_operator import namespace_deletion
 from magnetar_operator.main import Operator
 from magnetar_operator.refusals import ApiUnavailable
 from magnetar_operator.stores import ClusterStore
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Brokers, Scene, brokers_of, running_operator, until, writes
 from tests.unit.operator.namespaces import FULL
 from tests.unit.server.brokers import running_broker
@@ -36,12 +36,6 @@ NAME = NamespaceName("acme", "orders")
 KEY = keys.namespace(NAME)
 TTL = "message_ttl_in_seconds"
 SPEC: dict[str, Any] = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders", "bundles": 2}
-
-
-@pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    return Scene(control_plane, namespace)
 
 
 class Stage:
