@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from magnetar.metadata.records import BundleState
-from tests.simulation.scenarios.stories import BIG_BYTES, PATIENCE_S, Story
+from tests.simulation.scenarios.story import BIG_BYTES, PATIENCE_S, Story
 
 ROUNDS = 5
 STEPS_MAX = 30

@@ -1,166 +1,35 @@
 """Scripted trouble: the nastiest moments of the protocol, one by one.
 
-Owns: the stories, each a function of a seed on real brokers where exactly one thing goes wrong at exactly the wrong moment. Imports: the tracer's
-cluster and clients. Every story ends in `Story.ends_well`: service is back, and everything acknowledged is read back in order.
+Owns: the stories about who owns a bundle, each a function of a seed on real brokers where exactly one thing goes wrong at exactly the wrong moment;
+the list of these and of `client_stories`. Imports: the stories' stage.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from magnetar.balance import bundles as rules
-from magnetar.client import Client, MessageId
-from magnetar.errors import MagnetarError, StoreUnavailable
-from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord
-from magnetar.metadata.store import Compare, Delete, Operation, Put, TxnResult
-from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.metadata.records import BundleState
+from magnetar.metadata.store import Compare, Operation, Put, TxnResult
 from magnetar.server import ownership as bundle_ownership
 from magnetar.server.bundle import OwnedBundle
-from magnetar.server.settings import BrokerSettings
 from tests.simulation.kernel.faults import Faults
-from tests.simulation.kernel.history import History, Position, Send
+from tests.simulation.kernel.history import Position
 from tests.simulation.kernel.store import STORE_HOST
-from tests.simulation.kernel.world import Environment
-from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
-from tests.simulation.scenarios.tracer_clients import client_of, payload_of, read_topic, until_done
-from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, small
-
-TOPIC = "persistent://public/default/story"
-NAMESPACE = keys.namespace(NamespaceName("public", "default"))
-PATIENCE_S = 60.0
-SENDS_AT_ONCE = 5
-BIG_BYTES = 3000
-FIRST_BROKERS_S = 5.0
-
-
-class Story:
-    """A cluster in which nothing fails by chance, a client, and one topic that was published to."""
-
-    def __init__(self, seed: int, faults: Faults | None = None, settings: BrokerSettings | None = None) -> None:
-        self.history = History()
-        self.cluster = Cluster(seed, self.history, faults or Faults.none(), settings=settings)
-        self.sent = 0
-
-    def __enter__(self) -> Story:
-        self.cluster.__enter__()
-        self.cluster.topics.append(TOPIC)
-        self.cluster.start_brokers()
-        self.cluster.run(FIRST_BROKERS_S)
-        self.environment: Environment = self.cluster.outsider("client")
-        self.client = client_of(self.environment)
-        self.publish(3)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.cluster.__exit__(*error)
-
-    # --- the client's part -----------------------------------------------------------------------------------------------------
-
-    def publish(self, count: int, padding: int = 0) -> None:
-        """So many messages, each acknowledged before the next."""
-        self.cluster.complete(self._publish(count, padding), PATIENCE_S)
-
-    async def _publish(self, count: int, padding: int) -> None:
-        name = f"client-{self.sent}"
-        # A client that asks a stopped process hears nothing until its timeout, and then asks another one.
-        producer = await until_done(
-            self.environment, lambda: self.client.create_producer(TOPIC, name=name, send_timeout_s=PATIENCE_S)
-        )
-        for number in range(count):
-            send = self.history.send(TOPIC, name, number, payload_of(name, number, padding))
-            position = await producer.send(send.payload)
-            send.acknowledged(Position(position.ledger, position.entry, position.batch_index))
-            self.sent += 1
-        await producer.close()
-
-    # --- looking ---------------------------------------------------------------------------------------------------------------
-
-    @property
-    def bundle(self) -> str:
-        """Full name of the topic's bundle."""
-        records = self.cluster.bundle_records()
-        return next(name for name in records if BundleName.parse(name).contains(TopicName.parse(TOPIC)))
-
-    @property
-    def record(self) -> BundleRecord:
-        return self.cluster.bundle_records()[self.bundle]
-
-    @property
-    def owner(self) -> str:
-        """Name of the broker in the bundle's record."""
-        return self.record.incarnation.rpartition(".")[0]
-
-    def others(self, *but: str) -> list[str]:
-        """Brokers other than these."""
-        return [name for name in BROKERS if name not in but]
-
-    def incarnation(self, broker: str) -> str:
-        return self.cluster.brokers[broker].incarnation
-
-    def counted(self, event: str) -> int:
-        return self.cluster.evidence.counts[event]
-
-    # --- acting ----------------------------------------------------------------------------------------------------------------
-
-    def write(self, record: BundleRecord) -> None:
-        """Put the bundle's record straight into the store."""
-        change = Put(keys.bundle(BundleName.parse(self.bundle)), record.encode())
-        self.cluster.store.execute(lambda core, _now: core.transact((), (change,)))
-
-    def forget_registration(self, broker: str) -> None:
-        """Remove the key of a broker's incarnation as if its lease had ended, though it lives."""
-        key = keys.incarnation(self.incarnation(broker))
-        self.cluster.store.execute(lambda core, _now: core.transact((), (Delete(key),)))
-
-    def within(self, broker: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something as part of a broker's process."""
-        return self.cluster.loop.create_task(work, context=self.cluster.current(broker).context.copy())
-
-    def move(self, destination: str) -> asyncio.Task[None]:
-        """Begin a planned move of the topic's bundle."""
-        ownership = self.cluster.brokers[self.owner].ownership
-        return self.within(self.owner, ownership.move(self.bundle, self.incarnation(destination), "story"))
-
-    def lose_answer(self, broker: str, state: BundleState, then: Callable[[], None] | None = None) -> None:
-        """The next change of our bundle to `state` by this broker is made, but the answer is lost, and `then` happens first."""
-        store, bundle = self.cluster.environment(broker).store, self.bundle
-        transact, pending = store.transact, [state]
-
-        async def forgetful(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
-            result = await transact(compares, operations)
-            for operation in operations:
-                ours = isinstance(operation, Put) and operation.key == keys.bundle(BundleName.parse(bundle))
-                if ours and result.succeeded and pending and self.record.state is pending[0]:
-                    pending.clear()
-                    if then is not None:
-                        then()
-                    raise StoreUnavailable("the answer was lost")
-            return result
-
-        store.transact = forgetful  # type: ignore[method-assign]
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        self.cluster.run_until(condition, PATIENCE_S)
-
-    def ends_well(self, *, deduplicated: bool = True) -> dict[str, int]:
-        """Within two leases everything is at home; the topic takes a message; everything acknowledged is there, in order."""
-        deadline = self.cluster.now + LEASES * self.cluster.settings.lease_ttl_s + SLACK_S
-        self.publish(1)
-        while found := homeless(self.cluster):
-            assert self.cluster.now < deadline, found
-            self.cluster.run(0.25)
-        self.history.final_log(TOPIC, self.cluster.complete(read_topic(self.client, TOPIC), PATIENCE_S))
-        assert not self.cluster.evidence.unexplained(), self.cluster.evidence.endings
-        self.history.check(deduplicated=deduplicated)
-        return dict(self.cluster.evidence.counts)
-
+from tests.simulation.scenarios.client_stories import (
+    created_for_one_and_lost_for_the_other,
+    duplicates_without_deduplication,
+    once_each_through_crash_move_takeover_and_power_loss,
+    seek_while_the_disk_is_slow,
+    unsubscribed_while_the_bundle_leaves,
+)
+from tests.simulation.scenarios.story import BIG_BYTES, PATIENCE_S, TOPIC, Story
+from tests.simulation.scenarios.tracer_clients import payload_of, read_topic
+from tests.simulation.scenarios.tracer_cluster import BROKERS, small
 
 # --- stuck ----------------------------------------------------------------------------------------------------------------------
 
@@ -440,143 +309,6 @@ def cordoned_while_a_bundle_is_on_its_way(seed: int) -> dict[str, int]:
         story.until(lambda: (story.owner, story.record.state) == (target, BundleState.OWNED))
         story.until(lambda: story.owner != target and story.record.state is BundleState.OWNED)
         cluster.uncordon(target)
-        return story.ends_well()
-
-
-# --- deduplication --------------------------------------------------------------------------------------------------------------
-
-
-def once_each_through_crash_move_takeover_and_power_loss(seed: int) -> dict[str, int]:
-    """A producer repeats what has no receipt to owner after owner, and only what they remember keeps it from being there twice."""
-    return _through_trouble(seed, {"deduplicationEnabled": True})
-
-
-def duplicates_without_deduplication(seed: int) -> dict[str, int]:
-    """The control: the same trouble without the policy."""
-    return _through_trouble(seed, {})
-
-
-def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
-    # Long steps of the disk: whoever crashes has probably written something that nobody has heard of.
-    faults = Faults.none().but(disk_step_s=(0.005, 0.03), latency_s=(0.001, 0.02))
-    with Story(seed, faults) as story:
-        cluster = story.cluster
-        record = NamespaceRecord.decode(cluster.store.core.range(NAMESPACE, 0).items[0].value)
-        change = Put(NAMESPACE, replace(record, policies={**record.policies, **policies}).encode())
-        cluster.store.execute(lambda core, _now: core.transact((), (change,)))
-        cluster.run(1.0)
-        ended: list[bool] = []
-        sending = cluster.script(_send_on(story, "steady", ended))
-        for trouble in (cluster.crash, story.move, cluster.pause, story.move, cluster.crash):
-            cluster.run(1.5)
-            former = story.record.incarnation
-            trouble(story.others(story.owner)[0] if trouble == story.move else story.owner)
-            story.until(lambda gone=former: story.record.incarnation != gone and story.record.state is BundleState.OWNED)  # type: ignore[misc]
-            for paused in BROKERS:
-                cluster.resume(paused)
-        cluster.run(1.5)
-        cluster.power_loss()
-        story.until(lambda: story.record.state is BundleState.OWNED)
-        cluster.run(1.5)
-        ended.append(True)
-        story.until(sending.done)
-        return story.ends_well()
-
-
-async def _send_on(story: Story, name: str, ended: list[bool]) -> None:
-    """Numbered messages, some at a time, now and then big ones, until `ended`; every one of them gets its receipt in the end."""
-    producer = await until_done(
-        story.environment, lambda: story.client.create_producer(TOPIC, name=name, send_timeout_s=None, batching=None)
-    )
-    pending: deque[tuple[Send, asyncio.Future[MessageId]]] = deque()
-    number = 0
-    while pending or not ended:
-        while len(pending) < SENDS_AT_ONCE and not ended:
-            payload = payload_of(name, number, BIG_BYTES if number % 10 == 0 else 0)
-            pending.append((story.history.send(TOPIC, name, number, payload), producer.send_nowait(payload)))
-            number += 1
-        send, receipt = pending.popleft()
-        position = await receipt
-        known = position.entry < 0  # a duplicate's receipt names no position
-        send.acknowledged(None if known else Position(position.ledger, position.entry, position.batch_index))
-
-
-# --- subscriptions --------------------------------------------------------------------------------------------------------------
-
-
-def seek_while_the_disk_is_slow(seed: int) -> dict[str, int]:
-    """The consumer is back before the reset is durable: it must not get messages before it gets the answer, or it throws them away."""
-    with Story(seed) as story:
-        story.publish(10)
-
-        async def seek_and_look() -> None:
-            consumer = await story.client.subscribe(TOPIC, "seeking", initial_position="Earliest")
-            seen = [await consumer.receive(timeout_s=5) for _ in range(10)]
-            story.cluster.set_faults(Faults.none().but(flush_s=(1.0, 1.0)))
-            await consumer.seek(seen[2].id)
-            first = await consumer.receive(timeout_s=5)
-            assert first.id == seen[2].id, f"after a seek to {seen[2].id} came {first.id}"
-            story.cluster.set_faults(Faults.none())
-            await consumer.close()
-
-        story.cluster.complete(seek_and_look(), PATIENCE_S)
-        return story.ends_well()
-
-
-def created_for_one_and_lost_for_the_other(seed: int) -> dict[str, int]:
-    """Two consumers create a subscription at once, and the power fails: what either of them was told must still be there."""
-    with Story(seed) as story:
-        cluster = story.cluster
-        told: list[str] = []
-
-        async def subscribe(environment: Environment) -> None:
-            await client_of(environment).subscribe(TOPIC, "shared", type="Shared", initial_position="Latest")
-            told.append(environment.name)
-            await asyncio.Event().wait()
-
-        cluster.set_faults(Faults.none().but(flush_s=(0.5, 0.5)))
-        for name in ("first", "second"):
-            cluster.node(name, subscribe, on_volume=False)
-            cluster.run(0.1)
-        story.until(lambda: bool(told))
-        cluster.power_loss()
-        for name in ("first", "second"):
-            cluster.crash(name)
-        cluster.set_faults(Faults.none())
-        story.publish(1)
-        cluster.complete(_receive_one(client_of(cluster.outsider("third")), "shared", "Latest"), PATIENCE_S)
-        return story.ends_well()
-
-
-async def _receive_one(client: Client, subscription: str, initial_position: str) -> None:
-    consumer = await client.subscribe(TOPIC, subscription, type="Shared", initial_position=initial_position)
-    try:
-        await consumer.receive(timeout_s=5)
-    except TimeoutError:
-        raise AssertionError(f"subscription {subscription!r} is not what its clients were told it is") from None
-    await consumer.close()
-
-
-def unsubscribed_while_the_bundle_leaves(seed: int) -> dict[str, int]:
-    """RELEASE is on its way to the disk: what is written behind it is void, so nobody may be told that it is done."""
-    with Story(seed) as story:
-        cluster = story.cluster
-
-        async def unsubscribe() -> None:
-            consumer = await story.client.subscribe(TOPIC, "gone", initial_position="Earliest")
-            for _ in range(3):
-                await consumer.acknowledge(await consumer.receive(timeout_s=5))
-            cluster.set_faults(Faults.none().but(flush_s=(0.5, 0.5)))
-            story.move(story.others(story.owner)[0])
-            await asyncio.sleep(0.1)
-            try:
-                await consumer.unsubscribe()
-            except MagnetarError:
-                return
-            await _receive_one(story.client, "gone", "Earliest")
-
-        cluster.complete(unsubscribe(), PATIENCE_S)
-        cluster.set_faults(Faults.none())
         return story.ends_well()
 
 

@@ -14,7 +14,7 @@ from magnetar.names import BundleName, TopicName
 from magnetar.server.topic_host import TopicHost
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import Position
-from tests.simulation.scenarios.stories import PATIENCE_S, Story
+from tests.simulation.scenarios.story import PATIENCE_S, Story
 from tests.simulation.scenarios.tracer_clients import payload_of, read_topic, until_done
 
 SLOW_FLUSH = Faults.none().but(flush_s=(0.05, 0.05))
