@@ -71,6 +71,28 @@ OPERATOR_PANELS = (
         "Events written", "ops",
         (("{{reason}}", f"sum by (reason) (rate(magnetar_operator_events_total{{{_OPERATOR}}}[5m]))"),),
     ),
+    Panel(
+        "Autoscaling: brokers there and wanted", "short",
+        (
+            ("there {{cluster}}", f"magnetar_operator_autoscaling_replicas{{{_OPERATOR}}}"),
+            ("wanted {{cluster}}", f"magnetar_operator_autoscaling_wanted_replicas{{{_OPERATOR}}}"),
+        ),
+    ),
+    Panel(
+        "Autoscaling: load as a share of its target", "percentunit",
+        ((
+            "{{cluster}} {{input}}",
+            f'magnetar_operator_autoscaling_load{{{_OPERATOR}, measure="weighed"}} / ignoring(measure)'
+            f' magnetar_operator_autoscaling_load{{{_OPERATOR}, measure="target"}}',
+        ),),
+    ),
+    Panel(
+        "Autoscaling: decision, and time until it is acted on", "short",
+        (
+            ("{{decision}} {{cluster}}", f"magnetar_operator_autoscaling_decision{{{_OPERATOR}}} == 1"),
+            ("window, s {{cluster}}", f"magnetar_operator_autoscaling_window_seconds{{{_OPERATOR}}} > 0"),
+        ),
+    ),
 )  # fmt: skip
 
 CLUSTER_PANELS = (

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from magnetar_operator import broker_pods, names
-from magnetar_operator.autoscaling import Decision, Report, Sight, decide
+from magnetar_operator.autoscaling import Decision, Report, Sight, decide, inputs_of, reports_that_count, window_ends_ms
+from magnetar_operator.autoscaling_metrics import Look
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.cluster_status import Observed
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
@@ -57,8 +58,9 @@ def busy_with(observed: Observed, moves: Moves, roll: RollPlan, problems: Sequen
 
 async def autoscale(world: World, cluster: BrokerCluster, observed: Observed, busy: str) -> Autoscaled:
     """Decide, and write what was decided. Raises KubernetesError."""
-    spec = cluster.spec.autoscaling
+    spec, name = cluster.spec.autoscaling, f"{cluster.namespace}/{cluster.name}"
     if not spec.enabled:
+        world.autoscaling.forget(name)
         return Autoscaled()
     current = await world.api.get(BROKER_CLUSTER, cluster.namespace, cluster.name)
     if current is None or current["metadata"].get("generation") != cluster.metadata.generation:
@@ -66,6 +68,8 @@ async def autoscale(world: World, cluster: BrokerCluster, observed: Observed, bu
     owner = owner_of_replicas(current, written=bool(cluster.status.autoscaling.last_scale_time))
     sight = _sight(cluster, observed, busy, owner, world.clock.wall_ms())
     decision = decide(spec, cluster.status.autoscaling, sight, world.clock.wall_ms())
+    inputs = inputs_of(spec, reports_that_count(sight))
+    world.autoscaling.note(name, Look(decision.status, inputs, window_ends_ms(spec, decision.status)), world.clock)
     if decision.replicas is not None:
         await world.api.scale(current, decision.replicas)
     if decision.news:

@@ -24,6 +24,7 @@ ROUNDING = 1e-9
 STEADY, UP_SOON, UP, DOWN_SOON, DOWN = "Steady", "ScaleUpSoon", "ScaleUp", "ScaleDownSoon", "ScaleDown"
 WAITING, STEPPED_BACK, OFF = "Waiting", "SteppedBack", "Off"
 DIRECTIONS = {UP_SOON: "up", UP: "up", DOWN_SOON: "down", DOWN: "down"}
+DECISIONS = (STEADY, UP_SOON, UP, DOWN_SOON, DOWN, WAITING, STEPPED_BACK, OFF)
 QUIET = ("", STEADY, WAITING, OFF)
 """Going from one of these to another is no news for people."""
 
@@ -55,6 +56,18 @@ class Sight:
     timeout_s: float
     busy: str = ""
     owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One kind of load: its mean, the hottest broker that could be relieved (`who`, "" = none), what counts, and the target, all above 0."""
+
+    name: str
+    mean: float
+    hottest: float
+    who: str
+    weighed: float
+    target: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,7 @@ def decide(spec: Autoscaling, previous: AutoscalingStatus, sight: Sight, wall_ms
     silent = _silent(sight)
     if silent:
         return _hold(previous, mode, sight, WAITING, silent, Reason.LOAD_UNKNOWN, wall_ms)
-    wish = wish_of(spec, [report for report in sight.reports if report.broker in sight.serving])
+    wish = wish_of(spec, reports_that_count(sight))
     target = min(max(wish.replicas, spec.min_replicas), spec.max_replicas)
     if target == sight.replicas:
         at_bound = f"; {target} is the bound" if wish.replicas != target else ""
@@ -101,33 +114,54 @@ def decide(spec: Autoscaling, previous: AutoscalingStatus, sight: Sight, wall_ms
     return _approach(spec, previous, mode, sight, target, wish.sentence, wall_ms)
 
 
+def reports_that_count(sight: Sight) -> list[Report]:
+    """Those of brokers that serve, as far as they are young enough."""
+    return [report for report in sight.reports if report.broker in sight.serving and abs(report.age_s) <= sight.timeout_s]
+
+
+def window_ends_ms(spec: Autoscaling, status: AutoscalingStatus) -> int:
+    """When the wish that `status` tells of becomes a decision if it lasts (milliseconds since the epoch); 0 if none waits."""
+    if status.decision not in (UP_SOON, DOWN_SOON) or not status.since:
+        return 0
+    pace = spec.scale_up if status.decision == UP_SOON else spec.scale_down
+    return wall_ms_of(status.since) + pace.stabilization_window_seconds * 1000
+
+
 def wish_of(spec: Autoscaling, reports: Sequence[Report]) -> Wish:
     """Brokers that `reports` (at least one) ask for: the target that asks for most decides, and gives the sentence."""
     tolerance = spec.tolerance_percent / 100
-    wishes = [
-        _wish(name, values, target, reports, tolerance)
+    wishes = [_wish(one, len(reports), tolerance) for one in inputs_of(spec, reports)]
+    return max(wishes, key=lambda wish: wish.replicas)
+
+
+def inputs_of(spec: Autoscaling, reports: Sequence[Report]) -> list[Input]:
+    """What `reports` say of each load that has a target; nothing without reports."""
+    return [
+        _input(name, values, target, reports)
         for name, target, values in (
             ("cpu", spec.targets.cpu_percent / 100, [report.cpu for report in reports]),
             ("memory", spec.targets.memory_percent / 100, [report.memory for report in reports]),
             ("messages/s", float(spec.targets.messages_per_second), [report.messages for report in reports]),
             ("bytes/s", float(spec.targets.bytes_per_second), [report.bytes for report in reports]),
         )
-        if target > 0
+        if target > 0 and reports
     ]
-    return max(wishes, key=lambda wish: wish.replicas)
 
 
-def _wish(name: str, values: Sequence[float], target: float, reports: Sequence[Report], tolerance: float) -> Wish:
-    count, mean = len(values), sum(values) / len(values)
+def _input(name: str, values: Sequence[float], target: float, reports: Sequence[Report]) -> Input:
+    mean = sum(values) / len(values)
     relievable = [(value, report.broker) for value, report in zip(values, reports, strict=True) if report.bundles > 1]
     hottest, who = max(relievable, default=(mean, ""))
-    weighed = (mean + max(mean, hottest)) / 2
-    ratio = weighed / target
+    return Input(name, mean, hottest, who, (mean + max(mean, hottest)) / 2, target)
+
+
+def _wish(one: Input, count: int, tolerance: float) -> Wish:
+    name, weighed, ratio = one.name, one.weighed, one.weighed / one.target
     fewest = max(1, math.ceil(count * ratio / (1 - tolerance) - ROUNDING))
     wanted = max(count, math.ceil(count * ratio - ROUNDING)) if ratio > 1 + tolerance else min(count, fewest)
-    shown = f"hottest {who} {_text(name, hottest)}" if who else "no broker with bundles to share"
+    shown = f"hottest {one.who} {_text(name, one.hottest)}" if one.who else "no broker with bundles to share"
     sentence = (
-        f"{name}: mean {_text(name, mean)}, {shown}, weighed {_text(name, weighed)} of the target {_text(name, target)}; "
+        f"{name}: mean {_text(name, one.mean)}, {shown}, weighed {_text(name, weighed)} of the target {_text(name, one.target)}; "
         f"{count} x {_text(name, weighed)} on {wanted} brokers is {_text(name, count * weighed / wanted)} each"
     )
     return Wish(wanted, sentence)
@@ -143,7 +177,7 @@ def _silent(sight: Sight) -> str:
     """Whose report is missing, "" if all are there. Without ages, so that the sentence stays the same while it lasts."""
     if not sight.serving:
         return "no broker serves"
-    fresh = {report.broker for report in sight.reports if abs(report.age_s) <= sight.timeout_s}
+    fresh = {report.broker for report in reports_that_count(sight)}
     missing = [broker for broker in sight.serving if broker not in fresh]
     return f"{', '.join(missing[:3])} sent no load report within {sight.timeout_s:.0f} s" if missing else ""
 

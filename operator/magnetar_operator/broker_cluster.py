@@ -46,6 +46,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     cluster = await world.read(key, BrokerCluster)
     if cluster is None:
         world.retain_stores()
+        world.autoscaling.forget(f"{key.namespace}/{key.name}")
         return None
     if cluster.metadata.deletion_timestamp:
         return None  # children go with their owner; volumes stay
@@ -81,6 +82,7 @@ async def reconcile(world: World, key: Key) -> float | None:
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:
+    world.autoscaling.forget(f"{cluster.namespace}/{cluster.name}")
     await world.events.once(cluster, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
     kept = [condition for condition in cluster.status.conditions if condition.type != Type.PROGRESSING.value]
     findings = [Finding(Type.PROGRESSING, False, Reason.PAUSED)]

@@ -50,6 +50,7 @@ class Controller:
             self._promoted.set()
         else:
             self._promoted.clear()
+            self._metrics.autoscaling.clear()
         self._world.stores.leadership_changed()
 
     async def run(self, resync_s: float) -> None:

@@ -57,7 +57,17 @@ class Operator:
         self.stores = Stores(clock, self.metrics, identity, may_write, self._owned_changed)
         events = Events(self.api, clock, self.metrics, identity)
         credentials = EtcdCredentials(self.api)
-        self.world = World(self.api, self.stores, events, clock, settings.defaults, settings.namespaces, self.cache, credentials)
+        self.world = World(
+            self.api,
+            self.stores,
+            events,
+            clock,
+            settings.defaults,
+            settings.namespaces,
+            self.cache,
+            credentials,
+            self.metrics.autoscaling,
+        )
         self.controller = Controller(self.world, self.queue, self.metrics, self._leads, settings.workers)
         self.health = Health(clock, self.queue, self._leads, lambda: self.informers.problem())
         self.informers = Informers(

@@ -1,8 +1,8 @@
 """Metrics under the names that dashboards for operators know.
 
-Owns: controller-runtime's and client-go's metric names and ours. Imports: prometheus_client.
-Invariants: labels come from closed sets (kinds, results, verbs, status codes), never from names of objects; label sets that every pass or request
-touches are looked up once.
+Owns: controller-runtime's and client-go's metric names and ours. Imports: autoscaling_metrics, prometheus_client.
+Invariants: labels come from closed sets (kinds, results, verbs, status codes); the only names of objects among them are those of BrokerClusters;
+label sets that every pass or request touches are looked up once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from magnetar_operator.autoscaling_metrics import AutoscalingMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 QUEUE = "magnetar"
@@ -39,6 +41,8 @@ class OperatorMetrics:
         ProcessCollector(registry=self.registry)
         self._resources = _Resources()
         self.registry.register(self._resources)
+        self.autoscaling = AutoscalingMetrics()
+        self.registry.register(self.autoscaling)
         self._reconciliations()
         self._queue()
         self._requests()

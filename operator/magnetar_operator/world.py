@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from magnetar.clock import Clock
 from magnetar.errors import MagnetarError, StoreUnavailable
 from magnetar_operator import names
+from magnetar_operator.autoscaling_metrics import AutoscalingMetrics
 from magnetar_operator.builders.object import Defaults, Manifest, etcd_endpoints
 from magnetar_operator.conditions import Finding, Reason, Type, merged
 from magnetar_operator.etcd_credentials import EtcdCredentials
@@ -52,6 +53,7 @@ class World:
     namespaces: tuple[str, ...]
     cache: ObjectCache
     credentials: EtcdCredentials
+    autoscaling: AutoscalingMetrics
 
     async def read(self, key: Key, model: type[R]) -> R | None:
         """The resource, or None if it is gone. Raises InvalidResource."""

@@ -12,6 +12,7 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, LoadRecord
+from magnetar_operator.main import Operator
 from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, repeating, running_operator, until, writes
 
@@ -181,6 +182,13 @@ def test_a_pod_is_replaced_on_request_and_never_its_successor(scene: Scene, clus
     asyncio.run(scenario())
 
 
+def metric(operator: Operator, name: str, **labels: str) -> float | None:
+    """One of the autoscaler's series of `main`."""
+    namespace = operator.settings.namespaces[0]
+    cluster = f"{namespace}/main"
+    return operator.metrics.registry.get_sample_value(f"magnetar_operator_autoscaling_{name}", {"cluster": cluster, **labels})
+
+
 def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     """A dry run only says it; then replicas are written through /scale; then an HPA's write makes the operator step back, with a condition."""
 
@@ -199,6 +207,9 @@ def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Sc
             assert shown["message"].startswith("would go from 1 to 2 brokers: cpu: mean 100 %, hottest main-broker-0 100 %")
             assert scene.replicas() == 1
             assert len(scene.events("AutoscalingDecision")) == 1
+            assert metric(play.operator, "decision", decision="ScaleUp") == 1
+            assert metric(play.operator, "wanted_replicas") == 2
+            assert metric(play.operator, "load", input="cpu", measure="weighed") == 1.0
             done = writes(play.operator)
             await play.operator.controller.enqueue_all()
             await until("it has looked again", lambda: play.operator.queue.idle)
@@ -222,5 +233,7 @@ def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Sc
             message = scene.condition(play.path, "Autoscaling")["message"]
             assert "kube-controller-manager (scale) writes spec.replicas" in message
             await until("the other one's wish comes true", lambda: scene.replicas() == 1)
+            scene.delete(play.path)
+            await until("nothing is told of a cluster that is gone", lambda: metric(play.operator, "replicas") is None)
 
     asyncio.run(scenario())

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from magnetar_operator.autoscaler import owner_of_replicas
 from magnetar_operator.autoscaling import (
+    DECISIONS,
     DOWN_SOON,
     OFF,
     STEADY,
@@ -24,9 +25,14 @@ from magnetar_operator.autoscaling import (
     Report,
     Sight,
     decide,
+    inputs_of,
+    reports_that_count,
+    window_ends_ms,
     wish_of,
 )
+from magnetar_operator.autoscaling_metrics import Look
 from magnetar_operator.conditions import Reason
+from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.models.scaling import Autoscaling, AutoscalingStatus
 
 START_MS = 1_700_000_000_000
@@ -248,3 +254,58 @@ def test_who_else_writes_the_number_of_brokers() -> None:
     assert owned("kubectl-client-side-apply") == ""
     assert owned("magnetar-operator", subresource="scale") == ""
     assert owned("argocd-controller", "Apply", field="f:image") == ""
+
+
+class StillClock:
+    """Only what the metrics ask for."""
+
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+def scraped(metrics: OperatorMetrics) -> dict[str, float]:
+    """Series of the autoscaler by name and values of labels."""
+    return {
+        " ".join([sample.name.removeprefix("magnetar_operator_autoscaling_"), *sample.labels.values()]): sample.value
+        for family in metrics.autoscaling.collect()
+        for sample in family.samples
+    }
+
+
+def test_metrics_tell_inputs_decision_and_what_it_waits_for() -> None:
+    """Of the last look: (90 + 50) / 2 weighed with the target 60; the window runs out by the clock; what is forgotten has no series."""
+    metrics, clock = OperatorMetrics(), StillClock()
+    wanted, seen = spec(scaleUp={"stabilizationWindowSeconds": 30}), sight(0.9, 0.1)
+    decision = decide(wanted, AutoscalingStatus(last_scale_time="2023-11-14T22:13:20Z"), seen, START_MS)
+    look = Look(decision.status, inputs_of(wanted, reports_that_count(seen)), window_ends_ms(wanted, decision.status))
+    metrics.autoscaling.note("team/main", look, clock)
+    found = scraped(metrics)
+    assert {word: found[f"decision team/main {word}"] for word in DECISIONS} == {word: float(word == UP_SOON) for word in DECISIONS}
+    assert (found["replicas team/main"], found["wanted_replicas team/main"]) == (2, 3)
+    load = {measure: round(found[f"load team/main cpu {measure}"], 6) for measure in ("mean", "hottest", "weighed", "target")}
+    assert load == {"mean": 0.5, "hottest": 0.9, "weighed": 0.7, "target": 0.6}
+    assert found["window_seconds team/main"] == 30
+    assert found["last_scale_timestamp_seconds team/main"] == 1_700_000_000
+    clock.now_ms += 20_000
+    assert scraped(metrics)["window_seconds team/main"] == 10
+    clock.now_ms += 20_000
+    assert scraped(metrics)["window_seconds team/main"] == 0
+    metrics.autoscaling.note("team/other", Look(AutoscalingStatus(), (), 0), clock)
+    metrics.autoscaling.forget("team/main")
+    assert not [name for name in scraped(metrics) if "team/main" in name]
+    assert "replicas team/other" in scraped(metrics)
+    metrics.autoscaling.clear()
+    assert scraped(metrics) == {}
+
+
+def test_reports_that_are_old_or_of_nobody_are_no_input() -> None:
+    """A broker that is going, and one that has been silent, say nothing; without any report there is nothing to show."""
+    seen = sight(0.9, 0.1, 0.5)
+    seen = replace(seen, serving=("b-0", "b-1"), reports=(replace(seen.reports[0], age_s=16.0), *seen.reports[1:]))
+    assert [report.broker for report in reports_that_count(seen)] == ["b-1"]
+    assert [one.weighed for one in inputs_of(spec(), reports_that_count(seen))] == [0.1]
+    assert inputs_of(spec(), ()) == []
+    assert window_ends_ms(spec(), AutoscalingStatus(decision=STEADY, since="2023-11-14T22:13:20Z")) == 0
