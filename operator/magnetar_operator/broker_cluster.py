@@ -61,7 +61,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     moves = plan_moves(cluster, observed, world.clock.wall_ms())
     await _tell(world, cluster, moves.story.before)
     problems = [*secured.problems, *await _apply_cordons(world, cluster, moves)]
-    seen = await see_credentials(world, cluster, observed.children)
+    seen = await see_credentials(world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name)))
     problems += seen.problems
     wanted = desired(cluster, world.defaults, moves.scale.replicas, observed.children, seen.digest, observed.etcd_shape)
     problems += await apply_children(world, cluster, wanted, observed.children)

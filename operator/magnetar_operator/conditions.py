@@ -122,7 +122,7 @@ class Reason(enum.Enum):
     )
     CREDENTIALS_MISSING = (
         "StorageCredentialsMissing",
-        "The secret with the credentials of spec.storage.s3 is missing or incomplete; running brokers keep what they have.",
+        "The secret with the credentials of spec.storage.s3 is missing or incomplete; running pods keep what they have.",
         "Make the secret, or correct spec.storage.s3.credentials.",
     )
     STORAGE_UNSUPPORTED = (

@@ -1,19 +1,18 @@
 """Looking at the credentials of a cluster's storage.
 
-Owns: reading their secret, by name, and what follows for the brokers' template. Imports: world, builders, conditions.
-Invariants: a secret that is away, or lacks something, rolls nobody: running brokers have what they need, and their successors would not start.
+Owns: reading their secret, by name, and what follows for the template of brokers or coordinators. Imports: world, builders, conditions.
+Invariants: a secret that is away, or lacks something, rolls nobody: running pods have what they need, and their successors would not start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from magnetar_operator import names
 from magnetar_operator.builders.message_storage import credentials_digest, credentials_of, credentials_problem
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Problem, Reason
-from magnetar_operator.desired import Identity
+from magnetar_operator.models.base import CustomResource
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.resources import SECRET
 from magnetar_operator.world import World
@@ -30,8 +29,10 @@ class SeenCredentials:
     problems: tuple[Problem, ...] = ()
 
 
-async def see_credentials(world: World, cluster: BrokerCluster, children: Mapping[Identity, Manifest]) -> SeenCredentials:
-    """Raises KubernetesError."""
+async def see_credentials(
+    world: World, cluster: BrokerCluster, owner: CustomResource, stateful_set: Manifest | None
+) -> SeenCredentials:
+    """For the pods of `stateful_set`, which `owner` has. Raises KubernetesError."""
     chosen = credentials_of(cluster)
     if chosen is None:
         return SeenCredentials()
@@ -39,11 +40,10 @@ async def see_credentials(world: World, cluster: BrokerCluster, children: Mappin
     problem = credentials_problem(chosen, secret)
     if secret is not None and not problem:
         return SeenCredentials(credentials_digest(cluster, chosen, secret))
-    await world.events.once(cluster, "Warning", Reason.CREDENTIALS_MISSING.word, problem)
-    return SeenCredentials(_known(cluster, children), (Problem(Reason.CREDENTIALS_MISSING, problem),))
+    await world.events.once(owner, "Warning", Reason.CREDENTIALS_MISSING.word, problem)
+    return SeenCredentials(_known(stateful_set or {}), (Problem(Reason.CREDENTIALS_MISSING, problem),))
 
 
-def _known(cluster: BrokerCluster, children: Mapping[Identity, Manifest]) -> str:
-    brokers = children.get(("StatefulSet", names.broker_set(cluster.name)), {})
-    template = brokers.get("spec", {}).get("template", {}).get("metadata", {})
+def _known(stateful_set: Manifest) -> str:
+    template = stateful_set.get("spec", {}).get("template", {}).get("metadata", {})
     return str(template.get("annotations", {}).get(names.CREDENTIALS_HASH, ""))

@@ -25,6 +25,8 @@ from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan
+from magnetar_operator.storage_credentials import LOOK_AGAIN_S as CREDENTIALS_LOOK_S
+from magnetar_operator.storage_credentials import see_credentials
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused, parsed
 
@@ -64,13 +66,15 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
         observed = await observe(world, resource, cluster, live=True)
     scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
     problems = await _write_record(world, resource, cluster, observed, scale)
-    wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas)
+    seen = await see_credentials(world, cluster, resource, _set_of(resource, observed))
+    problems += seen.problems
+    wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas, seen.digest)
     problems += await apply_children(world, resource, wanted, observed.children)
     roll = _plan_roll(resource, observed, scale)
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
     await _write_status(world, resource, observed, scale, roll, problems)
-    return _again_after_s(resource, observed, scale)
+    return min(_again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems else LOOK_AGAIN_S)
 
 
 # --- who may act --------------------------------------------------------------------------------------------------------------

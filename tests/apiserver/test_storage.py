@@ -20,15 +20,14 @@ def secret(**entries: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": data}
 
 
-def digest(scene: Scene) -> str:
-    brokers = scene.stateful_set() or {}
-    return str(
-        brokers.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations", {}).get(names.CREDENTIALS_HASH, "")
-    )
+def digest(scene: Scene, stateful_set: str = "main-broker") -> str:
+    found = scene.stateful_set(stateful_set) or {}
+    return str(found.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations", {}).get(names.CREDENTIALS_HASH, ""))
 
 
 def test_credentials_of_s3_are_looked_at_and_followed(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Missing: a condition with the remedy. There: Ready. Changed: brokers roll. Away again: a condition, and no broker is touched."""
+    """Missing: a condition with the remedy. There: Ready. Changed: brokers and coordinators roll. Away again: a
+    condition, and no pod is touched."""
 
     async def scenario() -> None:
         async with (
@@ -50,6 +49,9 @@ def test_credentials_of_s3_are_looked_at_and_followed(scene: Scene, cluster_etcd
             assert first
             assert not scene.plane.must("GET", scene.core("persistentvolumeclaims"))["items"]
 
+            scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+            await until("coordinators have the same", lambda: digest(scene, "tx-coordinator") == first)
+
             job = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}}
             scene.create("DataJob", "prices", job)
             said = scene.path("datajobs", "prices")
@@ -59,6 +61,8 @@ def test_credentials_of_s3_are_looked_at_and_followed(scene: Scene, cluster_etcd
             scene.merge(scene.core("secrets", "keys"), {"data": secret(AWS_SECRET_ACCESS_KEY="c")["data"]})
             scene.merge(path, {"metadata": {"annotations": {"look": "now"}}})
             changed = await until("the new ones reach the template", lambda: digest(scene) not in ("", first) and digest(scene))
+            scene.merge(scene.path("transactioncoordinators", "tx"), {"metadata": {"annotations": {"look": "now"}}})
+            await until("and the coordinators'", lambda: digest(scene, "tx-coordinator") == changed)
             scene.delete(scene.core("secrets", "keys"))
             scene.merge(path, {"metadata": {"annotations": {"look": "again"}}})
             await until("it is named again", lambda: scene.condition(path, "Degraded").get("reason") == "StorageCredentialsMissing")

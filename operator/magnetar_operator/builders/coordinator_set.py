@@ -17,16 +17,17 @@ from magnetar_operator.models.transaction_coordinator import TransactionCoordina
 
 
 def desired_coordinators(
-    resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int
+    resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str = ""
 ) -> list[Manifest]:
-    """Every child, in the order of dependence. `replicas` comes from the scaling plan."""
+    """Every child, in the order of dependence. `replicas` comes from the scaling plan; `credentials` is the digest of the storage's ("" = it has
+    none)."""
     return [
         _account(resource),
         _service(resource),
         _policy(resource),
         _config(resource),
         _budget(resource),
-        _stateful_set(resource, cluster, defaults, replicas),
+        _stateful_set(resource, cluster, defaults, replicas, credentials),
     ]
 
 
@@ -90,7 +91,9 @@ def _budget(resource: TransactionCoordinator) -> Manifest:
     }
 
 
-def _stateful_set(resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int) -> Manifest:
+def _stateful_set(
+    resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str
+) -> Manifest:
     name = names.coordinator_set(resource.name)
     parts = PodParts(
         component=names.COORDINATOR,
@@ -101,6 +104,7 @@ def _stateful_set(resource: TransactionCoordinator, cluster: BrokerCluster, defa
         resources=resource.spec.resources,
         additions=resource.spec.pod_template,
         drain_timeout_s=resource.spec.drain_timeout_seconds,
+        annotations={names.CREDENTIALS_HASH: credentials} if credentials else {},
     )
     return _object("apps/v1", "StatefulSet", resource, name) | {
         "spec": {

@@ -61,7 +61,7 @@ class VolumeClaim(Model):
 class S3Credentials(Model):
     """Keys that brokers show to the store, from a secret."""
 
-    secret_ref: SecretReference = Field(description="The secret; a new content rolls the brokers.")
+    secret_ref: SecretReference = Field(description="The secret; a new content rolls brokers and coordinators.")
     access_key_id: str = Field(
         default="AWS_ACCESS_KEY_ID", min_length=1, max_length=253, description="Its entry with the key's id."
     )

@@ -10,10 +10,12 @@ import pytest
 
 from magnetar.errors import InvalidRequest
 from magnetar.storage.opening import check_location
+from magnetar_operator import names
+from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.message_storage import credentials_digest, credentials_of, credentials_problem, location
 from magnetar_operator.desired import desired, identity_of
 from magnetar_operator.models import API_VERSION, parse_manifest
-from tests.unit.operator.samples import DEFAULTS, cluster
+from tests.unit.operator.samples import DEFAULTS, cluster, coordinators
 
 CREDENTIALS: dict[str, Any] = {"secretRef": {"name": "keys"}, "accessKeyId": "id", "sessionToken": "token"}
 S3: dict[str, Any] = {
@@ -80,6 +82,9 @@ def test_new_credentials_change_the_template_and_nothing_else_does() -> None:
     other = resource.model_copy(update={"metadata": resource.metadata.model_copy(update={"uid": "u-2"})})
     assert first != credentials_digest(other, chosen, SECRET)
     assert of(first)["StatefulSet", "main-broker"] != of("0" * 16)["StatefulSet", "main-broker"]
+    of_coordinators = [desired_coordinators(coordinators(), resource, DEFAULTS, 1, digest)[-1] for digest in (first, "0" * 16, "")]
+    annotations = [item["spec"]["template"]["metadata"]["annotations"].get(names.CREDENTIALS_HASH) for item in of_coordinators]
+    assert annotations == [first, "0" * 16, None], "coordinators write to the same storage"
 
 
 def test_a_pods_own_identity_needs_no_secret() -> None:
