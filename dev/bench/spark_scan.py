@@ -182,7 +182,7 @@ def phase_one(messages: DataFrame) -> None:
 
 
 def compact(session: SparkSession, directory: Path, groups: tuple[Group, ...], last: int) -> None:
-    plan = CompactionPlan(BUNDLE, TOPIC, groups, (3, last), True, 0, BEFORE_ALL, None, None)
+    plan = CompactionPlan(BUNDLE, TOPIC, groups, (3, last), True, 0, BEFORE_ALL, None, 0)
     written = compact_plan(session, directory, plan, CompactionOptions(), f"bench-{time.monotonic_ns()}")
     for segment in written.segments:
         (directory / segment.object).unlink()

@@ -123,7 +123,8 @@ def edit_of(plan: CompactionPlan, compacted: Compacted, intent: str) -> Callable
     )
 
     def edit(manifest: Manifest) -> Manifest | None:
-        if manifest.parent != plan.parent or manifest.topic(str(plan.topic)).trimmed != plan.trimmed:
+        # A bundle that was split has no manifest any more, and generations only grow.
+        if manifest.generation < plan.manifest_generation or manifest.topic(str(plan.topic)).trimmed != plan.trimmed:
             return None
         return rewrite.apply(manifest)
 

@@ -1,8 +1,8 @@
 """What a compaction reads, found out by the driver.
 
 Owns: `CompactionPlan` and the search for every file that holds entries of a topic. Imports: store, storage formats, inputs.
-Sources of files: the bundle's manifest and those of the bundles it was split from; `logs/` (sealed files whose manifest entry may
-be on its way); the chain in the bundle's record (sealed files whose key is on its way, because their owner died).
+Sources of files: the bundle's manifest; `logs/` (sealed files whose manifest entry may be on its way); the chain in
+the bundle's record (sealed files whose key is on its way, because their owner died).
 Invariants: the files found hold a prefix of the topic's history, without a gap, up to the horizon; the horizon never goes back; a
 run's input is the compacted view of the run before plus what came after its horizon, so that retention of the originals takes
 nothing away.
@@ -22,7 +22,7 @@ from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
 from magnetar.storage.index import IndexBuilder, LevelZeroIndex
 from magnetar.storage.log_format import EntriesRecord
-from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, load_manifest, read_manifest
+from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, load_manifest
 from magnetar.storage.recovery import scan
 from magnetar.storage.seals import read_seal
 from magnetar.storage.volume import Volume
@@ -31,7 +31,6 @@ from magnetar_jobs.inputs import BEFORE_ALL, GROUP_BYTES_MAX, LOG, SEGMENT, Grou
 from magnetar_jobs.orders import ROWS_MAX
 
 ATTEMPTS_MAX = 3
-PARENTS_MAX = 64
 """Splits that a manifest may refer back through."""
 
 
@@ -61,7 +60,7 @@ class CompactionPlan:
     generation: int
     previous_horizon: Position
     trimmed: Position | None
-    parent: str | None
+    manifest_generation: int
     listed_logs: tuple[tuple[str, int], ...] = ()
     listed_segments: tuple[str, ...] = ()
 
@@ -72,26 +71,25 @@ class CompactionPlan:
 
 @dataclass(slots=True)
 class Holdings:
-    """What the manifests of a bundle, its own first, say of one topic."""
+    """What the manifest of a bundle and the store say of one topic."""
 
-    manifests: list[Manifest] = field(default_factory=list)
-    level1: list[SegmentReference] = field(default_factory=list)
-    compacted: Compacted | None = None
-    trimmed: Position | None = None
+    manifest: Manifest
+    level1: tuple[SegmentReference, ...]
+    compacted: Compacted | None
+    trimmed: Position | None
     logs: dict[tuple[str, int], LogSource] = field(default_factory=dict)
     listed: set[tuple[str, int]] = field(default_factory=set)
-    """Log files that a manifest lists: they must be there."""
+    """Log files that the manifest lists: they must be there."""
 
-    def add(self, manifest: Manifest, topic: str) -> None:
-        """Take in a manifest; an own one counts before those of the bundles it was split from."""
-        self.manifests.append(manifest)
+    @classmethod
+    def of(cls, manifest: Manifest, topic: str) -> Holdings:
+        """What the manifest says."""
         found = manifest.topic(topic)
-        self.level1 += [segment for segment in found.level1 if segment not in self.level1]
-        self.compacted = self.compacted or found.compacted
-        self.trimmed = max((position for position in (self.trimmed, found.trimmed) if position is not None), default=None)
+        holdings = cls(manifest, found.level1, found.compacted, found.trimmed)
         for entry in manifest.level0:
-            self.add_log(LogSource(entry.incarnation, entry.file, entry.epochs))
-            self.listed.add((entry.incarnation, entry.file))
+            holdings.add_log(LogSource(entry.incarnation, entry.file, entry.epochs))
+            holdings.listed.add((entry.incarnation, entry.file))
+        return holdings
 
     def add_log(self, source: LogSource) -> None:
         """A file known from several places counts with all epochs any of them knows, up to the last end any of them knows."""
@@ -120,7 +118,7 @@ async def _plan_once(
     store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName, group_bytes_max: int
 ) -> CompactionPlan:
     holdings = await _holdings(store, volume, bundle, topic)
-    own = holdings.manifests[0]
+    own = holdings.manifest
     compacted = holdings.compacted
     previous = compacted.horizon if compacted is not None else BEFORE_ALL
     after = max(previous, holdings.trimmed or BEFORE_ALL)
@@ -145,7 +143,7 @@ async def _plan_once(
         generation=listed.compacted.generation if listed.compacted is not None else 0,
         previous_horizon=previous,
         trimmed=listed.trimmed,
-        parent=own.parent,
+        manifest_generation=own.generation,
         listed_logs=tuple(
             (entry.incarnation, entry.file) for entry in own.level0 if names.log_file(entry.incarnation, entry.file) in inputs
         ),
@@ -155,27 +153,16 @@ async def _plan_once(
 
 async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName) -> Holdings:
     """Read manifests, `logs/` and the chain. The chain first: what leaves it meanwhile has arrived in a manifest."""
-    holdings = Holdings()
     chain = await _chain_sources(store, volume, bundle)
     keyed = await store.range(keys.LOGS)
     manifest, _, _ = await load_manifest(store, volume, bundle)
-    holdings.add(manifest, str(topic))
-    for _ in range(PARENTS_MAX):
-        if manifest.parent is None:
-            break
-        manifest = await read_manifest(volume, manifest.parent)
-        holdings.add(manifest, str(topic))
-    else:
-        raise CorruptData(
-            f"manifest of {bundle} refers back through more than {PARENTS_MAX} splits; compact its level-0 files first"
-        )
-    bundles = {found.bundle for found in holdings.manifests}
+    holdings = Holdings.of(manifest, str(topic))
     for item in keyed.items:
         record = LogFileRecord.decode(item.value)
-        epochs = {epoch for name in bundles for epoch in record.bundles.get(name, ())}
+        epochs = record.bundles.get(str(bundle), ())
         incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
         # What the manifest has covered and does not list any more was rewritten, or trimmed: the file only waits for its collector.
-        covered = holdings.manifests[0].covered
+        covered = manifest.covered
         fresh = {epoch for epoch in epochs if covered is None or (epoch, int(number)) >= covered}
         if fresh:
             holdings.add_log(LogSource(incarnation, int(number), tuple(sorted(fresh))))

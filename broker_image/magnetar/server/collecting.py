@@ -41,7 +41,6 @@ from magnetar.storage.recovery import build_index
 
 log = structlog.get_logger(__name__)
 
-PARENTS_MAX = 64
 FINISHED_RUNS = ("succeeded", "failed")
 UNUSED_CLAIM_MS = 600_000
 """A claim without registration and without bundles belongs to a broker that starts, or to one that died before it had any."""
@@ -157,16 +156,15 @@ class Collector:
             if name not in listed:
                 facts[name] = BundleFacts(record, Manifest(name, 0))  # only its chain counts
                 continue
-            manifest, parents = await self._manifest_of(bundle)
+            manifest = await self._manifest_of(bundle)
             boundaries, deleted = namespaces.get(str(bundle.namespace)), False
             children: tuple[str, ...] = ()
             if record is None or record.state is BundleState.DELETED:
                 deleted = boundaries is None
                 children = collection.children_of(bundle, bundles_of(bundle.namespace, boundaries or ()))
-            facts[name] = BundleFacts(record, manifest, parents, deleted, children)
+            facts[name] = BundleFacts(record, manifest, deleted, children)
         for name in {child for found in facts.values() for child in found.children} - listed:
-            manifest, parents = await self._manifest_of(BundleName.parse(name))
-            facts[name] = BundleFacts(records.get(name), manifest, parents)
+            facts[name] = BundleFacts(records.get(name), await self._manifest_of(BundleName.parse(name)))
         return facts
 
     async def _records(self, revisions: dict[str, int] | None = None) -> dict[str, BundleRecord]:
@@ -176,22 +174,12 @@ class Collector:
             revisions.update({item.key.removeprefix(keys.BUNDLES): item.mod_revision for item in items})
         return {item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items}
 
-    async def _manifest_of(self, bundle: BundleName) -> tuple[Manifest, tuple[Manifest, ...]]:
-        """The bundle's manifest, an empty one if it has none, and those that it refers back to. Raises CorruptData, StoreError."""
+    async def _manifest_of(self, bundle: BundleName) -> Manifest:
+        """The bundle's manifest, an empty one if it has none. Raises CorruptData, StoreError."""
         item = await self._context.store.get(keys.manifest(bundle))
         if item is None:
-            return Manifest(str(bundle), 0), ()
-        return await self._with_parents(ManifestPointer.decode(item.value).object)
-
-    async def _with_parents(self, name: str) -> tuple[Manifest, tuple[Manifest, ...]]:
-        """A manifest object, and those that it refers back to."""
-        manifest = await self._read(name)
-        parents: list[Manifest] = []
-        last = manifest
-        while last.parent is not None and len(parents) < PARENTS_MAX:
-            last = await self._read(last.parent)
-            parents.append(last)
-        return manifest, tuple(parents)
+            return Manifest(str(bundle), 0)
+        return await self._read(ManifestPointer.decode(item.value).object)
 
     async def _read(self, name: str) -> Manifest:
         """A manifest object; those read in this round are remembered, since they never change."""
@@ -230,22 +218,20 @@ class Collector:
             for item in (await self._context.store.range(keys.MANIFESTS)).items
         }
         # As of one revision: a split moves segments from one bundle's manifest to those of others.
-        current = {bundle: await self._with_parents(pointer.object) for bundle, pointer in pointers.items()}
-        parents = {found.parent for own, further in current.values() for found in (own, *further) if found.parent is not None}
+        referring = [await self._read(pointer.object) for pointer in pointers.values()]
         for bundle, found in _by_bundle(manifests).items():
             if bundle in split:
-                given_up += [name for name in found if name not in parents]
+                given_up += found
             elif bundle in pointers:
                 pointer = pointers[bundle]
-                given_up += collection.superseded_manifests(found, pointer.object, pointer.generation, parents)
-        referring = [manifest for own, further in current.values() for manifest in (own, *further)]
+                given_up += collection.superseded_manifests(found, pointer.object, pointer.generation)
         for bundle, found in _by_bundle(segments).items():
             if bundle in pointers or bundle in split:
                 given_up += collection.orphaned_segments(found, intents, referring)
         for name in self._objects.over(given_up, self._context.clock.wall_ms()):
             log.info("collector.removed", object=name)
             await volume.remove(name)
-        kept = {pointer.object for pointer in pointers.values()} | parents
+        kept = {pointer.object for pointer in pointers.values()}
         self._manifests = {name: manifest for name, manifest in self._manifests.items() if name in kept}
         left = {bundle for listed in (checkpoints, manifests, segments) for bundle in _by_bundle(listed)}
         await self._forget_split({name: revisions[name] for name in split - left})

@@ -23,7 +23,7 @@ LogFile = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class BundleFacts:
-    """What the store says of one bundle: its record (None: there is none), its manifest and those that it refers back to.
+    """What the store says of one bundle: its record (None: there is none) and its manifest.
 
     `deleted` means that its namespace does not exist, and no record of it but perhaps that of its split. `children` are the bundles that
     splits have made of it.
@@ -31,13 +31,12 @@ class BundleFacts:
 
     record: BundleRecord | None
     manifest: Manifest
-    parents: tuple[Manifest, ...] = ()
     deleted: bool = False
     children: tuple[str, ...] = ()
 
     def lists(self, file: LogFile) -> bool:
-        """Whether a manifest that counts for this bundle names the log file."""
-        return any((entry.incarnation, entry.file) == file for found in (self.manifest, *self.parents) for entry in found.level0)
+        """Whether the bundle's manifest names the log file."""
+        return any((entry.incarnation, entry.file) == file for entry in self.manifest.level0)
 
     def replays(self, file: LogFile) -> bool:
         """Whether whoever recovers the bundle reads the log file: it lies in the chain since the checkpoint pointed to."""
@@ -124,13 +123,12 @@ def _epoch_of(checkpoint: str) -> int:
     return int(checkpoint.rpartition("/")[2].partition("-")[0])
 
 
-def superseded_manifests(listed: Iterable[str], pointed: str, generation: int, parents: Collection[str]) -> list[str]:
+def superseded_manifests(listed: Iterable[str], pointed: str, generation: int) -> list[str]:
     """Of the manifest objects of a bundle, listed before its pointer (object, generation) was read, those that cannot become current.
 
-    One of a later generation may be on its way; one of this generation or before lost, or was superseded. `parents` are those that bundles
-    split from this one refer to.
+    One of a later generation may be on its way; one of this generation or before lost, or was superseded.
     """
-    return sorted(name for name in listed if name != pointed and name not in parents and _generation_of(name) <= generation)
+    return sorted(name for name in listed if name != pointed and _generation_of(name) <= generation)
 
 
 def _generation_of(manifest: str) -> int:

@@ -28,6 +28,8 @@ from magnetar.storage.volume import Volume
 
 KIND, VERSION = "manifest", 1
 COMMIT_ATTEMPTS_MAX = 64
+_UNUSED = "parent"
+"""A field of version 1 that is always null: children of a split have lists of their own. It goes with the next version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,6 @@ class TopicSegments:
 class Manifest(Record):
     """All files of `bundle` (its full name).
 
-    `parent` is the manifest object of the bundle this one was split from: what is listed there counts for topics that hash into this bundle.
     `covered` is (epoch, file number): everything of terms before that epoch, and of that term in files before that number, has been taken in
     here; it only grows. What is taken in and not listed any more was rewritten, or trimmed: it is never listed again.
     """
@@ -87,7 +88,6 @@ class Manifest(Record):
 
     bundle: str
     generation: int
-    parent: str | None = None
     level0: tuple[LevelZero, ...] = ()
     topics: dict[str, TopicSegments] = field(default_factory=dict)
     covered: tuple[int, int] | None = None
@@ -120,12 +120,14 @@ class Manifest(Record):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The object's bytes."""
-    return encode_document(KIND, VERSION, dataclasses.asdict(manifest))
+    return encode_document(KIND, VERSION, {**dataclasses.asdict(manifest), _UNUSED: None})
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
     """Parse the object `name`. Raises CorruptData."""
     body = decode_document(KIND, VERSION, data, name)
+    if body.pop(_UNUSED, None) is not None:
+        raise CorruptData(f"{name}: {_UNUSED} has a value, which no release has ever written; restore this file from a backup")
     try:
         return Manifest.decode(json.dumps({**body, "schema": VERSION}).encode())  # checks the type of every field
     except StoreError as error:

@@ -173,8 +173,6 @@ async def _manifest_fact(volume: Volume, name: str, there: set[str]) -> Manifest
     needed = list(_files(manifest))
     segments = frozenset(segment.object for segment in segments_of(manifest))
     missing = sorted({*needed, *segments} - there)
-    if manifest.parent is not None and not await volume.exists(manifest.parent):
-        missing.append(manifest.parent)
     return ManifestFact(name, manifest.generation, manifest.covered, segments, tuple(missing))
 
 

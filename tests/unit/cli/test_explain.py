@@ -98,7 +98,6 @@ FACTS: dict[str, Any] = {
         "object": "manifests/x",
         "generation": 2,
         "revision": 40,
-        "parent": None,
         "covered": [9, 1],
         "files": 1,
         "file_bytes": 1 << 20,

@@ -15,7 +15,10 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, MetadataStore, Operation, TxnResult
 from magnetar.names import BundleName
+from magnetar.storage.document import decode_document, encode_document
 from magnetar.storage.manifest import (
+    KIND,
+    VERSION,
     CommitResult,
     Compacted,
     LevelZero,
@@ -47,7 +50,7 @@ GOLDEN = (
 
 def golden_manifest() -> Manifest:
     topic = TopicSegments((SEGMENT,), Compacted(1, (3, 9), ()), (1, 5))
-    return Manifest(str(BUNDLE), 4, None, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic}, (7, 3))
+    return Manifest(str(BUNDLE), 4, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic}, (7, 3))
 
 
 def test_golden_manifest() -> None:
@@ -60,6 +63,13 @@ def test_golden_manifest() -> None:
 def test_damage_is_found(data: bytes) -> None:
     with pytest.raises(CorruptData, match="m: "):
         decode_manifest(data, "m")
+
+
+def test_a_list_that_refers_to_another_bundles_is_not_read_as_whole() -> None:
+    """The field stands in version 1 and was never used; whoever passed a value over would miss messages."""
+    body = {**decode_document(KIND, VERSION, GOLDEN, "m"), "parent": "manifests/a/b/1-0.json"}
+    with pytest.raises(CorruptData, match="m: parent has a value"):
+        decode_manifest(encode_document(KIND, VERSION, body), "m")
 
 
 def with_segment(segment: SegmentReference) -> Rewrite:

@@ -173,7 +173,6 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
             "object": name,
             "generation": manifest.generation,
             "revision": revision,
-            "parent": manifest.parent,
             "covered": list(manifest.covered) if manifest.covered is not None else None,
             "files": len(manifest.level0),
             "file_bytes": sum(found.length for found in manifest.level0),
