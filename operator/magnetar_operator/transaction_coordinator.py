@@ -1,9 +1,10 @@
 """Reconciling a `TransactionCoordinator`.
 
-Owns: the order of steps, who may act, the set's record. Imports: world, coordinator_scaling, coordinators_state, children, pod_care, builders.
+Owns: the order of steps, who may act, the set's record. Imports: world, coordinator_scaling, coordinators_state, children, pod_care, builders,
+withdrawing.
 Invariants: of several resources for one cluster the oldest acts and the others say so; the record is written before the StatefulSet follows it; a
-coordinator leaves only as `plan_coordinators` allows; deleting the resource removes pods and nothing else; the status is written last and only when
-it differs.
+coordinator leaves only as `plan_coordinators` allows; deleting the resource removes pods, and the announcement when the last one has gone, but no
+number's record or log; the status is written last and only when it differs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.storage_credentials import LOOK_AGAIN_S as CREDENTIALS_LOOK_S
 from magnetar_operator.storage_credentials import see_credentials
+from magnetar_operator.withdrawing import withdraw
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused, parsed
 
@@ -44,7 +46,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource."""
     resource = await world.read(key, TransactionCoordinator)
     if resource is None or resource.metadata.deletion_timestamp:
-        return None  # children go with their owner; records and logs stay
+        return await withdraw(world, key)  # children go with their owner; records and logs stay
     if is_paused(resource):
         await world.events.once(resource, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
         await _write_conditions(world, resource, [Finding(Type.PROGRESSING, False, Reason.PAUSED)])

@@ -11,11 +11,13 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.errors import Fenced
 from magnetar.metadata import keys
-from magnetar.metadata.records import CoordinatorSetRecord
+from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
+from magnetar_operator.resources import CHILDREN
 from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import (
+    POLL_S,
     Brokers,
     Kubelet,
     Scene,
@@ -194,6 +196,62 @@ def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(sc
             known = await set_of(brokers)
             assert known is not None
             assert (known.limit, known.owner) == (2, f"{scene.namespace}/later")
+
+    asyncio.run(scenario())
+
+
+def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_have_gone(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Not while one holds its number; also when all of it went without an operator; made again, numbers go on and are announced again."""
+
+    async def scenario() -> None:
+        kubelet, path = Kubelet(scene, "tx-coordinator"), scene.path(PATH, "tx")
+
+        def collect() -> None:
+            """What Kubernetes does with the children of what was deleted."""
+            for kind in CHILDREN:
+                for child in scene.plane.must("GET", kind.path(scene.namespace))["items"]:
+                    if any(owner["kind"] == "TransactionCoordinator" for owner in child["metadata"].get("ownerReferences", [])):
+                        scene.delete(kind.path(scene.namespace, child["metadata"]["name"]))
+            for pod in scene.plane.must("GET", scene.core("pods"))["items"]:
+                scene.plane.request("DELETE", scene.core("pods", pod["metadata"]["name"]), {"gracePeriodSeconds": 0})
+
+        async def withdrawn() -> None:
+            async with asyncio.timeout(30):
+                while await set_of(brokers) is not None:
+                    await asyncio.sleep(POLL_S)
+
+        async def epochs() -> list[int]:
+            found = (await brokers.store.range(keys.COORDINATORS)).items
+            return [CoordinatorRecord.decode(item.value).epoch for item in found]
+
+        async with brokers_of(cluster_etcd.endpoint) as brokers, kubelet.at_work():
+            claims = Claims(scene, brokers, "tx-coordinator")
+            async with claims.at_work():
+                async with running_operator(scene.namespace) as operator:
+                    scene.create("BrokerCluster", "main", external(cluster_etcd))
+                    scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+                    await until("Ready", lambda: ready(scene))
+                    scene.delete(path)
+                    await until("it is forgotten", lambda: not operator.cache.count("TransactionCoordinator"))
+                    await quiet(operator)
+                    assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx"), "two still serve"
+                    collect()
+                    await withdrawn()
+                    assert await epochs() == [1, 1]
+                    scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+                    await until("Ready again", lambda: ready(scene))
+                    assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx")
+                    assert await epochs() == [2, 2]
+                scene.delete(path)
+                collect()
+                async with asyncio.timeout(30):
+                    while (await brokers.store.range(keys.COORDINATOR_CLAIMS)).items:
+                        await asyncio.sleep(POLL_S)
+                assert await set_of(brokers) is not None
+                async with running_operator(scene.namespace):
+                    await withdrawn()
 
     asyncio.run(scenario())
 

@@ -3,7 +3,8 @@
 Owns: the answer to look-ups of `transaction_coordinator_assign`. Imports: metadata, names, errors, server.context.
 Source: protocol 2.14: clients ask for the partitions of that topic, look each of them up and connect there; partition i is coordinator i.
 Invariants: without a registered set of coordinators the topic is one like any other, as it is for Apache Pulsar with transactions switched off; the
-number of coordinators never names one that has not been ready; while a coordinator restarts look-ups of it wait.
+number of coordinators never names one that has not been ready; while a coordinator restarts look-ups of it wait; whoever waits when the set is
+withdrawn (its resource was deleted, and nobody holds a number) is told at once that there are none.
 Nothing is watched or kept: only the clients of transactions ask, once each.
 """
 
@@ -42,32 +43,33 @@ class CoordinatorDiscovery:
         """Who serves the coordinator that `topic` stands for; None if it stands for none. Raises ServiceNotReady, StoreError."""
         if topic.partition < 0 or topic.base != ASSIGN:
             return None
-        announced = await self.announced(ASSIGN)
-        if not announced:
-            return None
-        return await self._holder(topic.partition, announced)
+        return await self._holder(topic.partition)
 
-    async def _holder(self, tcid: int, announced: int) -> CoordinatorClaimRecord:
-        """The holder of a number, or of the first one if that number is not announced and nobody holds it any more."""
+    async def _holder(self, tcid: int) -> CoordinatorClaimRecord | None:
+        """The holder of a number, or of the first one if that number is not announced and nobody holds it any more; None if none is announced."""
         deadline = self._clock.monotonic() + self._settings.park_timeout_s
         while True:
-            claims = await self._store.range(keys.COORDINATOR_CLAIMS)
-            found = {item.key: item for item in claims.items}
+            present = await self._store.range(keys.COORDINATOR_PRESENCE)
+            found = {item.key: item for item in present.items}
+            known = found.get(keys.COORDINATOR_SET)
+            announced = CoordinatorSetRecord.decode(known.value).announced if known is not None else 0
+            if not announced:
+                return None
             item = found.get(keys.coordinator_claim(tcid))
             if item is None and tcid >= announced:
                 item = found.get(keys.coordinator_claim(FIRST))
             if item is not None:
                 return CoordinatorClaimRecord.decode(item.value)
             remaining_s = deadline - self._clock.monotonic()
-            if remaining_s <= 0 or not await self._claimed(claims.revision, remaining_s):
+            if remaining_s <= 0 or not await self._changed(present.revision, remaining_s):
                 raise ServiceNotReady(
                     f"transaction coordinator {tcid} of {announced} is not there; look at its pod and at kubectl get transactioncoordinators"
                 )
 
-    async def _claimed(self, revision: int, seconds: float) -> bool:
-        """Wait for a change of claims after `revision`; False if none came in time. Raises StoreError."""
+    async def _changed(self, revision: int, seconds: float) -> bool:
+        """Wait for a change of claims or set after `revision`; False if none came in time. Raises StoreError."""
         try:
-            async with asyncio.timeout(seconds), aclosing(self._store.watch(keys.COORDINATOR_CLAIMS, revision + 1)) as watch:
+            async with asyncio.timeout(seconds), aclosing(self._store.watch(keys.COORDINATOR_PRESENCE, revision + 1)) as watch:
                 async for _ in watch:
                     return True
         except TimeoutError:

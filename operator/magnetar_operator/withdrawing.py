@@ -1,0 +1,85 @@
+"""What is left of a `TransactionCoordinator` that is gone: clients are still told of its coordinators.
+
+Owns: finding such announcements, and taking them back. Imports: world, coordinators_state, magnetar.metadata.
+Invariants: the set's record goes only in a transaction that finds nobody holding a number: clients that know of a coordinator are led to it for as
+long as it lives (to end their transactions), and one that only restarts, or was left running on purpose, is never forgotten; the records and logs of
+numbers stay, so that a resource that is made again goes on.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from magnetar.errors import StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.records import COORDINATORS_MAX
+from magnetar.metadata.store import Compare, Delete
+from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.resources import BROKER_CLUSTER
+from magnetar_operator.stores import ClusterStore
+from magnetar_operator.work_queue import Key
+from magnetar_operator.world import InvalidResource, World
+
+log = structlog.get_logger(__name__)
+
+KIND = "TransactionCoordinator"
+HELD_S = 3.0
+"""A life that ends gives its number back at once; one that was killed keeps it for the rest of its lease."""
+STORE_RETRY_S = 30.0
+
+
+async def withdraw(world: World, gone: Key) -> float | None:
+    """Have clients be told of no coordinators of a resource that is gone; the seconds after which to look again. Raises NotLeading."""
+    again: list[float] = []
+    for cluster in await _clusters_beside(world, gone.namespace):
+        try:
+            store = await world.store_of(cluster)
+            state = await read_coordinators(store.reader)
+            if state.known is None or state.known.owner != f"{gone.namespace}/{gone.name}":
+                continue
+            if state.holders or not await _delete(store, state):
+                again.append(HELD_S)
+                continue
+            log.info("coordinators.withdrawn", cluster=cluster.reference, owner=state.known.owner, announced=state.known.announced)
+        except (StoreError, TimeoutError) as error:
+            log.warning("coordinators.not_withdrawn", cluster=cluster.reference, error=str(error) or "no answer in time")
+            again.append(STORE_RETRY_S)
+    return min(again, default=None)
+
+
+async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
+    """False if the record has changed or somebody holds a number. Raises NotLeading, StoreError, TimeoutError."""
+    nobody = [Compare(keys.coordinator_claim(tcid), "create", "=", 0) for tcid in range(COORDINATORS_MAX)]
+    unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", state.set_revision)
+    return await store.write((unchanged, *nobody), (Delete(keys.COORDINATOR_SET),))
+
+
+async def orphans(world: World) -> list[Key]:
+    """Resources that own a cluster's coordinators and do not exist: they went while no operator looked, or while the store was away."""
+    existing, found = set(world.keys(KIND)), []
+    for at in world.keys(BROKER_CLUSTER.kind):
+        for cluster in await _clusters_beside(world, at.namespace, at.name):
+            try:
+                state = await read_coordinators((await world.store_of(cluster)).reader)
+            except (StoreError, TimeoutError) as error:
+                log.warning("orphans.unknown", cluster=cluster.reference, error=str(error) or "no answer in time")
+                continue
+            namespace, _, name = (state.known.owner if state.known is not None else "").partition("/")
+            key = Key(KIND, namespace, name)
+            if namespace == at.namespace and key not in existing:
+                found.append(key)
+    return found
+
+
+async def _clusters_beside(world: World, namespace: str, name: str = "") -> list[BrokerCluster]:
+    """Clusters of a namespace (or the one of that name) that can be read: resources refer to clusters beside them."""
+    found = []
+    for key in world.keys(BROKER_CLUSTER.kind):
+        if key.namespace == namespace and name in ("", key.name):
+            try:
+                cluster = await world.cluster(key.namespace, key.name)
+            except InvalidResource:
+                continue
+            found += [cluster] if cluster is not None else []
+    return found
