@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Query, Response
+from fastapi import Depends, FastAPI, Header, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from magnetar import __version__
@@ -26,6 +26,7 @@ from magnetar.admin.permissions import permission_router
 from magnetar.admin.policy_routes import policy_router
 from magnetar.admin.ports import AdminPort
 from magnetar.admin.refused import refused_router
+from magnetar.admin.rights import Gate, gate_of
 from magnetar.admin.subscriptions import subscription_router
 from magnetar.admin.topics import topic_router
 
@@ -48,9 +49,10 @@ ROUTERS = (
 )
 
 
-def create_application(port: AdminPort) -> FastAPI:
-    """All routes over `port`."""
-    application = FastAPI(title="Magnetar", version=__version__, docs_url=None, redoc_url=None)
+def create_application(port: AdminPort, gate: Gate | None = None) -> FastAPI:
+    """All routes over `port`; `gate` is asked before each of them (None: nobody is)."""
+    dependencies = [Depends(gate_of(gate))] if gate is not None else []
+    application = FastAPI(title="Magnetar", version=__version__, docs_url=None, redoc_url=None, dependencies=dependencies)
     add_refusals(application)
     _add_probes(application, port)
     _add_lookup(application, port)

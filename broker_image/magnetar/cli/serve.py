@@ -14,15 +14,20 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from magnetar.errors import InvalidRequest, MagnetarError
+from magnetar.server.access import AccessOptions
 from magnetar.server.broker import Broker
 from magnetar.server.listeners import ListenerOptions, options_of
 from magnetar.server.logs import LEVELS, configure_logs
 from magnetar.server.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
 from magnetar.server.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from magnetar.client.connection import Credentials
 
 _STARTED = time.monotonic()
 DEFAULT_BROKER_PORT, DEFAULT_HTTP_PORT = 6650, 8080
@@ -56,6 +61,7 @@ class StandaloneOptions:
     bind: str
     advertised_address: str
     listeners: ListenerArguments
+    access: AccessOptions
     self_check: bool
     log_level: str
 
@@ -70,6 +76,7 @@ class BrokerOptions:
     name: str
     advertised_address: str
     listeners: ListenerArguments
+    access: AccessOptions
     bind: str
     broker_port: int
     http_port: int
@@ -108,7 +115,7 @@ async def _check_and_print(service_url: str, options: StandaloneOptions, process
     from magnetar.client import Client
 
     try:
-        async with asyncio.timeout(15), Client(service_url) as client:
+        async with asyncio.timeout(15), Client(service_url, credentials=_credentials(process)) as client:
             consumer = await client.subscribe(SELF_CHECK_TOPIC, "self-check")
             producer = await client.create_producer(SELF_CHECK_TOPIC)
             await producer.send(b"self-check")
@@ -138,6 +145,16 @@ Paste into a second terminal:
 Ctrl-C stops; {hint}.""",
         flush=True,
     )
+
+
+def _credentials(process: BrokerProcess) -> Credentials | None:
+    """What the self-check shows: it is a part of the server."""
+    if process.security is None:
+        return None
+    from magnetar.client.connection import Credentials
+    from magnetar.security.authorization import INTERNAL_METHOD
+
+    return Credentials(INTERNAL_METHOD, process.security.internal_token().encode())
 
 
 def run_broker(options: BrokerOptions) -> None:
@@ -179,6 +196,7 @@ def _process_options(
         http_port=options.http_port,
         settings=BrokerSettings.from_environment(os.environ),
         listeners=options.listeners.parsed(),
+        access=options.access,
     )
 
 

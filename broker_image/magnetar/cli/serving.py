@@ -60,6 +60,7 @@ def _add_standalone(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--bind", "127.0.0.1", "Address to listen on.")
     _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.")
     _add_listeners(parser)
+    _add_access(parser)
     parser.add_argument("--self-check", action="store_true", help="Publish and read one message, then print what to do next.")
     _option(parser, "--log-level", "warning", "debug, info, warning or error.", "MAGNETAR_LOG_LEVEL")
 
@@ -71,6 +72,7 @@ def _add_broker(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--name", "", "Name that survives restarts; default: the host's.", "MAGNETAR_NAME")
     _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.", "MAGNETAR_ADVERTISED_ADDRESS")
     _add_listeners(parser)
+    _add_access(parser)
     _option(parser, "--bind", "0.0.0.0", "Address to listen on.", "MAGNETAR_BIND")
     _option(parser, "--broker-port", 6650, "Port for Pulsar clients.", type=int)
     _option(parser, "--http-port", 8080, "Port for REST, health and metrics.", type=int)
@@ -102,6 +104,22 @@ def _add_listeners(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--host-address", "", "What {host} means in advertised listeners.", "MAGNETAR_HOST_ADDRESS")
 
 
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    _option(
+        parser,
+        "--security",
+        "",
+        "File that says who clients are and what they may do (docs/security.md), followed while the server runs; empty = anybody, anything.",
+        "MAGNETAR_SECURITY",
+    )
+
+
+def _access(options: argparse.Namespace) -> Any:
+    from magnetar.server.access import AccessOptions
+
+    return AccessOptions(security=options.security)
+
+
 def _listeners(options: argparse.Namespace) -> Any:
     from magnetar.cli.serve import ListenerArguments
 
@@ -120,6 +138,7 @@ def _standalone(options: argparse.Namespace) -> None:
             options.bind,
             options.advertised_address,
             _listeners(options),
+            _access(options),
             options.self_check,
             options.log_level,
         )
@@ -148,6 +167,7 @@ def _broker_options(options: argparse.Namespace) -> BrokerOptions:
         options.name,
         options.advertised_address,
         _listeners(options),
+        _access(options),
         options.bind,
         options.broker_port,
         options.http_port,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -57,9 +57,13 @@ class Client:
         operation_timeout_s: float = OPERATION_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         keep_alive_s: float = KEEP_ALIVE_S,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        credentials = Credentials("token", token.encode()) if token is not None else Credentials()
+        """`token`: a JSON Web Token, or what gives the one of the moment whenever the broker asks; `credentials` for any other method."""
+        if token is not None:
+            credentials = Credentials("token", token.encode() if isinstance(token, str) else lambda: token().encode())
+        credentials = credentials or Credentials()
         pool = Pool(network or AsyncioNetwork(), service_url, credentials, connect_timeout_s, keep_alive_s)
         self._session = Session(pool, clock or SystemClock(), operation_timeout_s)
         self._producer_ids = itertools.count()

@@ -60,10 +60,14 @@ class CoordinatorLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What CONNECT says about who we are; method "" = nothing."""
+    """What CONNECT and AUTH_RESPONSE say about who we are; method "" = nothing. `data` may be asked for anew each time."""
 
     method: str = ""
-    data: bytes = b""
+    data: bytes | Callable[[], bytes] = b""
+
+    def now(self) -> bytes:
+        """The data of this moment."""
+        return self.data() if callable(self.data) else self.data
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -96,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]  # the network hands out stream transports
         who = self._credentials
         hello = requests.connect(
-            CLIENT_VERSION, commands.PROTOCOL_VERSION, auth_method=who.method, auth_data=who.data, proxy_to=self._proxy_to
+            CLIENT_VERSION, commands.PROTOCOL_VERSION, auth_method=who.method, auth_data=who.now(), proxy_to=self._proxy_to
         )
         self.write(hello)
         self._timer = self._loop.call_later(self._keep_alive_s, self._tick)
@@ -308,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_challenge(self, _command: api.BaseCommand) -> None:
         who = self._credentials
-        self.write(requests.auth_response(CLIENT_VERSION, commands.PROTOCOL_VERSION, who.method, who.data))
+        self.write(requests.auth_response(CLIENT_VERSION, commands.PROTOCOL_VERSION, who.method, who.now()))
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:

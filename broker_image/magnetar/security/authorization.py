@@ -18,7 +18,8 @@ from magnetar.names import TopicName
 PRODUCE, CONSUME = "produce", "consume"
 GRANTS, BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = "auth_policies", "namespace_auth", "destination_auth", "subscription_auth_roles"
 AUTH_MODE, PREFIX = "subscription_auth_mode", "Prefix"
-INTERNAL_ROLE = "magnetar:internal"
+INTERNAL_ROLE, INTERNAL_METHOD = "magnetar:internal", "magnetar-internal"
+"""By which the processes of a cluster know each other."""
 Actions = Mapping[str, frozenset[str]]
 
 

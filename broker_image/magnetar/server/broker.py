@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -41,6 +41,10 @@ from magnetar.server.views import ClusterViews
 from magnetar.storage.fencing import fence
 from magnetar.storage.log import LogWriter
 from magnetar.storage.volume import Volume
+
+if TYPE_CHECKING:
+    from magnetar.server.security.authentication import Authenticator
+    from magnetar.server.security.guard import Guard
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +78,7 @@ class BrokerPorts:
     store: MetadataStore
     lease: LeaseFactory
     usage: Usage
+    security: Authenticator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,13 @@ class Broker:
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
-        self._connections = ConnectionTable(settings)
+        self._connections = ConnectionTable.open_to(settings, ports.security)
         self._ready = False
         self._draining = False
         self._doors: list[Listener] = []
         self._registering: asyncio.Task[None] | None = None
         self._emptying: asyncio.Task[None] | None = None
+        self.guard: Guard | None = None
 
     # --- life ------------------------------------------------------------------------------------------------------------------
 
@@ -146,6 +152,7 @@ class Broker:
             metrics=self.metrics,
             damage=self._damage(),
             fail=self.fail,
+            security=ports.security,
         )
         self._lease = ports.lease(self._lease_lost)
         self.lease_id = await self._lease.start()
@@ -157,6 +164,7 @@ class Broker:
         if store_was_away:
             self.ownership.assigner.trust_absence_soon()
         self.service = BrokerService(self.context, self.views, self.ownership)
+        await self._start_guard()
         self._log.on_sealed = self.ownership.file_sealed
         self.views.cordons.listen(lambda _names: self._look_at_cordon())
         self._start_leader()
@@ -251,11 +259,13 @@ class Broker:
             await self.leader.stop()
         if hasattr(self, "ownership"):
             await self.ownership.stop()
+        if self.guard is not None:
+            await self.guard.stop()
         if hasattr(self, "views"):
             await self.views.stop()
         for door in self._doors:
             door.close()
-        self._connections.abort_all()
+        self._connections.close()
         if hasattr(self, "_log"):
             with contextlib.suppress(StorageError):
                 await self._log.close()
@@ -274,6 +284,15 @@ class Broker:
             self._doors.append(await network.listen(host, port, partial(self._accept, name)))
         internal = identity.listeners.advertised.get(INTERNAL_LISTENER)
         self.service_url = internal.service_url if internal is not None else f"pulsar://{identity.advertised_host}:{main.port}"
+
+    async def _start_guard(self) -> None:
+        """Have commands checked, where clients are asked who they are. Raises StoreError."""
+        if self._ports.security is not None:
+            from magnetar.server.security.guard import Guard
+
+            guard = Guard(self._ports.security, self.context, self.views, self._connections)
+            await guard.start()
+            self.guard = self.service.guard = guard
 
     async def _fence_predecessors(self) -> None:
         """End former incarnations of this name: their claims first, then their registration."""

@@ -28,6 +28,7 @@ from magnetar.wire.checksum import Buffer, verify_entry
 from magnetar.wire.frames import InboundBuffer
 
 if TYPE_CHECKING:
+    from magnetar.security.authorization import Principal
     from magnetar.server.listeners import Listeners, Successor
     from magnetar.server.topic_watchers import TopicWatcher
 
@@ -95,6 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         self.client_version = ""
         self.protocol_version = 0
         self.peer = ""
+        self.common_name = ""
+        self.principal: Principal | None = None
 
     # --- asyncio ---------------------------------------------------------------------------------------------------------------
 
@@ -299,6 +302,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         elif kind == Type.CONNECT:
             raise ProtocolError("CONNECT was sent twice")
+        elif kind == Type.AUTH_RESPONSE and self._table.handshakes is not None:
+            self._table.handshakes.renew(self, command.auth_response)
         elif kind == FLOW:
             self._flow(command.flow)
         elif not self._table.ready.is_set():
@@ -311,9 +316,11 @@ class Connection(asyncio.BufferedProtocol):
         self._service_of().handle(self, command)
 
     def _handshake(self, connect: api.CommandConnect) -> None:
-        self._connected = True
         self.client_version = connect.client_version[:200]
         self.protocol_version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
+        if self._table.handshakes is not None and not self._table.handshakes.admit(self, connect):
+            return
+        self._connected = True
         self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes))
 
     def _flow(self, flow: api.CommandFlow) -> None:

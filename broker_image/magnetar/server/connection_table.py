@@ -14,15 +14,27 @@ from magnetar.server.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from magnetar.server.connection import Connection
+    from magnetar.server.security.authentication import Authenticator
+    from magnetar.server.security.handshakes import Handshakes
 
 
 class ConnectionTable:
     """All connections of a broker, and the gate that keeps requests waiting until it is ready."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: BrokerSettings, handshakes: Handshakes | None = None) -> None:
+        """`handshakes` decides who is let in; None: everybody is, and may do everything."""
+        self.settings, self.handshakes = settings, handshakes
         self._open: dict[Connection, None] = {}
         self.ready = asyncio.Event()
+
+    @staticmethod
+    def open_to(settings: BrokerSettings, security: Authenticator | None) -> ConnectionTable:
+        """A table of connections whose peers `security` knows; None: of anybody's."""
+        if security is None:
+            return ConnectionTable(settings)
+        from magnetar.server.security.handshakes import Handshakes
+
+        return ConnectionTable(settings, Handshakes(security))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -35,6 +47,12 @@ class ConnectionTable:
 
     def remove(self, connection: Connection) -> None:
         self._open.pop(connection, None)
+        if self.handshakes is not None:
+            self.handshakes.forget(connection)
+
+    def open(self) -> list[Connection]:
+        """The connections of now."""
+        return list(self._open)
 
     def open_gate(self) -> None:
         """The broker is ready: let waiting requests through."""
@@ -44,3 +62,9 @@ class ConnectionTable:
         """Drop every connection at once; nothing queued is sent."""
         for connection in list(self._open):
             connection.abort()
+
+    def close(self) -> None:
+        """Drop every connection, for good."""
+        self.abort_all()
+        if self.handshakes is not None:
+            self.handshakes.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from magnetar.clock import Clock
 from magnetar.metadata.store import MetadataStore
@@ -19,6 +20,9 @@ from magnetar.server.settings import BrokerSettings
 from magnetar.storage.log import LogWriter
 from magnetar.storage.volume import Volume
 
+if TYPE_CHECKING:
+    from magnetar.server.security.authentication import Authenticator
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerContext:
@@ -26,6 +30,7 @@ class BrokerContext:
 
     `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing, `restore` the cluster's restore number;
     `service_url` and `http_url` are what other brokers use; `listeners` says what clients are told.
+    `security` is how clients and other processes show who they are (None: nobody is asked).
     `fail` ends this incarnation at once, with a reason: it acknowledges nothing after the call.
     """
 
@@ -44,3 +49,4 @@ class BrokerContext:
     metrics: BrokerMetrics
     damage: DamageTable
     fail: Callable[[str], None]
+    security: Authenticator | None = None

@@ -14,7 +14,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -26,6 +26,7 @@ from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
+from magnetar.server.access import AccessOptions
 from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
 from magnetar.server.garbage import GarbageSchedule
@@ -34,6 +35,10 @@ from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
 from magnetar.server.settings import BrokerSettings
 from magnetar.storage.opening import is_directory, open_volume
+
+if TYPE_CHECKING:
+    from magnetar.admin.rights import Gate
+    from magnetar.server.security.authentication import Authenticator
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +70,7 @@ class ProcessOptions:
     volume: str = ""
     store_tls: str = ""
     listeners: ListenerOptions = field(default_factory=ListenerOptions)
+    access: AccessOptions = field(default_factory=AccessOptions)
 
 
 class BrokerProcess:
@@ -77,6 +83,7 @@ class BrokerProcess:
         self._clock: Clock = SystemClock()
         self._collecting: asyncio.Task[None] | None = None
         self.broker: Broker | None = None
+        self.security: Authenticator | None = None
 
     @property
     def volume_location(self) -> str:
@@ -100,15 +107,15 @@ class BrokerProcess:
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
         self._take_signals()
         options = self._options
-        async with self._open_store() as (store, lease):
+        async with self._open_security() as security, self._open_store() as (store, lease):
             volume = await open_volume(self.volume_location, self._clock)
-            application = create_application(BrokerAdminPort(self))
+            application = create_application(BrokerAdminPort(self), self._gate(security))
             if options.store == EMBEDDED:
                 # The store is ours alone: jobs beside this process commit through it.
                 application.include_router(store_router(store))
             http = HttpListener(application, options.bind_host, options.http_port)
             http_port = await http.open()
-            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage())
+            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security)
             try:
                 await self._serve(ports, self._identity(http_port))
             finally:
@@ -186,6 +193,32 @@ class BrokerProcess:
         await asyncio.wait([stopping, ended], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         ended.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _open_security(self) -> AsyncIterator[Authenticator | None]:
+        """Who asks clients who they are, following what the options name; None without a document. Raises InvalidRequest."""
+        options = self._options
+        if not options.access.security:
+            yield None
+            return
+        from magnetar.server.security.authentication import Authenticator
+        from magnetar.server.security.source import SecuritySource
+
+        source = SecuritySource(Path(options.access.security), self._clock, alone=options.store == EMBEDDED)
+        self.security = Authenticator(source, self._clock)
+        following = asyncio.create_task(source.follow(), name="security")
+        try:
+            yield self.security
+        finally:
+            following.cancel()
+
+    def _gate(self, security: Authenticator | None) -> Gate | None:
+        """Who is asked before REST answers."""
+        if security is None:
+            return None
+        from magnetar.server.security.rest import RestGate
+
+        return RestGate(security, lambda: self.broker.guard if self.broker is not None and self.broker.ready else None)
 
     @contextlib.asynccontextmanager
     async def _open_store(self) -> AsyncIterator[tuple[MetadataStore, LeaseFactory]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -34,6 +34,9 @@ from magnetar.server.views import ClusterViews
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
+if TYPE_CHECKING:
+    from magnetar.server.security.guard import Guard
+
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
 Mode = api.CommandGetTopicsOfNamespace.Mode
@@ -47,6 +50,8 @@ class BrokerService:
         self._context, self._views, self._ownership = context, views, ownership
         self._waiting_for_disk: list[Callable[[], None]] = []
         self._disk_timer: asyncio.TimerHandle | None = None
+        self.guard: Guard | None = None
+        """None: everybody may do everything."""
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
@@ -86,7 +91,10 @@ class BrokerService:
     async def _answer(self, handler: Handler, connection: Connection, kind: int, body: Any) -> None:
         try:
             try:
-                await handler(connection, body)
+                if self.guard is not None:
+                    await self._guarded(self.guard, handler, connection, kind, body)
+                else:
+                    await handler(connection, body)
             except FileNotFoundError as error:  # of what is stored: an answer that says so, not the end of the connection
                 raise StorageError(
                     f"{error.filename} is missing from storage; try again, and restore it if that does not help"
@@ -100,6 +108,14 @@ class BrokerService:
                 code=int(error.wire_code),
             )
             refuse(connection, kind, body, error)
+
+    async def _guarded(self, guard: Guard, handler: Handler, connection: Connection, kind: int, body: Any) -> None:
+        """Answer a command whose sender may have it answered; a right that was lost meanwhile takes back what it gave."""
+        version = guard.version
+        await guard.check(connection, kind, body)
+        await handler(connection, body)
+        if guard.version != version:
+            guard.look_at(connection)
 
     # --- back-pressure ---------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
+from magnetar.server.security.authentication import Authenticator
 from magnetar.server.settings import BrokerSettings
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.volume import Volume
@@ -187,8 +188,10 @@ class Node:
         name: str,
         settings: BrokerSettings,
         listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
+        security: Authenticator | None = None,
     ) -> None:
         self.store, self.volume, self.name, self.settings, self.listeners = store, volume, name, settings, listeners
+        self.security = security
 
     async def start(self) -> Broker:
         """A new incarnation, ready."""
@@ -199,6 +202,7 @@ class Node:
             store=self.store,
             lease=lambda on_lost: LeaseKeeper(self.store, CLOCK, self.settings.lease_ttl_s, on_lost),
             usage=ProcessUsage(),
+            security=self.security,
         )
         broker = Broker(ports, BrokerIdentity(self.name, HOST, HOST, 0, f"http://{HOST}:0", self.listeners), self.settings)
         try:
@@ -225,12 +229,13 @@ async def running_broker(
     store: MetadataStore | None = None,
     name: str = "broker-0",
     listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
+    security: Authenticator | None = None,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
     """One broker, alone in its cluster unless `store` is shared."""
     async with volume_in(directory) as volume:
         own = store or MemoryStore(CLOCK)
-        broker = await Node(own, volume, name, replace(SETTINGS, **settings), listeners).start()
+        broker = await Node(own, volume, name, replace(SETTINGS, **settings), listeners, security).start()
         try:
             yield broker
         finally:

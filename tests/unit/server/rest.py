@@ -13,6 +13,7 @@ from typing import Any, cast
 import httpx
 
 from magnetar.admin.application import create_application
+from magnetar.admin.rights import Gate
 from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker
 from magnetar.server.process import BrokerProcess
@@ -54,9 +55,9 @@ class Rest:
 
 
 @asynccontextmanager
-async def rest_over(directory: Path, broker: Broker) -> AsyncIterator[Rest]:
+async def rest_over(directory: Path, broker: Broker, gate: Gate | None = None) -> AsyncIterator[Rest]:
     """The application over `broker`."""
-    application = create_application(BrokerAdminPort(cast(BrokerProcess, Process(directory, broker))))
+    application = create_application(BrokerAdminPort(cast(BrokerProcess, Process(directory, broker))), gate)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
         yield Rest(client)
 

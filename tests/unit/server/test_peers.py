@@ -36,9 +36,16 @@ async def _with_peer(answer: bytes, ask: Callable[[str], Awaitable[Any]]) -> tup
         await server.wait_closed()
 
 
+class Caller:
+    """A broker whose cluster asks for no tokens."""
+
+    network = AsyncioNetwork()
+    security = None
+
+
 def exchange(answer: bytes) -> tuple[Any, bytes]:
     async def ask(url: str) -> Any:
-        return await ask_peer(AsyncioNetwork(), url, "POST", TOPIC, "/terminate")
+        return await ask_peer(Caller(), url, "POST", TOPIC, "/terminate")
 
     return asyncio.run(_with_peer(answer, ask))
 
@@ -69,7 +76,7 @@ def test_a_refusal_keeps_its_status_and_reason(answer: bytes, error: type[Magnet
 
 def test_a_peer_that_is_gone_is_not_ready() -> None:
     async def main() -> None:
-        await ask_peer(AsyncioNetwork(), "http://127.0.0.1:1", "GET", TOPIC, "/stats")
+        await ask_peer(Caller(), "http://127.0.0.1:1", "GET", TOPIC, "/stats")
 
     with pytest.raises(ServiceNotReady, match="does not answer"):
         asyncio.run(main())
@@ -79,7 +86,7 @@ def test_the_loop_of_a_real_broker_carries_it_too() -> None:
     """uvloop's transports are none of asyncio's classes."""
 
     async def ask(url: str) -> Any:
-        return await ask_peer(AsyncioNetwork(), url, "PUT", TOPIC, "/subscription/s", {"ledgerId": 3})
+        return await ask_peer(Caller(), url, "PUT", TOPIC, "/subscription/s", {"ledgerId": 3})
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found, asked = runner.run(_with_peer(b"HTTP/1.1 204 No Content\r\n\r\n", ask))

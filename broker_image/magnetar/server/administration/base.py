@@ -103,5 +103,5 @@ class Administration:
             except NotOwner as error:
                 if not error.http_url or part == topic:
                     raise
-                found[part] = await ask_peer(self._broker.context.network, error.http_url, method, part, suffix, body)
+                found[part] = await ask_peer(self._broker.context, error.http_url, method, part, suffix, body)
         return found

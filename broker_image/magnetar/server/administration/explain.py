@@ -131,9 +131,9 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         if owner["incarnation"] == self._broker.incarnation:
             return owned_facts(self._broker, bundle, topic), ""
         query = urlencode({"bundle": str(bundle), **({"topic": str(topic)} if topic is not None else {})})
-        network, path = self._broker.context.network, f"/magnetar/v1/explain/owned?{query}"
+        context, path = self._broker.context, f"/magnetar/v1/explain/owned?{query}"
         try:
-            found: dict[str, Any] = await ask_broker(network, owner["http_url"], "GET", path, timeout_s=OWNER_TIMEOUT_S)
+            found: dict[str, Any] = await ask_broker(context, owner["http_url"], "GET", path, timeout_s=OWNER_TIMEOUT_S)
         except MagnetarError as error:
             return None, str(error)
         return found, ""

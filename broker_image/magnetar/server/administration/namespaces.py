@@ -176,7 +176,7 @@ class NamespaceAdministration(TopicAdministration):
                 if bundle or not error.http_url:
                     raise
                 path = f"/admin/v2/namespaces/{name}/{found.range}/{route}"
-                await ask_broker(self._broker.context.network, error.http_url, "POST", path)
+                await ask_broker(self._broker.context, error.http_url, "POST", path)
                 continue
             for topic in topics:
                 if found.contains(topic):

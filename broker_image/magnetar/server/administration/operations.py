@@ -52,7 +52,7 @@ class OperationAdministration(Administration):
 
         async def ask(name: str, http_url: str) -> tuple[str, list[dict[str, Any]] | None]:
             try:
-                return name, (await ask_broker(broker.context.network, http_url, "GET", "/magnetar/v1/damage"))["damage"]
+                return name, (await ask_broker(broker.context, http_url, "GET", "/magnetar/v1/damage"))["damage"]
             except MagnetarError:
                 return name, None
 

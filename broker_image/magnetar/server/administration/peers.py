@@ -10,18 +10,34 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlsplit
 
-from magnetar.errors import InUse, InvalidRequest, MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound, UnsupportedCommand
+from magnetar.errors import (
+    AuthenticationFailed,
+    InUse,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotAuthorized,
+    ServiceNotReady,
+    TopicNotFound,
+    UnsupportedCommand,
+)
 from magnetar.names import TopicName
 from magnetar.network import Network
+from magnetar.security.authorization import INTERNAL_METHOD
+
+if TYPE_CHECKING:
+    from magnetar.server.security.authentication import Authenticator
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 16 << 20
 READ_BYTES = 64 << 10
 REFUSALS: Mapping[int, type[MagnetarError]] = {
     400: InvalidRequest,
+    401: AuthenticationFailed,
+    403: NotAuthorized,
     404: TopicNotFound,
     405: UnsupportedCommand,
     409: NotAllowed,
@@ -58,28 +74,41 @@ class _Exchange(asyncio.BufferedProtocol):
             self.done.set_result(bytes(self._answer))
 
 
-async def ask_peer(network: Network, http_url: str, method: str, topic: TopicName, suffix: str, body: Any = None) -> Any:
+class Caller(Protocol):
+    """Who asks: a broker's context."""
+
+    @property
+    def network(self) -> Network:
+        """How others are reached."""
+        ...
+
+    @property
+    def security(self) -> Authenticator | None:
+        """Makes the tokens that others ask for; None: they ask for none."""
+        ...
+
+
+async def ask_peer(caller: Caller, http_url: str, method: str, topic: TopicName, suffix: str, body: Any = None) -> Any:
     """The JSON answer of another broker to `method` on a topic's admin path, None if it has none.
 
     Raises as `ask_broker`.
     """
     path = f"/admin/v2/{topic.domain}/{quote(topic.tenant)}/{quote(topic.namespace)}/{quote(topic.local, safe='')}{suffix}"
-    return await ask_broker(network, http_url, method, path, body)
+    return await ask_broker(caller, http_url, method, path, body)
 
 
-async def ask_broker(
-    network: Network, http_url: str, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S
-) -> Any:
+async def ask_broker(caller: Caller, http_url: str, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON answer of another broker to `method` on `path`, None if it has none; `body` is sent as JSON unless it is None.
 
     Raises what the peer refused with, ServiceNotReady if it cannot be reached.
     """
     where = urlsplit(http_url)
     data = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    shown = f"Authorization: {INTERNAL_METHOD} {caller.security.internal_token()}\r\n" if caller.security is not None else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     try:
         async with asyncio.timeout(timeout_s):
-            exchange = await network.connect(where.hostname or "", where.port or 80, _Exchange)
+            exchange = await caller.network.connect(where.hostname or "", where.port or 80, _Exchange)
             assert exchange.transport is not None
             try:
                 exchange.transport.write(head.encode() + data)

@@ -101,7 +101,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         except NotOwner as error:
             if not error.http_url:
                 raise
-            await ask_peer(self._broker.context.network, error.http_url, "DELETE", topic, "?force=true" if force else "")
+            await ask_peer(self._broker.context, error.http_url, "DELETE", topic, "?force=true" if force else "")
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
         return await self._broker.service.partitions_for_client(topic, may_create)
@@ -224,7 +224,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             return
         query = f"?destinationBroker={quote(destination, safe='')}" if destination else ""
         path = f"/admin/v2/namespaces/{bundle.namespace}/{bundle.range}/unload{query}"
-        await ask_broker(self._broker.context.network, owner.http_url, "PUT", path)
+        await ask_broker(self._broker.context, owner.http_url, "PUT", path)
 
     def _owner_of(self, bundle: str) -> IncarnationRecord | None:
         """The live incarnation that has a bundle, as far as we know."""

@@ -40,7 +40,7 @@ class Coordinator:
         self.tcid = tcid_of(identity.name)
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._connections = ConnectionTable(settings)
+        self._connections = ConnectionTable.open_to(settings, ports.security)
         self._service = CoordinatorService(self.tcid, metrics)
         self._claim: CoordinatorClaim | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,7 +137,7 @@ class Coordinator:
         await self._quiet()
         if hasattr(self, "_listener"):
             self._listener.close()
-        self._connections.abort_all()
+        self._connections.close()
         if hasattr(self, "_lease"):
             with contextlib.suppress(StoreError):
                 await self._lease.stop(revoke=True)

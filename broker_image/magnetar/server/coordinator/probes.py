@@ -1,6 +1,6 @@
 """The HTTP side of a transaction coordinator.
 
-Owns: /live, /ready and /metrics. Imports: FastAPI, admin.answers.
+Owns: /live, /ready and /metrics. Imports: FastAPI, admin.answers, admin.rights.
 Invariant: /ready is good only while the number is held; the clients' service does not decide who is asked, so it serves people and rollouts.
 """
 
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
 from magnetar import __version__
 from magnetar.admin.answers import add_refusals
 from magnetar.admin.application import PROMETHEUS_TYPE
+from magnetar.admin.rights import Gate, gate_of
 
 
-def coordinator_application(ready: Callable[[], bool], metrics: Callable[[], bytes]) -> FastAPI:
-    """The routes; that /live is answered at all is what it tells."""
-    application = FastAPI(title="Magnetar transaction coordinator", version=__version__, docs_url=None, redoc_url=None)
+def coordinator_application(ready: Callable[[], bool], metrics: Callable[[], bytes], gate: Gate | None = None) -> FastAPI:
+    """The routes; that /live is answered at all is what it tells. `gate` is asked before /metrics (None: nobody is)."""
+    asked = [Depends(gate_of(gate))] if gate is not None else []
+    application = FastAPI(
+        title="Magnetar transaction coordinator", version=__version__, docs_url=None, redoc_url=None, dependencies=asked
+    )
     add_refusals(application)
 
     @application.get("/live", response_class=PlainTextResponse)

@@ -46,11 +46,12 @@ class CoordinatorProcess(BrokerProcess):
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
         self._take_signals()
         options = self._options
-        async with self._open_store() as (store, lease):
+        async with self._open_security() as security, self._open_store() as (store, lease):
             volume = await open_volume(self.volume_location, self._clock)
-            http = HttpListener(coordinator_application(self._ready, self.metrics.exposition), options.bind_host, options.http_port)
+            application = coordinator_application(self._ready, self.metrics.exposition, self._gate(security))
+            http = HttpListener(application, options.bind_host, options.http_port)
             http_port = await http.open()
-            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage())
+            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security)
             try:
                 await self._lives(ports, self._identity(http_port))
             finally:

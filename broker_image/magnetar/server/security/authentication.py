@@ -1,0 +1,92 @@
+"""Who a peer is.
+
+Owns: `Authenticator`: the principal behind what CONNECT, AUTH_RESPONSE or an HTTP request shows, and the tokens by which processes of a cluster know
+each other. Imports: security, source, clock, errors.
+Source: facts on protocol 1 and 3; Pulsar's AuthenticationService: an unknown method is the anonymous role if there is one.
+Invariants: what was shown and is wrong is refused, never anonymous; an internal token is believed under its own method and key only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from magnetar.clock import Clock
+from magnetar.errors import AuthenticationFailed, NotAuthorized
+from magnetar.security.authorization import INTERNAL, INTERNAL_METHOD, INTERNAL_ROLE, Principal
+from magnetar.security.tokens import TokenRules, make, verify
+from magnetar.server.security.source import SecuritySource
+
+TOKEN_METHOD, TLS_METHOD = "token", "tls"
+BEARER = "bearer"
+INTERNAL_TOKEN_S = 60.0
+"""How long an internal token is good for: longer than a request takes and than clocks of one cluster differ."""
+INTERNAL_ALGORITHM = "HS256"
+INTERNAL_AUDIENCE = "magnetar"
+VERIFIED_MAX = 1000
+"""Tokens of HTTP requests whose signature is remembered: tools send the same one each time."""
+
+
+class Authenticator:
+    """Answers from the document of the moment."""
+
+    def __init__(self, source: SecuritySource, clock: Clock) -> None:
+        self.source, self._clock = source, clock
+        self._verified: dict[bytes, Principal] = {}
+        source.listen(self._verified.clear)
+
+    def now_s(self) -> float:
+        """Unix time."""
+        return self._clock.wall_ms() / 1000
+
+    def principal(self, method: str, data: bytes, common_name: str) -> Principal:
+        """Who shows `data` under `method`; `common_name` is that of a verified client certificate ("" = none). Raises AuthenticationFailed."""
+        loaded = self.source.current
+        if method == INTERNAL_METHOD:
+            verify(data, TokenRules(loaded.internal_key, audience=INTERNAL_AUDIENCE), self.now_s())
+            return INTERNAL
+        if method == TOKEN_METHOD and loaded.token_rules is not None:
+            claims = verify(data, loaded.token_rules, self.now_s())
+            return Principal(claims.role, expires_s=claims.expires_s)
+        if loaded.document.client_certificates:
+            if common_name:
+                return Principal(common_name)
+            if method == TLS_METHOD:
+                raise AuthenticationFailed("Client unable to authenticate with TLS certificate")
+        if loaded.document.anonymous_role:
+            return Principal(loaded.document.anonymous_role)
+        if not method or method == "none":
+            raise AuthenticationFailed("No credentials passed, and there is no anonymous role")
+        raise AuthenticationFailed(f"Unsupported authentication method: {method[:40]!r}")
+
+    def behind_proxy(self, principal: Principal, original: str) -> Principal:
+        """The principal of a peer that speaks for `original` ("" = for itself). Raises NotAuthorized, in Pulsar's words."""
+        proxies = self.source.current.document.proxy_roles
+        if principal.internal or (principal.role not in proxies and original in ("", principal.role)):
+            return principal
+        if principal.role not in proxies or not original or original in proxies:
+            raise NotAuthorized("Invalid roles.")
+        return replace(principal, original=original)
+
+    def of_request(self, authorization: str, method: str, common_name: str) -> Principal:
+        """Who sends an HTTP request with these headers. Raises AuthenticationFailed."""
+        scheme, _, shown = authorization.partition(" ")
+        data = shown.strip().encode("latin-1", "replace")
+        if scheme.lower() == INTERNAL_METHOD:
+            return self.principal(INTERNAL_METHOD, data, "")
+        if scheme.lower() != BEARER:
+            return self.principal(method if method != TOKEN_METHOD else "", b"", common_name)
+        digest = hashlib.sha256(data).digest()
+        known = self._verified.get(digest)
+        if known is not None and (known.expires_s is None or self.now_s() < known.expires_s):
+            return known
+        found = self.principal(TOKEN_METHOD, data, common_name)
+        if len(self._verified) >= VERIFIED_MAX:
+            del self._verified[next(iter(self._verified))]
+        self._verified[digest] = found
+        return found
+
+    def internal_token(self) -> str:
+        """A token by which another process of the cluster knows this one, for the next minute."""
+        payload = {"sub": INTERNAL_ROLE, "aud": INTERNAL_AUDIENCE, "exp": int(self.now_s() + INTERNAL_TOKEN_S)}
+        return make(self.source.current.internal_key, INTERNAL_ALGORITHM, payload)

@@ -1,0 +1,49 @@
+"""Who may have HTTP requests answered.
+
+Owns: `RestGate`: 401 for who is not known, 403 for who may not. Imports: FastAPI, security, authentication, the guard.
+Invariants: a request of an unknown peer reaches no route but the open ones; while no incarnation runs only super users are let through, to be told
+that it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+
+from magnetar.errors import NotAuthorized
+from magnetar.security.authorization import Place, Right, Rules, allowed
+from magnetar.server.security.authentication import Authenticator
+
+if TYPE_CHECKING:
+    from magnetar.server.security.guard import Guard
+
+COMMON_NAME = "magnetar.common_name"
+"""Key of an ASGI scope: the common name of the verified certificate of a client."""
+
+
+class RestGate:
+    """Decides by the records that the guard follows."""
+
+    def __init__(self, authenticator: Authenticator, guard: Callable[[], Guard | None]) -> None:
+        """`guard`: that of the incarnation that runs now."""
+        self._authenticator, self._guard = authenticator, guard
+
+    def metrics_are_open(self) -> bool:
+        return self._authenticator.source.current.document.open_metrics
+
+    async def admit(self, request: Request, right: Right, namespace: str, place: Place) -> None:
+        headers, common_name = request.headers, request.scope.get(COMMON_NAME, "")
+        principal = self._authenticator.of_request(
+            headers.get("authorization", ""), headers.get("x-pulsar-auth-method-name", ""), common_name
+        )
+        principal = self._authenticator.behind_proxy(principal, headers.get("x-original-principal", ""))
+        refusal = f"Unauthorized: {request.method} {request.url.path[:200]} needs {right.value}, which this role is not granted"
+        guard = self._guard()
+        if guard is not None:
+            await guard.require(principal, right, namespace, place, refusal)
+            return
+        document = self._authenticator.source.current.document
+        if document.authorization and not allowed(principal, right, Rules(document.super_user_roles), place):
+            raise NotAuthorized(refusal)

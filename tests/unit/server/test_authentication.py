@@ -1,0 +1,189 @@
+"""CONNECT with security on: who is let in, for how long, and what everybody else is told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from magnetar.errors import InvalidRequest
+from magnetar.security.authorization import INTERNAL_METHOD
+from magnetar.security.keys import SecretKey
+from magnetar.server.security.handshakes import REFRESH
+from magnetar.server.security.source import SecuritySource
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, command_frame
+from tests.unit.server.secured import DOCUMENT, KEY, authenticator, peer_of, secured_broker, show, token
+
+OTHER = SecretKey(b"o" * 32)
+WITH_ANONYMOUS = DOCUMENT.replace("{token:", "{anonymousRole: visitor, token:")
+
+
+async def _refused(peer: Peer, answer: api.BaseCommand, code: int) -> None:
+    assert answer.type == Type.ERROR, answer
+    assert answer.error.error == code, answer
+    assert await peer.closed_by_broker()
+
+
+def test_only_who_shows_a_good_token_gets_in(tmp_path: Path) -> None:
+    """Nothing, a wrong key, an expired token, another method: an error with Pulsar's code, and the end of the connection."""
+
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, _):
+            async with peer_of(broker) as peer:
+                assert (await show(peer, token("admin"))).type == Type.CONNECTED
+                assert await peer.lookup()
+            for data, method in (
+                (b"", ""),
+                (b"", "token"),
+                (token("admin", key=OTHER), "token"),
+                (token("admin", -1), "token"),
+                (b"x" * 100_000, "token"),
+                (token("admin"), "basic"),
+                (token("admin"), INTERNAL_METHOD),
+                (b"", "tls"),
+            ):
+                async with peer_of(broker) as peer:
+                    await _refused(peer, await show(peer, data, method), api.AuthenticationError)
+
+    asyncio.run(run())
+
+
+def test_nothing_is_answered_before_the_handshake(tmp_path: Path) -> None:
+    """A LOOKUP sent in one go behind a CONNECT that is refused is not looked at."""
+
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
+            peer.write(requests.connect("test", 21) + command_frame("lookup", request_id=1, topic=TOPIC))
+            assert (await peer.answer()).type == Type.ERROR
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await peer.answer()
+
+    asyncio.run(run())
+
+
+def test_the_anonymous_role_is_for_who_shows_nothing(tmp_path: Path) -> None:
+    """A wrong token is refused also where nobody needs one: its owner believes that it is used."""
+
+    async def run() -> None:
+        async with secured_broker(tmp_path, WITH_ANONYMOUS) as (broker, _):
+            for method in ("", "none", "basic"):
+                async with peer_of(broker) as peer:
+                    assert (await show(peer, b"", method)).type == Type.CONNECTED
+            async with peer_of(broker) as peer:
+                await _refused(peer, await show(peer, token("admin", key=OTHER)), api.AuthenticationError)
+
+    asyncio.run(run())
+
+
+def test_a_token_is_asked_for_anew_before_it_ends(tmp_path: Path) -> None:
+    """AUTH_CHALLENGE, and the connection goes on with the answer; it has the same role or ends."""
+
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
+            assert (await show(peer, token("admin", 3))).type == Type.CONNECTED
+            challenge = (await peer.answer(Type.AUTH_CHALLENGE)).auth_challenge
+            assert challenge.challenge.auth_data == REFRESH
+            assert challenge.challenge.auth_method_name == "token"
+            peer.write(requests.auth_response("test", 21, "token", token("admin", 100).encode()))
+            assert await peer.lookup()
+            peer.write(requests.auth_response("test", 21, "token", token("somebody", 100).encode()))
+            await _refused(peer, await peer.answer(), api.AuthenticationError)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("refreshes", [True, False])
+def test_a_connection_ends_with_its_token(tmp_path: Path, refreshes: bool) -> None:
+    """Whether its client was asked and said nothing, or cannot be asked."""
+
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
+            assert (await show(peer, token("admin", 2 if refreshes else 0.5), refreshes=refreshes)).type == Type.CONNECTED
+            if refreshes:
+                await peer.answer(Type.AUTH_CHALLENGE)
+            await _refused(peer, await peer.answer(), api.AuthenticationError)
+
+    asyncio.run(run())
+
+
+def test_a_proxy_speaks_for_others_and_nobody_else_does(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, _):
+            for role, original, good in (
+                ("proxy", "admin", True),
+                ("proxy", "", False),
+                ("proxy", "proxy", False),
+                ("admin", "admin", True),
+                ("admin", "other", False),
+            ):
+                async with peer_of(broker) as peer:
+                    answer = await show(peer, token(role), original=original)
+                    if good:
+                        assert answer.type == Type.CONNECTED
+                    else:
+                        await _refused(peer, answer, api.AuthorizationError)
+
+    asyncio.run(run())
+
+
+def test_who_was_let_in_by_an_earlier_key_connects_anew(tmp_path: Path) -> None:
+    """A key that leaked is worth nothing a moment after it was replaced."""
+
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, found), peer_of(broker) as peer:
+            assert (await show(peer, token("admin"))).type == Type.CONNECTED
+            following = asyncio.create_task(found.source.follow())
+            (tmp_path / "security" / "key").write_bytes(OTHER.secret)
+            assert await peer.closed_by_broker()
+            async with peer_of(broker) as before:
+                await _refused(before, await show(before, token("admin")), api.AuthenticationError)
+            async with peer_of(broker) as after:
+                assert (await show(after, token("admin", key=OTHER))).type == Type.CONNECTED
+            following.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_broken_document_changes_nothing_and_counts_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        found = authenticator(tmp_path)
+        before = found.source.current
+        following = asyncio.create_task(found.source.follow())
+        changed = asyncio.Event()
+        found.source.listen(changed.set)
+        (tmp_path / "security.yaml").write_text("authentication: [")
+        async with asyncio.timeout(30):
+            while not found.source.reloads_failed:
+                await asyncio.sleep(0.01)
+            assert found.source.current is before
+            (tmp_path / "security.yaml").write_text(DOCUMENT.replace("DIRECTORY", str(tmp_path)).replace("[admin]", "[chief]"))
+            await changed.wait()
+        assert found.source.current.document.super_user_roles == {"chief"}
+        assert found.source.reloads_failed == 1
+        following.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_cluster_needs_an_internal_key(tmp_path: Path) -> None:
+    """Its brokers could not ask each other anything; a server that is alone makes one up."""
+    authenticator(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"internal\.keyFile"):
+        SecuritySource(tmp_path / "security.yaml", CLOCK, alone=False)
+    (tmp_path / "key").unlink()
+    with pytest.raises(InvalidRequest, match="secretKeyFile"):
+        SecuritySource(tmp_path / "security.yaml", CLOCK, alone=True)
+
+
+def test_internal_tokens_are_known_by_the_internal_key_alone(tmp_path: Path) -> None:
+    """A user's key makes no internal token, and an internal token is none of a user's."""
+    found = authenticator(tmp_path)
+    internal = found.internal_token().encode()
+    assert found.principal(INTERNAL_METHOD, internal, "").internal
+    for method, data in ((INTERNAL_METHOD, token("magnetar:internal").encode()), ("token", internal)):
+        with pytest.raises(Exception, match="signature"):
+            found.principal(method, data, "")
+    assert found.source.current.internal_key != KEY
