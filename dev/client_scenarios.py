@@ -7,9 +7,20 @@ Imports: magnetar.client. Invariant: each makes topics of its own and ends with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from magnetar.client import Batching, Client, Consumer, Message, TransactionAborted, TransactionState
+from magnetar.client import (
+    Batching,
+    Client,
+    Consumer,
+    DeadLetterPolicy,
+    Message,
+    RedeliveryBackoff,
+    Transaction,
+    TransactionAborted,
+    TransactionState,
+    exactly_once,
+)
 from magnetar.errors import TransactionConflict
 
 QUIET_S = 1.0
@@ -143,10 +154,76 @@ async def batches_and_cumulative_acknowledgements_in_transactions(client: Client
     assert values(await drained(reading, 1)) == [b"9"]
 
 
+async def a_poisonous_message_becomes_a_dead_letter(client: Client, topic: str) -> None:
+    """Refused with back-off twice, not acknowledged in time once; then it lies in the dead-letter topic, and the subscription is empty."""
+    policy = DeadLetterPolicy(3, initial_subscription="graves")
+    reading = await client.subscribe(
+        topic,
+        "work",
+        type="Shared",
+        initial_position="Earliest",
+        negative_ack_backoff=RedeliveryBackoff(0.05, 0.2),
+        ack_timeout_s=1,
+        dead_letter=policy,
+    )
+    producer = await client.create_producer(topic)
+    await producer.send(b"fine")
+    await producer.send(b"poison", key="k")
+    attempts = []
+    for _ in range(5):
+        message = await reading.receive(WAIT_S)
+        if message.value == b"fine":
+            await reading.acknowledge(message)
+            continue
+        attempts.append(message.redelivery_count)
+        if message.redelivery_count != 1:
+            reading.negative_acknowledge(message)
+    assert attempts == [0, 1, 2, 3], attempts
+    graves = await client.subscribe(f"{topic}-work-DLQ", "graves", initial_position="Earliest")
+    (letter,) = await drained(graves, 1)
+    assert (letter.value, letter.key, letter.properties["REAL_TOPIC"][-len(topic) :]) == (b"poison", "k", topic)
+    await reading.close()
+    reading = await client.subscribe(topic, "work", type="Shared")
+    await drained(reading, 0)
+
+
+async def exactly_once_moves_every_message_once(client: Client, topic: str) -> None:
+    """Batches of input become output; an exception of the work and a forced abort leave nothing double or missing."""
+    source, target = f"{topic}-source", f"{topic}-target"
+    watching = await client.subscribe(target, "watch", initial_position="Earliest")
+    reading = await client.subscribe(source, "work", type="Shared", initial_position="Earliest", negative_ack_delay_s=0.1)
+    inputs, output = await client.create_producer(source, batching=Batching()), await client.create_producer(target)
+    await asyncio.gather(*(inputs.send(b"%d" % number) for number in range(200)))
+    calls = 0
+
+    async def work(messages: Sequence[Message], txn: Transaction) -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.gather(*(output.send(message.value, txn=txn) for message in messages))
+        if calls == 2:
+            raise Forced
+        if calls == 4:
+            await txn.abort()
+
+    moved = 0
+    while True:
+        try:
+            moved += await exactly_once(client, reading, work, messages_max=50, idle_s=2)
+        except Forced:
+            continue
+        break
+    found = sorted(int(value) for value in values(await drained(watching, 200)))
+    assert found == list(range(200))
+
+
+BASIC: tuple[Callable[[Client, str], Awaitable[None]], ...] = (a_poisonous_message_becomes_a_dead_letter,)
+"""What every server offers."""
 TRANSACTIONAL: tuple[Callable[[Client, str], Awaitable[None]], ...] = (
     committed_messages_appear_together,
     aborted_messages_never_appear,
     two_transactions_conflict_on_one_message,
     a_transaction_that_timed_out_is_aborted,
     batches_and_cumulative_acknowledgements_in_transactions,
+    exactly_once_moves_every_message_once,
 )
+"""What needs transaction coordinators."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dev.bench.pulsar_distribution import ensure
 from dev.bench.pulsar_peer import PulsarPeer
-from dev.client_scenarios import TRANSACTIONAL
+from dev.client_scenarios import BASIC, TRANSACTIONAL
 from magnetar.client import Client
 
 SCENARIO_TIMEOUT_S = 120.0
@@ -25,7 +25,7 @@ SETTINGS = {"transactionCoordinatorEnabled": "true", "acknowledgmentAtBatchIndex
 async def run(service_url: str, wanted: list[str]) -> int:
     """Run the scenarios (those named, or all); the number that failed."""
     failed = 0
-    for scenario in TRANSACTIONAL:
+    for scenario in (*BASIC, *TRANSACTIONAL):
         name = scenario.__name__
         if wanted and name not in wanted:
             continue

@@ -4,12 +4,14 @@ Owns: what applications, the command line and the simulation's checkers talk to 
 network. Every byte goes through a `Network`, every moment through the running loop and a `Clock`, so it runs unchanged in virtual time.
 Map: `client` is the door; `producer` and `consumer` fan out over partitions; `sending` and `receiving` serve one partition each on top of
 `attachment`, which keeps them attached to whichever broker owns the topic; `pool` and `connection` carry the bytes. `transactions` is what an
-application holds of a transaction, `coordinators` talks to those who decide it.
+application holds of a transaction, `coordinators` talks to those who decide it; `exactly_once` is consume, transform, produce
+with both.
 """
 
 from magnetar.client.client import Client
 from magnetar.client.compression import Compression
 from magnetar.client.consumer import Consumer, Reader
+from magnetar.client.exactly_once import exactly_once
 from magnetar.client.failures import (
     AlreadyClosed,
     BrokerRefused,
@@ -21,7 +23,8 @@ from magnetar.client.failures import (
 from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.producer import KeyHash, Producer
-from magnetar.client.receiving import InitialPosition, SubscriptionType
+from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
+from magnetar.client.subscription_options import InitialPosition, SubscriptionType
 from magnetar.client.transactions import Transaction, TransactionState
 
 __all__ = [
@@ -34,16 +37,19 @@ __all__ = [
     "Compression",
     "ConnectionLost",
     "Consumer",
+    "DeadLetterPolicy",
     "InitialPosition",
     "KeyHash",
     "Message",
     "MessageId",
     "Producer",
     "Reader",
+    "RedeliveryBackoff",
     "SendTimeout",
     "SubscriptionType",
     "Transaction",
     "TransactionAborted",
     "TransactionOutcomeUnknown",
     "TransactionState",
+    "exactly_once",
 ]

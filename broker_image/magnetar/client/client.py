@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -18,21 +19,23 @@ from magnetar.client.compression import Compression
 from magnetar.client.connection import KEEP_ALIVE_S, Credentials
 from magnetar.client.consumer import Consumer, Reader
 from magnetar.client.coordinators import Coordinators
+from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import AlreadyClosed, ConnectionLost
+from magnetar.client.inbox import Inbox
 from magnetar.client.messages import LATEST, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.pool import Pool
 from magnetar.client.producer import KeyHash, Producer
-from magnetar.client.receiving import (
+from magnetar.client.receiving import PartitionConsumer
+from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
+from magnetar.client.sending import MESSAGES_PENDING_MAX, SEND_TIMEOUT_S, PartitionProducer, ProducerOptions
+from magnetar.client.subscription_options import (
     NEGATIVE_ACK_DELAY_S,
     RECEIVE_QUEUE_MESSAGES_MAX,
     ConsumerOptions,
-    Inbox,
     InitialPosition,
-    PartitionConsumer,
     SubscriptionType,
 )
-from magnetar.client.sending import MESSAGES_PENDING_MAX, SEND_TIMEOUT_S, PartitionProducer, ProducerOptions
 from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction
 from magnetar.clock import Clock, SystemClock
 from magnetar.errors import MagnetarError, Retry
@@ -65,7 +68,8 @@ class Client:
             credentials = Credentials("token", token.encode() if isinstance(token, str) else lambda: token().encode())
         credentials = credentials or Credentials()
         pool = Pool(network or AsyncioNetwork(), service_url, credentials, connect_timeout_s, keep_alive_s)
-        self._session = Session(pool, clock or SystemClock(), operation_timeout_s)
+        self.clock = clock or SystemClock()
+        self._session = Session(pool, self.clock, operation_timeout_s)
         self._producer_ids = itertools.count()
         self._consumer_ids = itertools.count()
         self._open: set[Producer | Consumer | Reader] = set()
@@ -84,8 +88,11 @@ class Client:
         access_mode: str = "Shared",
         key_hash: KeyHash = KeyHash.JAVA,
         properties: Mapping[str, str] | None = None,
+        initial_subscription: str | None = None,
     ) -> Producer:
         """A producer of a topic, attached to all its partitions. `access_mode`: Shared, Exclusive, ExclusiveWithFencing.
+
+        `initial_subscription` is created, from the first message on, before the producer can send.
 
         Raises the broker's refusal, or the last failure when the operation timeout is over.
         """
@@ -97,6 +104,7 @@ class Client:
             messages_pending_max=pending_max,
             access_mode=api.ProducerAccessMode.Value(access_mode),
             properties=properties or {},
+            initial_subscription=initial_subscription,
         )
         names = await self._partition_names(topic)
         partitions = [
@@ -122,31 +130,47 @@ class Client:
         durable: bool = True,
         start_message_id: MessageId | None = None,
         negative_ack_delay_s: float = NEGATIVE_ACK_DELAY_S,
+        negative_ack_backoff: RedeliveryBackoff | None = None,
+        ack_timeout_s: float | None = None,
+        ack_group_s: float = 0,
+        dead_letter: DeadLetterPolicy | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> Consumer:
         """A consumer of a subscription on all partitions of a topic; the subscription is created if it does not exist.
 
+        What the options mean: `ConsumerOptions`, `RedeliveryBackoff`, `DeadLetterPolicy`.
         Raises the broker's refusal, or the last failure when the operation timeout is over.
         """
-        names = await self._partition_names(topic)
-        share = max(1, min(receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // len(names)))
         options = ConsumerOptions(
             subscription=subscription,
             kind=SubscriptionType(type),
             initial_position=InitialPosition(initial_position),
-            receiver_queue=share,
+            receiver_queue=receiver_queue,
             name=consumer_name,
             priority_level=priority_level,
             read_compacted=read_compacted,
             durable=durable,
             start=start_message_id,
             negative_ack_delay_s=negative_ack_delay_s,
+            negative_ack_backoff=negative_ack_backoff,
+            ack_timeout_s=ack_timeout_s,
+            ack_group_s=ack_group_s,
+            dead_letter=dead_letter,
+            properties=properties or {},
         )
-        inbox = Inbox()
-        partitions = [PartitionConsumer(self._session, part, next(self._consumer_ids), inbox, options) for part in names]
-        consumer = Consumer(str(TopicName.parse(topic)), partitions, inbox, self._open.discard)
+        names = await self._partition_names(topic)
+        share = max(1, min(receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // len(names)))
+        options = replace(options, receiver_queue=share)
+        inbox, whole = Inbox(), str(TopicName.parse(topic))
+        letters = None if dead_letter is None else DeadLetters(dead_letter, whole, subscription, self._dead_letter_producer)
+        partitions = [PartitionConsumer(self._session, part, next(self._consumer_ids), inbox, options, letters) for part in names]
+        consumer = Consumer(whole, partitions, inbox, self._open.discard, letters)
         await self._attach_all(partitions)
         self._open.add(consumer)
         return consumer
+
+    async def _dead_letter_producer(self, topic: str, initial_subscription: str | None) -> Producer:
+        return await self.create_producer(topic, initial_subscription=initial_subscription)
 
     async def create_reader(
         self,

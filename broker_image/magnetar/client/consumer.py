@@ -8,26 +8,35 @@ receiver that is cancelled at that moment is not lost (taking it is the last ste
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
+from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import AlreadyClosed
+from magnetar.client.inbox import Inbox
 from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
-from magnetar.client.receiving import Inbox, PartitionConsumer
+from magnetar.client.receiving import PartitionConsumer
 from magnetar.client.transactions import Transaction
 from magnetar.errors import InvalidRequest
+from magnetar.wire.commands import Position
 
 
 class Consumer:
     """Receives from a topic, partitioned or not. Made by `Client.subscribe`."""
 
     def __init__(
-        self, topic: str, partitions: Sequence[PartitionConsumer], inbox: Inbox, on_closed: Callable[[Consumer], None]
+        self,
+        topic: str,
+        partitions: Sequence[PartitionConsumer],
+        inbox: Inbox,
+        on_closed: Callable[[Consumer], None],
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         assert partitions, "a topic has at least one partition to receive from"
         self.topic = topic
         self._partitions = partitions
         self._inbox = inbox
         self._on_closed = on_closed
+        self._dead_letters = dead_letters
 
     @property
     def active(self) -> bool:
@@ -45,6 +54,16 @@ class Consumer:
             return await self._inbox.take()
         async with asyncio.timeout(timeout_s):
             return await self._inbox.take()
+
+    async def batch_receive(self, messages_max: int = 100, timeout_s: float | None = None) -> list[Message]:
+        """What is here, at most `messages_max`; waits up to `timeout_s` for the first, and answers [] if none came."""
+        try:
+            messages = [await self.receive(timeout_s)]
+        except TimeoutError:
+            return []
+        while len(messages) < messages_max and (message := self._inbox.take_nowait()) is not None:
+            messages.append(message)
+        return messages
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages until the consumer is closed."""
@@ -85,9 +104,18 @@ class Consumer:
             await partition.acknowledge_in(txn_id, message_id, cumulative=True)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Have the message delivered again after the subscription's negative-ack delay."""
+        """Have the message delivered again after the subscription's negative-ack delay or back-off (which knows a Message's redeliveries)."""
         partition, message_id = self._origin(message)
-        partition.negative_acknowledge(message_id)
+        partition.negative_acknowledge(message_id, message.redelivery_count if isinstance(message, Message) else 0)
+
+    def redeliver(self, messages: Iterable[Message | MessageId]) -> None:
+        """Have messages delivered again now; Exclusive and Failover subscriptions deliver everything unacknowledged again, in order."""
+        entries: dict[PartitionConsumer, set[Position]] = {}
+        for message in messages:
+            partition, message_id = self._origin(message)
+            entries.setdefault(partition, set()).add(message_id.position)
+        for partition, positions in entries.items():
+            partition.redeliver(sorted(positions))
 
     def redeliver_unacknowledged(self) -> None:
         """Have everything unacknowledged delivered again."""
@@ -115,6 +143,8 @@ class Consumer:
         """Leave the subscription, which stays; idempotent."""
         self._on_closed(self)
         await asyncio.gather(*(partition.close() for partition in self._partitions))
+        if self._dead_letters is not None:
+            await self._dead_letters.close()
 
     def _origin(self, message: Message | MessageId) -> tuple[PartitionConsumer, MessageId]:
         message_id = message.id if isinstance(message, Message) else message

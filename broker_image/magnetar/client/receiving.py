@@ -1,7 +1,7 @@
 """Consuming from one partition.
 
-Owns: permits, acknowledgements, redelivery and seeking of one consumer; the inbox that the partitions of a subscription share.
-Imports: attachment, incoming, acknowledging, wire. Source: protocol SUBSCRIBE, FLOW, ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6.
+Owns: permits, acknowledgements, redelivery and seeking of one consumer.
+Imports: attachment, inbox, incoming, acknowledging, unacknowledged, wire. Source: protocol SUBSCRIBE, FLOW, ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6.
 Invariants: permits given and not used never exceed the receive queue; after a reconnect nothing received before is handed out
 (the broker sends it again); messages of an older consumer epoch are dropped; a reader goes on behind the last message taken.
 """
@@ -9,103 +9,42 @@ Invariants: permits given and not used never exceed the receive queue; after a r
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import structlog
 
 from magnetar.client.acknowledging import BatchAcknowledgements, in_transaction
 from magnetar.client.attachment import Attachment, Session
 from magnetar.client.connection import Connection
+from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import ConnectionLost
+from magnetar.client.inbox import Inbox
 from magnetar.client.incoming import Damaged, open_entry
 from magnetar.client.messages import Message, MessageId
+from magnetar.client.subscription_options import ConsumerOptions
+from magnetar.client.unacknowledged import Actions, Unacknowledged
 from magnetar.errors import MagnetarError
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.commands import EARLIEST, LATEST, Position, message_id_data, position_of
 
-RECEIVE_QUEUE_MESSAGES_MAX = 1000
 ACKS_PER_COMMAND_MAX = 1000
-NEGATIVE_ACK_DELAY_S = 60.0
 _log = structlog.get_logger()
-
-
-class SubscriptionType(enum.Enum):
-    """How consumers of a subscription share its messages."""
-
-    EXCLUSIVE = "Exclusive"
-    SHARED = "Shared"
-    FAILOVER = "Failover"
-    KEY_SHARED = "Key_Shared"
-
-
-class InitialPosition(enum.Enum):
-    """Where a new subscription starts."""
-
-    LATEST = "Latest"
-    EARLIEST = "Earliest"
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """How a consumer subscribes. `start` is for readers (durable False): where to begin, `start_inclusive` with that message."""
-
-    subscription: str
-    kind: SubscriptionType = SubscriptionType.EXCLUSIVE
-    initial_position: InitialPosition = InitialPosition.LATEST
-    receiver_queue: int = RECEIVE_QUEUE_MESSAGES_MAX
-    name: str | None = None
-    priority_level: int = 0
-    read_compacted: bool = False
-    durable: bool = True
-    start: MessageId | None = None
-    start_inclusive: bool = False
-    negative_ack_delay_s: float = NEGATIVE_ACK_DELAY_S
-
-
-class Inbox:
-    """Messages received and not taken yet, of all partitions of a subscription, in the order they came."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[PartitionConsumer, int, Message]] = deque()
-        self._changed = asyncio.Event()
-        self._failure: MagnetarError | None = None
-
-    def put(self, consumer: PartitionConsumer, generation: int, message: Message) -> None:
-        """Bounded by the permits each consumer gave."""
-        self._items.append((consumer, generation, message))
-        self._changed.set()
-
-    def fail(self, failure: MagnetarError) -> None:
-        """There will be no more; receivers get what is here, then the failure."""
-        self._failure = failure
-        self._changed.set()
-
-    def peek(self) -> Message | None:
-        """The next message without taking it; stale ones are dropped."""
-        while self._items and self._items[0][1] != self._items[0][0].generation:
-            self._items.popleft()
-        return self._items[0][2] if self._items else None
-
-    async def take(self) -> Message:
-        """The next message. Raises the failure when there will be none."""
-        while self.peek() is None:
-            if self._failure is not None:
-                raise self._failure
-            self._changed.clear()
-            await self._changed.wait()
-        consumer, _, message = self._items.popleft()
-        consumer.on_taken(message)
-        return message
 
 
 class PartitionConsumer(Attachment):
     """A consumer of one partition, or of a topic without partitions."""
 
-    def __init__(self, session: Session, topic: str, identity: int, inbox: Inbox, options: ConsumerOptions) -> None:
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        identity: int,
+        inbox: Inbox,
+        options: ConsumerOptions,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
         super().__init__(session, topic, identity)
         self.generation = 0
         self.active: bool | None = None
@@ -122,8 +61,7 @@ class PartitionConsumer(Attachment):
         self._batches = BatchAcknowledgements()
         self._acks: list[api.MessageIdData] = []
         self._ack_flush: asyncio.Handle | None = None
-        self._refused: set[Position] = set()
-        self._refusal_timer: asyncio.TimerHandle | None = None
+        self._unacknowledged = Unacknowledged(topic, options, dead_letters, Actions(self._redeliver, self._settle))
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -142,29 +80,46 @@ class PartitionConsumer(Attachment):
     @property
     def one_by_one(self) -> bool:
         """Whether the broker redelivers single messages (else it rewinds to the first unacknowledged one)."""
-        return self._options.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+        return self._options.one_by_one
 
     # --- acknowledging
 
     def acknowledge_nowait(self, message_id: MessageId) -> None:
-        """Acknowledge without confirmation; sent with others at the end of this turn of the loop. Lost acks mean redelivery."""
-        self._acks.append(self._batches.individual(message_id))
+        """Acknowledge without confirmation; sent with others, see `ConsumerOptions.ack_group_s`. Lost acks mean redelivery."""
+        self._acks.append(self._individual(message_id))
         if len(self._acks) >= ACKS_PER_COMMAND_MAX:
             self._flush_acks()
         elif self._ack_flush is None:
-            self._ack_flush = self._loop.call_soon(self._flush_acks)
+            group_s = self._options.ack_group_s
+            self._ack_flush = (
+                self._loop.call_later(group_s, self._flush_acks) if group_s else self._loop.call_soon(self._flush_acks)
+            )
 
     async def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge and wait until that is durable. Raises ConnectionLost when the outcome is unknown, else the refusal."""
-        await self._confirm_ack(self._batches.individual(message_id), cumulative=False)
+        await self._confirm_ack(self._individual(message_id), cumulative=False)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """As `acknowledge`, for the message and all before it."""
+        self._unacknowledged.acknowledged_through(message_id.position)
         await self._confirm_ack(self._batches.cumulative(message_id), cumulative=True)
+
+    def _individual(self, message_id: MessageId) -> api.MessageIdData:
+        data = self._batches.individual(message_id)
+        self._unacknowledged.acknowledged(message_id, whole_entry=not data.ack_set)
+        return data
+
+    async def _settle(self, position: Position) -> None:
+        """Acknowledge an entry whose messages are all dealt with."""
+        await self._confirm_ack(message_id_data(position), cumulative=False)
 
     async def acknowledge_in(self, txn: TxnId, message_id: MessageId, *, cumulative: bool) -> None:
         """Acknowledge a message (or it and all before it) as part of a transaction, and wait until that is durable. Raises the refusal."""
         await self._confirm_ack(in_transaction(message_id, cumulative=cumulative), cumulative=cumulative, txn=txn)
+        if cumulative:
+            self._unacknowledged.acknowledged_through(message_id.position)
+        else:
+            self._unacknowledged.acknowledged(message_id, whole_entry=message_id.batch_size <= 1)
 
     async def _confirm_ack(self, data: api.MessageIdData, *, cumulative: bool, txn: TxnId | None = None) -> None:
         request_id = self._session.pool.next_request_id()
@@ -181,24 +136,26 @@ class PartitionConsumer(Attachment):
 
     # --- redelivery
 
-    def negative_acknowledge(self, message_id: MessageId) -> None:
-        """Have the message's entry delivered again after the negative-ack delay."""
-        self._refused.add(message_id.position)
-        if self._refusal_timer is None:
-            self._refusal_timer = self._loop.call_later(self._options.negative_ack_delay_s, self._redeliver_refused)
+    def negative_acknowledge(self, message_id: MessageId, redeliveries: int) -> None:
+        """Have the message's entry delivered again after its delay."""
+        self._unacknowledged.refuse(message_id.position, redeliveries)
 
-    def _redeliver_refused(self) -> None:
-        self._refusal_timer = None
-        refused, self._refused = self._refused, set()
+    def redeliver(self, positions: Sequence[Position]) -> None:
+        """Have entries delivered again now, or everything unacknowledged where the broker does not redeliver single ones."""
+        self._unacknowledged.drop(positions)
+        self._redeliver(positions)
+
+    def _redeliver(self, positions: Sequence[Position]) -> None:
         if not self.one_by_one:
             self.redeliver_unacknowledged()
         elif self.connection is not None:
-            self.connection.write(requests.redeliver(self.identity, [message_id_data(position) for position in sorted(refused)]))
+            self.connection.write(requests.redeliver(self.identity, [message_id_data(position) for position in positions]))
 
     def redeliver_unacknowledged(self) -> None:
         """Have everything unacknowledged delivered again, in order, starting anew."""
         self.generation += 1
         self._batches.forget()
+        self._unacknowledged.forget()
         returned, self._waiting = self._waiting, 0
         connection = self.connection
         if connection is None:
@@ -269,8 +226,7 @@ class PartitionConsumer(Attachment):
             return  # the broker drops the consumer with the connection
 
     async def _end(self) -> None:
-        if self._refusal_timer is not None:
-            self._refusal_timer.cancel()
+        await self._unacknowledged.close()
         await self.stop()
         if self.failure is not None:
             self._inbox.fail(self.failure)
@@ -305,6 +261,10 @@ class PartitionConsumer(Attachment):
         if self._seeking:
             self._waiting += opened.skipped + len(opened.messages)  # read before the seek; its permits end with this attachment
             return
+        if self._unacknowledged.is_dead(opened.messages):
+            self._unacknowledged.bury(position_of(message.message_id), opened.messages)
+            self._use(opened.skipped + len(opened.messages))
+            return
         skipped = opened.skipped
         for item in opened.messages:
             if self._before_start(item.id):
@@ -317,6 +277,7 @@ class PartitionConsumer(Attachment):
     def on_taken(self, message: Message) -> None:
         """The application has the message: its permit is free again."""
         self.last_taken = message.id
+        self._unacknowledged.taken(message)
         self._waiting -= 1
         self._use(1)
 
@@ -365,6 +326,7 @@ class PartitionConsumer(Attachment):
             read_compacted=options.read_compacted,
             initialPosition=api.CommandSubscribe.InitialPosition.Value(options.initial_position.value),
             consumer_epoch=self._epoch,
+            metadata=requests.key_values(options.properties),
         )
         if not options.durable and self.last_taken is not None:
             self._start, self._start_inclusive = self.last_taken, False
@@ -372,6 +334,7 @@ class PartitionConsumer(Attachment):
             body.start_message_id.CopyFrom(self._start.to_wire())
         self.generation += 1  # whatever waits in the inbox will come again
         self._batches.forget()
+        self._unacknowledged.forget()
         self._acks.clear()
         # The answer may still be on its way from a broker that the topic has left; what comes from here on was read after the seek.
         self._seeking = False

@@ -46,6 +46,7 @@ class ProducerOptions:
     bytes_pending_max: int = BYTES_PENDING_MAX
     access_mode: api.ProducerAccessMode.ValueType = api.Shared
     properties: Mapping[str, str] = field(default_factory=dict)
+    initial_subscription: str | None = None
 
 
 @dataclass(slots=True)
@@ -280,6 +281,8 @@ class PartitionProducer(Attachment):
         )
         if self.name:
             body.producer_name = self.name
+        if self._options.initial_subscription is not None:
+            body.initial_subscription_name = self._options.initial_subscription
         if self._topic_epoch is not None:
             body.topic_epoch = self._topic_epoch
         self._epoch += 1

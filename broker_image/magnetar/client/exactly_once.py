@@ -1,0 +1,90 @@
+"""Consume, transform, produce: exactly once.
+
+Owns: `exactly_once`: one transaction per batch of messages, tried again safely. Imports: client, transactions, backoff.
+Invariants: what a batch published and its acknowledgements are one transaction, so a message that is delivered again has not taken effect; after
+an abort, or an outcome that nobody knows, the batch is delivered again by the broker rather than sent again from memory: it comes only if its
+transaction did not take place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+import structlog
+
+from magnetar.client.backoff import Backoff
+from magnetar.client.client import Client
+from magnetar.client.consumer import Consumer
+from magnetar.client.failures import TransactionAborted, TransactionOutcomeUnknown
+from magnetar.client.messages import Message
+from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction, TransactionState
+from magnetar.errors import MagnetarError, Retry, TransactionConflict
+
+BATCH_MESSAGES_MAX = 100
+FAILURES_IN_A_ROW_MAX = 20
+RETRY_LAST_S = 10.0
+_log = structlog.get_logger()
+
+Work: TypeAlias = Callable[[Sequence[Message], Transaction], Awaitable[None]]
+"""Publishes what follows from messages, with `txn=`; acknowledging them is not its affair."""
+
+
+async def exactly_once(
+    client: Client,
+    consumer: Consumer,
+    work: Work,
+    *,
+    messages_max: int = BATCH_MESSAGES_MAX,
+    idle_s: float | None = None,
+    transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+) -> int:
+    """Receive messages in batches, have `work` publish what follows from them, acknowledge them: each batch in a transaction of its own.
+
+    Runs until cancelled, or until no message has come for `idle_s`. Returns the number of messages known to be committed; those of a transaction
+    whose outcome nobody knows are not counted (they come again if it did not take place, and count then).
+
+    A transaction that is aborted (`work` may do so), lost or refused for a time is tried again with back-off after the broker has delivered its
+    messages again. An exception of `work` aborts; its messages are refused (negative acknowledgement, so back-off and dead-letter policy apply)
+    and it is raised, as is a refusal that will not change, and the last of 20 failures in a row.
+    """
+    backoff = Backoff(client.clock, last_s=RETRY_LAST_S)
+    committed = failures = 0
+    while messages := await consumer.batch_receive(messages_max, idle_s):
+        try:
+            await _attempt(client, consumer, work, messages, transaction_timeout_s)
+        except MagnetarError as failure:
+            consumer.redeliver(messages)
+            failures += 1
+            if not _worth_another(failure) or failures >= FAILURES_IN_A_ROW_MAX:
+                raise
+            _log.warning("transaction_tried_again", topic=consumer.topic, messages=len(messages), reason=str(failure))
+            await asyncio.sleep(backoff.next())
+        except Exception:
+            for message in messages:
+                consumer.negative_acknowledge(message)
+            raise
+        except asyncio.CancelledError:
+            consumer.redeliver(messages)
+            raise
+        else:
+            committed += len(messages)
+            failures = 0
+            backoff.reset()
+    return committed
+
+
+async def _attempt(client: Client, consumer: Consumer, work: Work, messages: Sequence[Message], timeout_s: float) -> None:
+    async with client.transaction(timeout_s=timeout_s) as txn:
+        await work(messages, txn)
+        if txn.state is not TransactionState.OPEN:
+            raise TransactionAborted(f"transaction {txn} was ended by the work itself: {txn.state.value}")
+        await asyncio.gather(*(consumer.acknowledge(message, txn=txn) for message in messages))
+
+
+def _worth_another(failure: MagnetarError) -> bool:
+    """A message of ours that another transaction holds is free, or gone, when that one ends; an unknown outcome shows in what comes again."""
+    return failure.retry is not Retry.NEVER or isinstance(
+        failure, TransactionAborted | TransactionConflict | TransactionOutcomeUnknown
+    )

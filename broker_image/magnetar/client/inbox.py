@@ -1,0 +1,66 @@
+"""Messages received and not taken yet.
+
+Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, asyncio.
+Invariants: messages of a generation that its source has left behind are never handed out; taking a message is the last step of `take`, so a
+receiver that is cancelled loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from magnetar.client.messages import Message
+from magnetar.errors import MagnetarError
+
+
+class Source(Protocol):
+    """Where messages come from: one partition."""
+
+    generation: int
+
+    def on_taken(self, message: Message) -> None: ...
+
+
+class Inbox:
+    """Messages received and not taken yet, of all partitions of a subscription, in the order they came."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[Source, int, Message]] = deque()
+        self._changed = asyncio.Event()
+        self._failure: MagnetarError | None = None
+
+    def put(self, source: Source, generation: int, message: Message) -> None:
+        """Bounded by the permits each consumer gave."""
+        self._items.append((source, generation, message))
+        self._changed.set()
+
+    def fail(self, failure: MagnetarError) -> None:
+        """There will be no more; receivers get what is here, then the failure."""
+        self._failure = failure
+        self._changed.set()
+
+    def peek(self) -> Message | None:
+        """The next message without taking it; stale ones are dropped."""
+        while self._items and self._items[0][1] != self._items[0][0].generation:
+            self._items.popleft()
+        return self._items[0][2] if self._items else None
+
+    async def take(self) -> Message:
+        """The next message. Raises the failure when there will be none."""
+        while self.peek() is None:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        return self._pop()
+
+    def take_nowait(self) -> Message | None:
+        """The next message if there is one."""
+        return None if self.peek() is None else self._pop()
+
+    def _pop(self) -> Message:
+        source, _, message = self._items.popleft()
+        source.on_taken(message)
+        return message

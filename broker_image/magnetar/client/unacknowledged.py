@@ -1,0 +1,151 @@
+"""What an application has and has not acknowledged.
+
+Owns: the timer behind negative acknowledgements and acknowledgement timeouts, and sending dead letters. Imports: redelivery, dead_letters, asyncio.
+Invariants: a dead letter is acknowledged only after it is durable in its topic; if that fails it is delivered again; what is delivered again
+anyway (after a reconnect or a seek) is not asked for a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from magnetar.client.dead_letters import DeadLetters
+from magnetar.client.messages import Message, MessageId
+from magnetar.client.redelivery import Schedule
+from magnetar.client.subscription_options import ConsumerOptions
+from magnetar.errors import MagnetarError
+from magnetar.wire.commands import Position
+
+_log = structlog.get_logger()
+
+
+class Actions(NamedTuple):
+    """What the tracker has its consumer do."""
+
+    redeliver: Callable[[Sequence[Position]], None]
+    acknowledge: Callable[[Position], Awaitable[None]]
+
+
+class Unacknowledged:
+    """The messages that one partition's application holds."""
+
+    def __init__(self, topic: str, options: ConsumerOptions, dead_letters: DeadLetters | None, actions: Actions) -> None:
+        self._topic = topic
+        self._options = options
+        self._dead_letters = dead_letters
+        self._actions = actions
+        self._loop = asyncio.get_running_loop()
+        self._schedule = Schedule()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_chances: dict[Position, list[Message]] = {}
+        self._burying: set[asyncio.Task[None]] = set()
+
+    # --- what the application does
+
+    def taken(self, message: Message) -> None:
+        """The application has a message."""
+        position = message.id.position
+        if self._dead_letters is not None and message.redelivery_count >= self._dead_letters.redeliveries_max:
+            self._last_chances.setdefault(position, []).append(message)
+        if self._options.ack_timeout_s is not None:
+            self._put(position, self._options.ack_timeout_s)
+
+    def refuse(self, position: Position, redeliveries: int) -> None:
+        """A negative acknowledgement of a message of the entry."""
+        backoff = self._options.negative_ack_backoff
+        self._put(position, self._options.negative_ack_delay_s if backoff is None else backoff.delay_s(redeliveries))
+
+    def acknowledged(self, message_id: MessageId, *, whole_entry: bool) -> None:
+        """A message is acknowledged, and perhaps with it its entry."""
+        position = message_id.position
+        if whole_entry:
+            self._schedule.discard(position)
+            self._last_chances.pop(position, None)
+        elif position in self._last_chances:
+            left = [message for message in self._last_chances[position] if message.id.batch_index != message_id.batch_index]
+            self._last_chances[position] = left
+
+    def acknowledged_through(self, position: Position) -> None:
+        """Everything up to an entry is acknowledged."""
+        self._schedule.discard_through(position)
+
+    def drop(self, positions: Sequence[Position]) -> None:
+        """Entries are delivered again now."""
+        for position in positions:
+            self._schedule.discard(position)
+            self._last_chances.pop(position, None)
+
+    def forget(self) -> None:
+        """Everything unacknowledged is delivered again."""
+        self._schedule.clear()
+        self._last_chances.clear()
+
+    # --- dead letters
+
+    def is_dead(self, messages: Sequence[Message]) -> bool:
+        """Whether messages of an entry that arrives have had their last chance."""
+        return (
+            bool(messages) and self._dead_letters is not None and messages[0].redelivery_count > self._dead_letters.redeliveries_max
+        )
+
+    def bury(self, position: Position, messages: Sequence[Message]) -> None:
+        """Publish the messages of an entry as dead letters, then acknowledge it."""
+        task = self._loop.create_task(self._bury(position, messages))
+        self._burying.add(task)
+        task.add_done_callback(self._burying.discard)
+
+    async def _bury(self, position: Position, messages: Sequence[Message]) -> None:
+        assert self._dead_letters is not None, "only a policy condemns"
+        try:
+            for message in messages:
+                await self._dead_letters.publish(message)
+            await self._actions.acknowledge(position)
+        except MagnetarError as failure:
+            _log.warning(
+                "dead_letter_failed",
+                topic=self._topic,
+                position=position,
+                dead_letters=self._dead_letters.topic,
+                reason=str(failure),
+            )
+            self._put(position, self._options.negative_ack_delay_s)
+
+    async def close(self) -> None:
+        """Stop the timer, and give up dead letters on their way: they are delivered again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._burying)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- the timer
+
+    def _put(self, position: Position, delay_s: float) -> None:
+        self._schedule.put(position, self._loop.time() + delay_s)
+        self._arm()
+
+    def _arm(self) -> None:
+        moment = self._schedule.next()
+        if self._timer is not None:
+            if moment is not None and moment >= self._timer.when():
+                return  # it looks again when it fires
+            self._timer.cancel()
+        self._timer = None if moment is None else self._loop.call_at(moment, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        again = []
+        for position in self._schedule.take(self._loop.time()):
+            last_chances = self._last_chances.pop(position, None)
+            if last_chances:
+                self.bury(position, last_chances)
+            else:
+                again.append(position)
+        if again:
+            self._actions.redeliver(again)
+        self._arm()
