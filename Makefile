@@ -35,7 +35,7 @@ demo: setup ## Kill a standalone server in the middle of real traffic and show t
 	@$(PY) -m dev.demo
 
 test: setup ## Every tier that needs no Kubernetes node: check, unit, contract, simulation, clients, spark, apiserver
-	@$(PY) -m dev.tiers check unit contract simulation clients spark apiserver
+	@$(PY) -m dev.tiers check simulation unit contract clients spark apiserver
 
 check: setup ## Lint, types, layers
 	@$(PY) -m dev.tiers check
