@@ -148,14 +148,16 @@ class Channels:
             # What gRPC raises for a write to a stream that has just ended.
             raise StoreUnavailable(f"etcd {member.address}: {error}") from error
         except asyncio.CancelledError:
-            # gRPC reports the end of its channel like this too; only a cancelled task may see it.
+            # gRPC reports the end of its channel (closed with us, or replaced by one with new certificates) like this too: only a
+            # cancelled task may see it, any other would end by it without a word.
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
             self.raise_if_closed()
-            raise
+            raise StoreUnavailable(f"etcd {member.address}: the connection was closed under the request; try again") from None
 
     def raise_if_closed(self) -> None:
-        """Turn gRPC's cancellation of calls under way into our error, unless this task itself is being cancelled."""
-        task = asyncio.current_task()
-        if self.closed and not (task and task.cancelling()):
+        """Raises StoreUnavailable once nothing can be asked any more."""
+        if self.closed:
             raise StoreUnavailable("the store is closed; open it again")
 
     def translate(self, member: Member, error: Any) -> NoReturn:

@@ -301,3 +301,27 @@ def test_a_busy_main_loop_keeps_its_lease_in_etcd(server: EtcdServer) -> None:
 def test_malformed_endpoints_are_refused_by_name(endpoint: str, words: str) -> None:
     with pytest.raises(StoreError, match=words):
         EtcdStore([endpoint], clock=CLOCK)
+
+
+def test_a_request_under_way_on_a_connection_that_is_replaced_does_not_end_its_task(server: EtcdServer) -> None:
+    """gRPC reports the end of the channel as a cancellation, by which a task would end without a word: a read is sent again on the new one, a write
+    raises our error."""
+
+    async def scenario(store: EtcdStore) -> None:
+        await store.put("k", b"1")
+        server.freeze()
+        reading, writing = asyncio.create_task(store.get("k")), asyncio.create_task(store.put("k", b"2"))
+        await asyncio.sleep(0.2)
+        assert not reading.done()
+        assert not writing.done()
+        (address, member), *_ = store.channels._members.items()
+        del store.channels._members[address]  # what new certificates do to a connection that is down
+        await member.channel.close()
+        server.thaw()
+        with pytest.raises(StoreUnavailable, match="closed under the request"):
+            await writing
+        item = await reading
+        assert item is not None
+        assert not reading.cancelled()
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
