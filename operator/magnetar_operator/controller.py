@@ -2,8 +2,8 @@
 
 Owns: the workers, what happens after a pass (appointment, back-off, condition), the periodic resync.
 Imports: asyncio, work_queue, world, reconcilers.
-Invariants: one bad object never stops the others; a pass that could not finish is tried again with back-off; workers take nothing while this process
-does not lead; every known object is looked at again once per resync, so a lost event costs time, never convergence.
+Invariants: one bad object never stops the others, and no error ends a worker; a pass that could not finish is tried again with back-off; workers take
+nothing while this process does not lead; every known object is looked at again once per resync, so a lost event costs time, never convergence.
 """
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ class Controller:
             metrics.last_success.labels(kind).set(self._world.clock.wall_ms() / 1000)
         except (MagnetarError, TimeoutError) as error:
             await self._failed(key, error)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            await self._broken(key, error)  # of something that a library had under way, not of this worker
         except Exception as error:
             await self._broken(key, error)
         finally:
@@ -118,7 +122,7 @@ class Controller:
             self._metrics.terminal_errors.labels(key.kind).inc()
             await self._tell(key, Reason.REFUSED, str(error))
 
-    async def _broken(self, key: Key, error: Exception) -> None:
+    async def _broken(self, key: Key, error: BaseException) -> None:
         """An error that nobody foresaw: the log has all of it, the object its name."""
         delay_s = self._queue.add_failed(key)
         self._metrics.reconcile_errors.labels(key.kind).inc()

@@ -58,8 +58,10 @@ class WorkQueue:
 
     def add_routine(self, key: Key) -> None:
         """Have `key` reconciled when nothing urgent waits: a periodic look at what nothing is known to have happened to."""
+        if key in self._working:
+            return  # this look is under way; if it has failed already, its next appointment stands
         self._cancel_timer(key)
-        if key not in self._working and key not in self._urgent and key not in self._routine:
+        if key not in self._urgent and key not in self._routine:
             self._line_up(key, self._routine, None)
 
     def _line_up(self, key: Key, line: OrderedDict[Key, float], since: float | None) -> None:

@@ -11,7 +11,10 @@ import pytest
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord, NamespaceRecord
 from magnetar.names import NamespaceName
+from magnetar_operator.controller import RECONCILERS
 from magnetar_operator.scaling import CORDON_REASON
+from magnetar_operator.work_queue import Key
+from magnetar_operator.world import World
 from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, quiet, replaced, running_operator, settled, until, writes
 
@@ -302,6 +305,34 @@ def test_the_store_of_a_deleted_cluster_is_let_go_at_once(scene: Scene, cluster_
             item = await brokers.store.get(keys.namespace(NamespaceName("acme", "demo")))
             assert item is not None
             assert NamespaceRecord.decode(item.value).policies["properties"] == {"team": "blue"}
+
+    asyncio.run(scenario())
+
+
+def test_what_a_library_cancels_costs_one_pass_and_no_worker(
+    scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many passes end by somebody else's cancellation as there are workers, and more: each is tried again, and the object becomes Ready."""
+    real, left = RECONCILERS["TopicNamespace"], [0]
+
+    async def cancelled(world: World, key: Key) -> float | None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise asyncio.CancelledError
+        return await real(world, key)
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
+            left[0] = operator.settings.workers + 1
+            monkeypatch.setitem(RECONCILERS, "TopicNamespace", cancelled)
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            for number in range(left[0]):
+                spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": f"n-{number}"}
+                scene.create("TopicNamespace", f"n-{number}", spec)
+            paths = [scene.path("topicnamespaces", f"n-{number}") for number in range(operator.settings.workers + 1)]
+            ready = lambda: all(scene.condition(path).get("status") == "True" for path in paths)  # noqa: E731
+            await until("all are Ready", ready, 60)
+            assert left == [0]
 
     asyncio.run(scenario())
 

@@ -53,6 +53,29 @@ def test_the_earliest_appointment_stands_and_an_add_makes_it_void() -> None:
     asyncio.run(scenario())
 
 
+def test_a_periodic_look_cancels_no_appointment_of_a_pass_that_is_still_under_way() -> None:
+    """A pass that has failed asks for another try before it ends; a resync between the two must not take that away."""
+
+    async def scenario() -> None:
+        work = queue()
+        work.add(A)
+        assert await work.take() == A
+        work.add_failed(A)
+        work.add_routine(A)
+        work.done(A)
+        async with asyncio.timeout(30):
+            assert await work.take() == A
+        work.done(A)
+        work.add_after(B, 60)
+        work.add_routine(B)
+        assert await work.take() == B
+        work.done(B)
+        assert work.idle
+        work.close()
+
+    asyncio.run(scenario())
+
+
 def test_failures_back_off_with_a_limit_and_success_forgets_them() -> None:
     async def scenario() -> None:
         work = queue()
