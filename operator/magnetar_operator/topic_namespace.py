@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
@@ -54,6 +54,15 @@ READ_TIMEOUT_S = 5.0
 ALL_NAMESPACES = "*"
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a pass did, for an Event."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
 async def reconcile(world: World, key: Key) -> float | None:
     """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource, StoreError, TimeoutError, NotLeading."""
     resource = await world.read(key, TopicNamespace)
@@ -67,11 +76,13 @@ async def reconcile(world: World, key: Key) -> float | None:
         await _write_status(world, resource, Finding(Type.READY, False, Reason.PAUSED))
         return None
     await _match_finalizer(world, resource)
+    news: list[News] = []
     try:
         store = await _cluster_store(world, resource)
-        record = await _ensure_record(world, resource, store)
-        owns_tenant, conflict = await _ensure_tenant(world, resource, store)
+        record = await _ensure_record(world, resource, store, news)
+        owns_tenant, conflict = await _ensure_tenant(world, resource, store, news)
     except Blocked as blocked:
+        await _tell(world, resource, news)
         await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
         await _write_status(world, resource, Finding(Type.READY, False, blocked.reason, str(blocked)))
         return blocked.retry_s
@@ -80,9 +91,19 @@ async def reconcile(world: World, key: Key) -> float | None:
     if conflict:
         finding = Finding(Type.READY, False, Reason.TENANT_CONFLICT, conflict)
         await world.events.once(resource, "Warning", finding.reason.word, conflict)
-    await _write_status(world, resource, finding, bundles=bundles, applied_generation=generation, owns_tenant=owns_tenant)
+    written = _write_status(world, resource, finding, bundles=bundles, applied_generation=generation, owns_tenant=owns_tenant)
+    # Whoever waits for the condition does not wait for the Events as well.
+    for outcome in await asyncio.gather(written, _tell(world, resource, news), return_exceptions=True):
+        if outcome is not None:
+            raise outcome
     # Changes of the resource and of its records are watched, and a resync looks at everything.
     return LOOK_AT_RIVAL_S if conflict else None
+
+
+async def _tell(world: World, resource: TopicNamespace, news: Sequence[News]) -> None:
+    """Write the Events of this pass, in their order. Raises NotLeading."""
+    for one in news:
+        await (world.events.warning if one.warning else world.events.normal)(resource, one.reason, one.message)
 
 
 async def _write_status(world: World, resource: TopicNamespace, finding: Finding, **changes: int) -> None:
@@ -162,8 +183,11 @@ async def _senior(world: World, resource: TopicNamespace, owner: str) -> TopicNa
 # --- the records --------------------------------------------------------------------------------------------------------------
 
 
-async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterStore) -> NamespaceRecord:
-    """Make the namespace's record what it should be. Raises Blocked if the store does not answer or an older resource owns it, NotLeading."""
+async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterStore, news: list[News]) -> NamespaceRecord:
+    """Make the namespace's record what it should be; `news` gets what was changed.
+
+    Raises Blocked if the store does not answer or an older resource owns it, NotLeading.
+    """
     key = keys.namespace(resource.spec.name)
     item, current = await _read(store, key, NamespaceRecord)
     living: Sequence[BundleName] = ()
@@ -176,34 +200,32 @@ async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterS
     wanted = desired_record(resource, current, living)
     if wanted != current:
         await _replace(store, key, item, wanted)
-        await _tell_of_record(world, resource, current, wanted, living)
+        news += _news_of_record(resource, current, wanted, living)
     return wanted
 
 
-async def _tell_of_record(
-    world: World, resource: TopicNamespace, old: NamespaceRecord | None, new: NamespaceRecord, living: Sequence[BundleName]
-) -> None:
+def _news_of_record(
+    resource: TopicNamespace, old: NamespaceRecord | None, new: NamespaceRecord, living: Sequence[BundleName]
+) -> list[News]:
     name, bundles = resource.spec.name, len(new.boundaries) - 1
     if old is not None:
-        if changes := record_changes(old, new):
-            await _tell(world, resource, changes)
-    elif living:
+        return _news_of(resource, record_changes(old, new))
+    if living:
         text = (
             f"the record of namespace {name} was gone: made again around {len(living)} bundles that hold messages; policies set by "
             "REST are lost, and until you set them nothing in it expires or is deleted"
         )
-        await world.events.warning(resource, "Recreated", text)
-    elif resource.status.applied_generation:
+        return [News("Recreated", text, warning=True)]
+    if resource.status.applied_generation:
         text = f"namespace {name} was gone: made again with {bundles} bundles; policies set by REST are lost"
-        await world.events.warning(resource, "Recreated", text)
-    else:
-        await world.events.normal(resource, "Created", f"namespace {name} with {bundles} bundles")
+        return [News("Recreated", text, warning=True)]
+    return [News("Created", f"namespace {name} with {bundles} bundles")]
 
 
-async def _ensure_tenant(world: World, resource: TopicNamespace, store: ClusterStore) -> tuple[bool, str]:
+async def _ensure_tenant(world: World, resource: TopicNamespace, store: ClusterStore, news: list[News]) -> tuple[bool, str]:
     """Make the tenant what this resource wants, if it wants something or did; whether it owns the tenant, and what stands against that.
 
-    Raises Blocked if the store does not answer, NotLeading.
+    `news` gets what was changed. Raises Blocked if the store does not answer, NotLeading.
     """
     fields, owner, tenant = resource.spec.tenant_fields(), owner_text(resource), resource.spec.tenant
     if not fields and not resource.status.owns_tenant:
@@ -221,17 +243,17 @@ async def _ensure_tenant(world: World, resource: TopicNamespace, store: ClusterS
     wanted = desired_tenant(resource, current)
     if wanted != (current or TenantRecord()):
         await _replace(store, key, item, wanted)
-        if changes := tenant_changes(current, wanted):
-            await _tell(world, resource, [replace(change, field=f"tenant {tenant}, {change.field}") for change in changes])
+        changes = tenant_changes(current, wanted)
+        news += _news_of(resource, [replace(change, field=f"tenant {tenant}, {change.field}") for change in changes])
     return bool(fields), ""
 
 
-async def _tell(world: World, resource: TopicNamespace, changes: Sequence[Change]) -> None:
+def _news_of(resource: TopicNamespace, changes: Sequence[Change]) -> list[News]:
     """A change of the spec is an update; without one somebody else has changed what is ours."""
-    if resource.status.applied_generation != resource.metadata.generation:
-        await world.events.normal(resource, "Updated", told(changes))
-    else:
-        await world.events.warning(resource, "DriftCorrected", told(changes))
+    if not changes:
+        return []
+    drift = resource.status.applied_generation == resource.metadata.generation
+    return [News("DriftCorrected" if drift else "Updated", told(changes), warning=drift)]
 
 
 async def _read(store: ClusterStore, key: str, kind: type[R]) -> tuple[KeyValue | None, R | None]:
