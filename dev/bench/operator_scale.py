@@ -68,10 +68,23 @@ class Reading:
 
     @property
     def writes(self) -> float:
-        """Requests that may change something, but for the Lease (PUT) and the sentinel."""
-        sent = sum(self.total("rest_client_requests_total", method=method) for method in ("PATCH", "POST", "DELETE"))
+        """Changes that were carried out, but for the Lease (PUT) and the sentinel, which go by the clock."""
         beats = self.total("magnetar_operator_sentinel_beats_total")
-        return sent + self.total("magnetar_operator_store_writes_total") - beats
+        return self._sent(lambda code: code.startswith("2")) + self.total("magnetar_operator_store_writes_total") - beats
+
+    @property
+    def failures(self) -> float:
+        """Changes that were tried and refused, or not answered."""
+        return self._sent(lambda code: not code.startswith("2"))
+
+    def _sent(self, counts: Callable[[str], bool]) -> float:
+        found = 0.0
+        for sample, value in self.samples.items():
+            name, _, labels = sample.partition("{")
+            known = dict(label.split("=", 1) for label in labels.rstrip("}").split(",") if label)
+            if name == "rest_client_requests_total" and known["method"].strip('"') in ("PATCH", "POST", "DELETE"):
+                found += value if counts(known["code"].strip('"')) else 0.0
+        return found
 
 
 class MeasuredOperator(OperatorProcess):
@@ -311,6 +324,7 @@ async def phases(connection: Connection, operator: MeasuredOperator, options: ar
     before = await operator.until("an answer", works)
     after = await operator.until("two whole resyncs", lambda reading: reading.passes >= before.passes + 2 * count)
     row("writes in two steady resyncs", f"{after.writes - before.writes:.0f}", "0")
+    row("  requests that failed until then", f"{after.failures:.0f}")
     row("  operator's CPU per pass", f"{(after.cpu_s - before.cpu_s) / (after.passes - before.passes) * 1000:.2f} ms")
     row("resident now / at most", "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()), "<= 180 MiB")
     sent, accepted = await edits(connection, count, options.edits, options.per_second)
