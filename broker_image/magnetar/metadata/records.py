@@ -54,12 +54,13 @@ class Record:
     """Base of all records."""
 
     SCHEMA: ClassVar[int] = 1
+    """The newest that is written; older ones read on, their missing fields having defaults."""
 
     def encode(self) -> bytes:
         """Canonical JSON with the schema number under `schema`."""
         body = _members(self)
         body["schema"] = self.SCHEMA
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), default=_members).encode()
+        return _json(body)
 
     @classmethod
     def decode(cls: type[R], data: bytes) -> R:
@@ -69,12 +70,16 @@ class Record:
             schema = body.pop("schema")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise StoreError(f"{cls.__name__}: not a record: {data[:80]!r}") from error
-        if schema != cls.SCHEMA:
+        if schema not in range(1, cls.SCHEMA + 1):
             raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
         try:
             return typing.cast(R, _builder(typing.cast(Any, cls))(body))
         except (TypeError, ValueError, KeyError) as error:
             raise StoreError(f"{cls.__name__}: {error}: {data[:200]!r}") from error
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), default=_members).encode()
 
 
 def _members(value: Any) -> dict[str, Any]:
@@ -403,13 +408,28 @@ class CoordinatorRecord(Record):
     """`coordinators/<tcid>`: the life that holds or last held this number.
 
     `epoch` grows with every life, also across a restore. `open_transactions` is exact while Retiring and after Released, since nothing is begun
-    then; while Serving it is what was last reported, and while Recovering what the life before said.
+    then; while Serving it is what was last reported, and while Recovering what the life before said. `checkpoint` and `chain` are how to recover
+    the number's transactions, as in `BundleRecord`; a chain is empty while the number has never had a log. A life puts its own log into the chain
+    before it answers anything.
     """
+
+    SCHEMA: ClassVar[int] = 2
 
     incarnation: str
     epoch: int
     state: CoordinatorState
     open_transactions: int = 0
+    checkpoint: CheckpointPointer | None = None
+    chain: tuple[LogRange, ...] = ()
+
+    def encode(self) -> bytes:
+        """As every record; one without a log is of schema 1, which components that know no logs of coordinators read."""
+        if self.chain:
+            return Record.encode(self)
+        assert self.checkpoint is None, "a checkpoint is followed by a range of a log"
+        body = _members(self) | {"schema": 1}
+        del body["checkpoint"], body["chain"]
+        return _json(body)
 
 
 @dataclass(frozen=True, slots=True)

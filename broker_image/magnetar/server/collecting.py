@@ -19,6 +19,8 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import (
     BundleRecord,
     BundleState,
+    CoordinatorClaimRecord,
+    CoordinatorRecord,
     IntentRecord,
     JobRunRecord,
     LogFileRecord,
@@ -80,9 +82,7 @@ class Collector:
         listed = await self._context.volume.list(names.LOGS)
         incarnations = {name.split("/")[1] for name in listed}
         claimed = {name.rpartition("/")[2] for name in await self._context.volume.list(names.CLAIMS)}
-        registered = {
-            item.key.removeprefix(keys.INCARNATIONS) for item in (await self._context.store.range(keys.INCARNATIONS)).items
-        }
+        registered = await self._registered()
         dead = incarnations - claimed - registered - {self._context.incarnation}
         for incarnation in sorted(dead - self._complete):
             await self._complete_keys(incarnation)
@@ -111,7 +111,8 @@ class Collector:
     async def _end_unused(self, claims: Iterable[str]) -> None:
         """Fence incarnations that are not registered, own nothing and have had their claim for long: nobody else ever will."""
         records = await self._records()
-        needed = {name for record in records.values() for name in (record.incarnation, *(s.incarnation for s in record.chain))}
+        holders: list[BundleRecord | CoordinatorRecord] = [*records.values(), *await self._coordinators()]
+        needed = {name for record in holders for name in (record.incarnation, *(span.incarnation for span in record.chain))}
         for incarnation in sorted(set(claims) - needed):
             try:
                 claim = decode_document("claim", 1, await self._context.volume.read(names.claim(incarnation)), incarnation)
@@ -120,6 +121,13 @@ class Collector:
             if self._context.clock.wall_ms() - int(claim["created_ms"]) > UNUSED_CLAIM_MS:
                 log.info("collector.fences", incarnation=incarnation)
                 await fence(self._context.volume, incarnation)
+
+    async def _registered(self) -> set[str]:
+        """Incarnations that live, as far as the store knows: of brokers, and of transaction coordinators."""
+        store = self._context.store
+        brokers = {item.key.removeprefix(keys.INCARNATIONS) for item in (await store.range(keys.INCARNATIONS)).items}
+        claims = (await store.range(keys.COORDINATOR_CLAIMS)).items
+        return brokers | {CoordinatorClaimRecord.decode(item.value).incarnation for item in claims}
 
     # --- facts -----------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +147,7 @@ class Collector:
         pinned = {intent.bundle for _, intent, _ in await self._intents() if intent.kind != REWRITE}
         facts = await self._facts(pinned.union(*(record.bundles for record in files.values())))
         pinned |= {child for name in pinned for child in facts[name].children}  # split under the job, which still reads
-        dead = collection.dead_log_files(files, facts, pinned_bundles=pinned)
+        dead = collection.dead_log_files(files, facts, pinned_bundles=pinned, coordinators=await self._coordinators())
         by_name = {names.log_file(*file): file for file in dead}
         return [by_name[name] for name in grace.over(by_name, self._context.clock.wall_ms())]
 
@@ -173,6 +181,10 @@ class Collector:
         if revisions is not None:
             revisions.update({item.key.removeprefix(keys.BUNDLES): item.mod_revision for item in items})
         return {item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items}
+
+    async def _coordinators(self) -> list[CoordinatorRecord]:
+        """What is known of every transaction coordinator's number."""
+        return [CoordinatorRecord.decode(item.value) for item in (await self._context.store.range(keys.COORDINATORS)).items]
 
     async def _manifest_of(self, bundle: BundleName) -> Manifest:
         """The bundle's manifest, an empty one if it has none. Raises CorruptData, StoreError."""

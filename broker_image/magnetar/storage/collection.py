@@ -1,7 +1,7 @@
 """Which files nobody needs any more.
 
-Owns: the decisions of the collector, as functions of durable facts: log files that every bundle has passed, checkpoints, manifests and segments
-that were superseded or never committed. Imports: metadata records, names of files, manifest. Pure.
+Owns: the decisions of the collector, as functions of durable facts: log files that every bundle and every coordinator has passed, checkpoints,
+manifests and segments that were superseded or never committed. Imports: metadata records, names of files, manifest. Pure.
 Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
 Invariants: a file is given up only on facts that stay true once they are true (what a manifest has covered is never listed again, a chain only
 moves on, an epoch that is over points to nothing new), so it does not matter how old the facts are when the file goes; facts that are missing
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord
+from magnetar.metadata.records import BundleRecord, BundleState, CoordinatorRecord, LogFileRecord, LogRange
 from magnetar.names import BundleName
 from magnetar.storage.manifest import Manifest, SegmentReference
 
@@ -40,16 +40,21 @@ class BundleFacts:
 
     def replays(self, file: LogFile) -> bool:
         """Whether whoever recovers the bundle reads the log file: it lies in the chain since the checkpoint pointed to."""
-        incarnation, number = file
-        return self.record is not None and any(
-            span.incarnation == incarnation and span.start.file <= number and (span.end is None or number <= span.end.file)
-            for span in self.record.chain
-        )
+        return self.record is not None and is_replayed(self.record.chain, file)
 
     def covered(self, number: int, epochs: Iterable[int]) -> bool:
         """Whether the manifest has taken in everything that these terms wrote into file `number` of their incarnation."""
         reached = self.manifest.covered
         return reached is not None and all((epoch, number) < reached for epoch in epochs)
+
+
+def is_replayed(chain: Iterable[LogRange], file: LogFile) -> bool:
+    """Whether the log file lies in a recovery chain."""
+    incarnation, number = file
+    return any(
+        span.incarnation == incarnation and span.start.file <= number and (span.end is None or number <= span.end.file)
+        for span in chain
+    )
 
 
 def has_passed(bundle: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]) -> bool:
@@ -77,13 +82,15 @@ def dead_log_files(
     *,
     pinned_files: Collection[LogFile] = (),
     pinned_bundles: Collection[str] = (),
+    coordinators: Iterable[CoordinatorRecord] = (),
 ) -> list[LogFile]:
-    """Of the sealed log files those that every bundle listed in their record has passed and no reader pins, in order.
+    """Of the sealed log files those that every bundle listed in their record has passed, no coordinator replays and no reader pins, in order.
 
     `facts` are of every bundle that has a record, and of every one that a file lists. `pinned_bundles` are those of which somebody (a job
     under its intent) may be reading any file.
     """
     pinned = set(pinned_bundles)
+    chain = [span for record in coordinators for span in record.chain]
     return sorted(
         file
         for file, record in files.items()
@@ -91,6 +98,7 @@ def dead_log_files(
         and pinned.isdisjoint(record.bundles)
         # The record lists bundles with entries in the file; those with nothing but cursors or topics there replay it all the same.
         and not any(found.replays(file) for found in facts.values())
+        and not is_replayed(chain, file)
         and all(has_passed(bundle, facts, file, epochs) for bundle, epochs in record.bundles.items())
     )
 

@@ -45,20 +45,12 @@ _LENGTH = struct.Struct("<H")
 
 
 class Operation(enum.IntEnum):
-    """What a COORDINATOR record says. TERM is a copy of the coordinator's record in the metadata store, for the day that the store is lost."""
+    """What a COORDINATOR record says."""
 
     OPENED = 1
     JOINED = 2
     DECIDED = 3
     ENDED = 4
-    TERM = 5
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorTerm:
-    """A copy of `coordinators/<tcid>` as its writer knew it, as `metadata.records` encodes it."""
-
-    state: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +59,10 @@ class CoordinatorEntry:
 
     epoch: int
     tcid: int
-    content: Change | CoordinatorTerm
+    change: Change
 
 
-def encode_changes(epoch: int, tcid: int, changes: Sequence[Change | CoordinatorTerm]) -> Encoded:
+def encode_changes(epoch: int, tcid: int, changes: Sequence[Change]) -> Encoded:
     """One record per change, in order, in one buffer. Raises LimitExceeded for a name beyond 65535 bytes."""
     parts: list[bytes] = []
     for change in changes:
@@ -84,7 +76,7 @@ def encode_changes(epoch: int, tcid: int, changes: Sequence[Change | Coordinator
     return Encoded([data], len(data))
 
 
-def _body(change: Change | CoordinatorTerm) -> tuple[Operation, bytes]:
+def _body(change: Change) -> tuple[Operation, bytes]:
     match change:
         case Opened(least, timeout_ms, opened_ms, owner):
             text = owner.encode()
@@ -96,8 +88,6 @@ def _body(change: Change | CoordinatorTerm) -> tuple[Operation, bytes]:
             return Operation.DECIDED, _DECIDED.pack(least, action, at_ms)
         case Ended(least, at_ms):
             return Operation.ENDED, _ENDED.pack(least, at_ms)
-        case CoordinatorTerm(state):
-            return Operation.TERM, state
 
 
 def _bounded(text: bytes) -> int:
@@ -106,11 +96,8 @@ def _bounded(text: bytes) -> int:
     return len(text)
 
 
-def decode_entries_of(body: memoryview, *, terms_only: bool = False) -> Iterator[CoordinatorEntry]:
-    """The COORDINATOR records of one block whose CRC is right, in order; others are passed over. Raises CorruptData.
-
-    With `terms_only` those alone that are copies of the coordinator's record.
-    """
+def decode_changes(body: memoryview) -> Iterator[CoordinatorEntry]:
+    """The COORDINATOR records of one block whose CRC is right, in order; others are passed over. Raises CorruptData."""
     at = 0
     while at < len(body):
         if len(body) - at < RECORD_HEADER_BYTES:
@@ -121,22 +108,17 @@ def decode_entries_of(body: memoryview, *, terms_only: bool = False) -> Iterator
             raise CorruptData(f"record of {length} bytes at {at} exceeds its block of {len(body)}")
         if kind == RecordType.COORDINATOR:
             try:
-                entry = _decode(bytes(body[at : at + length]), terms_only)
+                entry = _decode(bytes(body[at : at + length]))
             except (struct.error, ValueError, IndexError) as error:
                 raise CorruptData(f"coordinator record at {at} does not decode: {error}") from error
-            if entry is not None:
-                yield entry
+            yield entry
         at += length
 
 
-def _decode(payload: bytes, terms_only: bool) -> CoordinatorEntry | None:
+def _decode(payload: bytes) -> CoordinatorEntry:
     epoch, tcid, version, operation = _HEAD.unpack_from(payload)
     if version != VERSION:
         raise CorruptData(f"coordinator record of version {version}; this component reads version {VERSION}: upgrade it")
-    if operation == Operation.TERM:
-        return CoordinatorEntry(epoch, tcid, CoordinatorTerm(payload[_HEAD.size :]))
-    if terms_only:
-        return None
     change, end = _change(Operation(operation), payload, _HEAD.size)
     if end != len(payload):
         raise ValueError(f"its parts need {end} bytes, it has {len(payload)}")

@@ -14,6 +14,7 @@ CHECKPOINTS = "checkpoints"
 MANIFESTS = "manifests"
 SEGMENTS = "segments"
 BACKUPS = "backups"
+COORDINATORS = "coordinators"
 STORAGE_ID = "cluster/storage-id"
 RESTORE = "cluster/restore"
 
@@ -94,6 +95,13 @@ def sealed_number(name: str) -> int | None:
     return int(digits) if digits != stem and digits.isdecimal() else None
 
 
+def index_number(name: str) -> int | None:
+    """The number of the log file whose index `name` is, or None if it is none."""
+    stem = name.rpartition("/")[2]
+    digits = stem.removesuffix(INDEX_SUFFIX)
+    return int(digits) if digits != stem and digits.isdecimal() else None
+
+
 def is_log(name: str) -> bool:
     """Whether `name` is a log file."""
     return name.startswith(f"{LOGS}/") and log_number(name) is not None
@@ -123,6 +131,21 @@ def checkpoints_of(bundle: BundleName) -> str:
 
 def checkpoint(bundle: BundleName, epoch: int, sequence: int) -> str:
     return f"checkpoints/{bundle}/{epoch:020d}-{sequence:08d}"
+
+
+def coordinator_checkpoints(tcid: int) -> str:
+    """The directory of a transaction coordinator's checkpoints."""
+    return f"{COORDINATORS}/{tcid:02d}"
+
+
+def coordinator_of(name: str) -> int | None:
+    """The number of the transaction coordinator whose checkpoint this is, or None if `name` is not one."""
+    digits = name.removeprefix(f"{COORDINATORS}/").partition("/")[0]
+    return int(digits) if name.startswith(f"{COORDINATORS}/") and digits.isdecimal() else None
+
+
+def coordinator_checkpoint(tcid: int, epoch: int, sequence: int) -> str:
+    return f"{COORDINATORS}/{tcid:02d}/{epoch:020d}-{sequence:08d}"
 
 
 def manifests_of(bundle: BundleName) -> str:

@@ -35,6 +35,7 @@ from magnetar.names import BundleName, NamespaceName, TopicName, fitting_boundar
 from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
 from magnetar.storage.collection import children_of
+from magnetar.storage.coordinator_copies import CoordinatorFacts, rebuilt_coordinators
 from magnetar.storage.log_copies import LogFacts, TermCopy
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 
@@ -58,6 +59,7 @@ class StorageFacts:
     logs: LogFacts
     checkpoints: Mapping[str, frozenset[str]]
     manifests: Mapping[str, Sequence[ManifestFact]]
+    coordinators: CoordinatorFacts = field(default_factory=CoordinatorFacts)
 
 
 @dataclass(slots=True)
@@ -76,6 +78,9 @@ def rebuild(facts: StorageFacts, backup: Backup | None, restore: int, format_ver
     result.problems += [f"{damage}: copies of bundles may be missed; restore this file" for damage in facts.logs.damaged]
     records = {name: chosen.record for name, chosen in _live(_candidates(facts, backup, result), result).items()}
     result.items |= _kept(backup, facts)
+    items, problems = rebuilt_coordinators(facts.coordinators, facts.logs.sealed, result.items)
+    result.items |= items
+    result.problems += problems
     for name, record in sorted(records.items()):
         result.items[keys.bundle(BundleName.parse(name))] = record.encode()
         if record.state is not BundleState.DELETED:

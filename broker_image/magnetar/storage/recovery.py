@@ -147,6 +147,18 @@ async def scan(
     `start` and `end` are ends of blocks (or offset 0: the file's first). Views point into the bytes that were read. Raises CorruptData for
     any damage below a seal or below `end`, StorageError.
     """
+    async for number, body_at, body in scan_blocks(volume, incarnation, start, end):
+        found = _decoded(names.log_file(incarnation, number), body_at, body, terms)
+        for decoded, (payload_at, record) in enumerate(found, 1):
+            yield ScannedRecord(RecordPlace(number, body_at + payload_at), record)
+            if decoded % RECORDS_PER_TURN_MAX == 0:
+                await asyncio.sleep(0)
+
+
+async def scan_blocks(
+    volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None
+) -> AsyncIterator[tuple[int, int, memoryview]]:
+    """(file, offset of the body in it, body) of every block in a range, as `scan`."""
     for number in await _files_between(volume, incarnation, start, end):
         begin = max(FILE_HEADER_BYTES, start.offset if number == start.file else 0)
         limit = await read_seal(volume, incarnation, number)
@@ -159,10 +171,7 @@ async def scan(
         await read_file_header(volume, incarnation, number)
         blocks = LogBlocks(volume, incarnation, number, begin, limit)
         async for body_at, body in blocks:
-            for decoded, (payload_at, record) in enumerate(_decoded(blocks.name, body_at, body, terms), 1):
-                yield ScannedRecord(RecordPlace(number, body_at + payload_at), record)
-                if decoded % RECORDS_PER_TURN_MAX == 0:
-                    await asyncio.sleep(0)
+            yield number, body_at, body
             await asyncio.sleep(0)
         if limit is None:
             await blocks.check_nothing_follows()

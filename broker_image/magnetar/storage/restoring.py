@@ -21,6 +21,7 @@ from magnetar.storage import names
 from magnetar.storage.backups import list_backups, load_backup
 from magnetar.storage.checkpoint import read_checkpoint
 from magnetar.storage.collection import segments_of
+from magnetar.storage.coordinator_copies import read_coordinators
 from magnetar.storage.log_copies import LogFacts, fence_all, read_logs
 from magnetar.storage.manifest import Manifest, read_manifest
 from magnetar.storage.rebuilding import ManifestFact, RebuiltStore, StorageFacts, rebuild
@@ -151,7 +152,7 @@ async def read_facts(volume: Volume, storage_id: str, logs: LogFacts) -> Storage
             checkpoints[name] = topics
     for name in await volume.list(names.CHECKPOINTS):
         checkpoints.setdefault(name, frozenset())  # that a backup's record may name
-    return StorageFacts(storage_id, logs, checkpoints, manifests)
+    return StorageFacts(storage_id, logs, checkpoints, manifests, await read_coordinators(volume))
 
 
 async def _topics_of(volume: Volume, name: str, logs: LogFacts) -> frozenset[str] | None:

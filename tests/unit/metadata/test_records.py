@@ -14,6 +14,8 @@ from magnetar.metadata.records import (
     BundleState,
     CheckpointPointer,
     ClusterRecord,
+    CoordinatorRecord,
+    CoordinatorState,
     LogPosition,
     LogRange,
     NamespaceRecord,
@@ -47,11 +49,21 @@ class Every(Record):
     flag: bool
 
 
+COORDINATOR = CoordinatorRecord(
+    "tx-coordinator-0.a",
+    3,
+    CoordinatorState.SERVING,
+    2,
+    CheckpointPointer("coordinators/00/x", "tx-coordinator-0.a", LogPosition(0, 4096)),
+    (LogRange("tx-coordinator-0.a", LogPosition(0, 4096), None),),
+)
 EVERY = Every((1, 2), ("a", 0.5), LogPosition(1, 2), {"x": LogPosition(3, 4)}, {"y": [1, {"z": None}]}, True)
 VALID: dict[str, Any] = json.loads(EVERY.encode())
 
 
-@pytest.mark.parametrize("record", [OWNED, NAMESPACE, ClusterRecord("id", 1, 2), EVERY], ids=lambda record: type(record).__name__)
+@pytest.mark.parametrize(
+    "record", [OWNED, NAMESPACE, ClusterRecord("id", 1, 2), COORDINATOR, EVERY], ids=lambda record: type(record).__name__
+)
 def test_a_record_survives_its_encoding_and_the_encoding_is_canonical(record: Record) -> None:
     encoded = record.encode()
     assert type(record).decode(encoded) == record
@@ -105,3 +117,11 @@ def test_an_unknown_state_is_refused() -> None:
     body = {**json.loads(OWNED.encode()), "state": "Elsewhere"}
     with pytest.raises(StoreError, match="Elsewhere"):
         BundleRecord.decode(json.dumps(body).encode())
+
+
+def test_a_coordinator_without_a_log_is_what_components_without_logs_of_coordinators_read() -> None:
+    """Schema 1, byte for byte, as long as there is no log; it reads as one without any. What has a log is of schema 2, which they refuse."""
+    plain = CoordinatorRecord("tx-coordinator-0.a", 3, CoordinatorState.SERVING, 2)
+    assert plain.encode() == b'{"epoch":3,"incarnation":"tx-coordinator-0.a","open_transactions":2,"schema":1,"state":"Serving"}'
+    assert CoordinatorRecord.decode(plain.encode()) == plain
+    assert json.loads(COORDINATOR.encode())["schema"] == 2

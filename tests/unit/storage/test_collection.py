@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.balance import bundles as rules
-from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogFileRecord, LogPosition, LogRange
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CheckpointPointer,
+    CoordinatorRecord,
+    CoordinatorState,
+    LogFileRecord,
+    LogPosition,
+    LogRange,
+)
 from magnetar.names import BundleName
 from magnetar.storage import collection, names
 from magnetar.storage.collection import BundleFacts, Grace, LogFile, dead_log_files
@@ -352,3 +361,12 @@ def test_grace_counts_from_when_a_thing_was_given_up_and_forgets_what_is_needed_
     assert grace.over(["y"], 1150) == []
     assert grace.over(["x", "y"], 1199) == ["y"]
     assert Grace(0).over(["x"], 5) == ["x"]
+
+
+def test_what_a_coordinator_replays_is_kept() -> None:
+    """Its log names no bundle: without its chain every file of it would be dead. What lies before the chain is."""
+    files = {("tx-coordinator-0.a", number): LogFileRecord(5000, {}) for number in range(3)}
+    chain = (LogRange("tx-coordinator-0.a", LogPosition(1, 4096), None),)
+    record = CoordinatorRecord("tx-coordinator-0.b", 2, CoordinatorState.RECOVERING, chain=chain)
+    assert dead_log_files(files, {}, coordinators=[record]) == [("tx-coordinator-0.a", 0)]
+    assert dead_log_files(files, {}) == sorted(files)

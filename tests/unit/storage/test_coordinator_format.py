@@ -11,9 +11,8 @@ from magnetar.metadata.records import LogPosition
 from magnetar.storage.coordinator_format import (
     CoordinatorCheckpoint,
     CoordinatorEntry,
-    CoordinatorTerm,
+    decode_changes,
     decode_checkpoint,
-    decode_entries_of,
     encode_changes,
     encode_checkpoint,
 )
@@ -35,12 +34,11 @@ U64 = st.integers(0, 2**64 - 1)
 MS = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=20)
 PARTICIPANTS = st.builds(Participant, TEXT, TEXT)
-CHANGES: st.SearchStrategy[Change | CoordinatorTerm] = st.one_of(
+CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(Opened, U64, U64, MS, TEXT),
     st.builds(Joined, U64, st.lists(PARTICIPANTS, max_size=4).map(tuple)),
     st.builds(Decided, U64, st.sampled_from(Action), MS),
     st.builds(Ended, U64, MS),
-    st.builds(CoordinatorTerm, st.binary(max_size=20)),
 )
 STATES = st.builds(
     CoordinatorState,
@@ -60,7 +58,7 @@ STATES = st.builds(
     st.lists(st.builds(Outcome, U64, st.sampled_from(Action), MS, TEXT), max_size=3).map(tuple),
 )
 HEAD = "0700000000000000" + "0200" + "01"
-GOLDEN: list[tuple[Change | CoordinatorTerm, str]] = [
+GOLDEN: list[tuple[Change, str]] = [
     (
         Opened(5, 60_000, 1_000, "ann"),
         "07000000" + "29000000" + HEAD + "01" + "0500000000000000" + "60ea000000000000" + "e803000000000000" + "0300" + "616e6e",
@@ -71,7 +69,6 @@ GOLDEN: list[tuple[Change | CoordinatorTerm, str]] = [
     ),
     (Decided(5, Action.ABORT, 2), "07000000" + "1d000000" + HEAD + "03" + "0500000000000000" + "01" + "0200000000000000"),
     (Ended(5, 3), "07000000" + "1c000000" + HEAD + "04" + "0500000000000000" + "0300000000000000"),
-    (CoordinatorTerm(b"{}"), "07000000" + "0e000000" + HEAD + "05" + "7b7d"),
 ]
 
 
@@ -82,21 +79,19 @@ def joined(encoded: Encoded) -> bytes:
 
 
 @pytest.mark.parametrize(("change", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
-def test_golden_bytes(change: Change | CoordinatorTerm, golden: str) -> None:
+def test_golden_bytes(change: Change, golden: str) -> None:
     """Version 1 of every record is what it was when it was released."""
     data = joined(encode_changes(7, 2, [change]))
     assert data.hex() == golden
-    assert list(decode_entries_of(memoryview(data))) == [CoordinatorEntry(7, 2, change)]
+    assert list(decode_changes(memoryview(data))) == [CoordinatorEntry(7, 2, change)]
 
 
 @given(epoch=U64, tcid=st.integers(0, 0xFFFF), changes=st.lists(CHANGES, max_size=6))
-def test_there_and_back(epoch: int, tcid: int, changes: list[Change | CoordinatorTerm]) -> None:
-    """Any changes, in order; copies of the record alone, if only those are asked for."""
+def test_there_and_back(epoch: int, tcid: int, changes: list[Change]) -> None:
+    """Any changes, in order."""
     body = memoryview(joined(encode_changes(epoch, tcid, changes)))
-    entries = list(decode_entries_of(body))
+    entries = list(decode_changes(body))
     assert entries == [CoordinatorEntry(epoch, tcid, change) for change in changes]
-    copies = [entry for entry in entries if isinstance(entry.content, CoordinatorTerm)]
-    assert list(decode_entries_of(body, terms_only=True)) == copies
 
 
 def test_each_reader_passes_over_the_others_records() -> None:
@@ -105,19 +100,17 @@ def test_each_reader_passes_over_the_others_records() -> None:
     topic = joined(encode_topic(epoch=7, topic="t", operation=TopicOperation.CREATE, properties={}))
     body = memoryview(own + topic + own)
     assert len(list(decode_records(body))) == 1
-    assert [entry.content for entry in decode_entries_of(body)] == [Ended(1, 2)] * 2
+    assert [entry.change for entry in decode_changes(body)] == [Ended(1, 2)] * 2
 
 
-@given(
-    changes=st.lists(CHANGES.filter(lambda change: not isinstance(change, CoordinatorTerm)), min_size=1, max_size=3), data=st.data()
-)
-def test_records_that_are_cut_are_damage(changes: list[Change | CoordinatorTerm], data: st.DataObject) -> None:
+@given(changes=st.lists(CHANGES, min_size=1, max_size=3), data=st.data())
+def test_records_that_are_cut_are_damage(changes: list[Change], data: st.DataObject) -> None:
     """Anywhere but between two records."""
     whole = joined(encode_changes(1, 0, changes))
     ends = {len(joined(encode_changes(1, 0, changes[:count]))) for count in range(len(changes) + 1)}
     cut = data.draw(st.integers(1, len(whole) - 1).filter(lambda at: at not in ends))
     with pytest.raises(CorruptData):
-        list(decode_entries_of(memoryview(whole[:cut])))
+        list(decode_changes(memoryview(whole[:cut])))
 
 
 def test_other_versions_and_operations_are_refused() -> None:
@@ -125,10 +118,10 @@ def test_other_versions_and_operations_are_refused() -> None:
     data = bytearray(joined(encode_changes(7, 2, [Ended(1, 2)])))
     data[18] = 2
     with pytest.raises(CorruptData, match="version 2"):
-        list(decode_entries_of(memoryview(data)))
+        list(decode_changes(memoryview(data)))
     data[18], data[19] = 1, 9
     with pytest.raises(CorruptData, match="does not decode"):
-        list(decode_entries_of(memoryview(data)))
+        list(decode_changes(memoryview(data)))
 
 
 def test_a_name_that_does_not_fit_is_refused() -> None:

@@ -72,6 +72,7 @@ class Life(RuleBasedStateMachine):
         self.driven: set[int] = set()
         self.told = Told()
         self.numbers = 0
+        self.asked_knowing: set[object] = set()  # requests about sequences that clients had been told of
 
     # --- what clients do -------------------------------------------------------------------------------------------------------
 
@@ -79,6 +80,8 @@ class Life(RuleBasedStateMachine):
         self.numbers += 1
         event = event_of(self.numbers)  # type: ignore[operator]
         self.requests[self.numbers] = event
+        if getattr(event, "least", None) in self.told.sequences:
+            self.asked_knowing.add(self.numbers)
         self.perform(self.core.handle(event))
 
     @rule(timeout_ms=st.sampled_from([50, 500]))
@@ -190,8 +193,7 @@ class Life(RuleBasedStateMachine):
             assert any(change == Opened(answer.least, event.timeout_ms, change.opened_ms) for change in self.opened())
             self.told.sequences.add(answer.least)
         elif isinstance(answer.error, TransactionNotFound):
-            last = self.told.decided.get(answer.least)
-            assert last is None or self.forgotten(answer.least)
+            assert answer.request not in self.asked_knowing or self.forgotten(answer.least)
         elif isinstance(answer.error, InvalidTxnStatus):
             decision = self.decision(answer.least)
             assert decision is not None

@@ -4,13 +4,15 @@ Owns: `CoordinatorClaim`: taking a number under a lease, keeping its durable rec
 errors, clock.
 Invariants: a number has one holder, whose epoch is higher than that of every holder before it; each change of the record compares that nobody has
 taken the number since, so a former holder changes nothing; a holder says Serving only in the transaction that finds its number below the set's
-limit, so whoever lowers the limit and then reads Retiring or Released knows that nothing is begun any more; numbers are announced in order.
+limit, so whoever lowers the limit and then reads Retiring or Released knows that nothing is begun any more; numbers are announced in order; a life's
+log is in the record before, or with, its word that it serves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import structlog
 
@@ -21,10 +23,12 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import (
     COORDINATORS_MAX,
     RESTORE_STRIDE,
+    CheckpointPointer,
     CoordinatorClaimRecord,
     CoordinatorRecord,
     CoordinatorSetRecord,
     CoordinatorState,
+    LogRange,
 )
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
 from magnetar.server.coordinator.identity import CoordinatorIdentity
@@ -42,11 +46,16 @@ class CoordinatorClaim:
         self._store, self._clock, self._identity, self._restore = store, clock, identity, restore
         self._revision = 0
         self._seen = self._set_revision = 0
+        self._log: tuple[CheckpointPointer, tuple[LogRange, ...]] | None = None
         self.record: CoordinatorRecord | None = None
 
     @property
     def tcid(self) -> int:
         return self._identity.tcid
+
+    @property
+    def incarnation(self) -> str:
+        return self._identity.incarnation
 
     @property
     def epoch(self) -> int:
@@ -85,6 +94,18 @@ class CoordinatorClaim:
             unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", self._set_revision)
             if not operations or await self._write((unchanged,), operations):
                 return
+
+    def begin_log(self, checkpoint: CheckpointPointer, chain: tuple[LogRange, ...]) -> None:
+        """From here on the record names these; the next `settle` writes them, before this life answers anything."""
+        self._log = checkpoint, chain
+
+    async def point(self, checkpoint: CheckpointPointer, chain: tuple[LogRange, ...]) -> None:
+        """Replace how to recover this number's transactions. Raises Fenced if somebody else has taken the number, StoreError."""
+        assert self.record is not None, "only a holder has a log"
+        self._log = checkpoint, chain
+        while (self.record.checkpoint, self.record.chain) != self._log:
+            record = self._changed(self.record.state, self.record.open_transactions)
+            await self._write((), [Put(keys.coordinator(self.tcid), record.encode())])
 
     async def release(self, open_transactions: int) -> None:
         """Give the number back at once. Raises Fenced if it was taken already, StoreError."""
@@ -127,8 +148,9 @@ class CoordinatorClaim:
         before = CoordinatorRecord.decode(item.value) if item is not None else None
         # Records do not survive the loss of a store, but every store that follows has a higher restore number.
         epoch = max(before.epoch if before is not None else 0, self._restore * RESTORE_STRIDE) + 1
-        left = before.open_transactions if before is not None else 0
-        record = CoordinatorRecord(self._identity.incarnation, epoch, CoordinatorState.RECOVERING, left)
+        record = CoordinatorRecord(self._identity.incarnation, epoch, CoordinatorState.RECOVERING)
+        if before is not None:
+            record = replace(before, incarnation=self._identity.incarnation, epoch=epoch, state=CoordinatorState.RECOVERING)
         claim = CoordinatorClaimRecord(
             incarnation=self._identity.incarnation,
             epoch=epoch,
@@ -179,7 +201,8 @@ class CoordinatorClaim:
 
     def _changed(self, state: CoordinatorState, open_transactions: int) -> CoordinatorRecord:
         assert self.record is not None, "only a holder has a record"
-        return CoordinatorRecord(self.record.incarnation, self.record.epoch, state, open_transactions)
+        checkpoint, chain = self._log or (self.record.checkpoint, self.record.chain)
+        return replace(self.record, state=state, open_transactions=open_transactions, checkpoint=checkpoint, chain=chain)
 
 
 def _exact(items: tuple[KeyValue, ...], key: str) -> KeyValue | None:
