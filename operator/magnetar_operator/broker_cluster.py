@@ -1,6 +1,7 @@
 """Reconciling a `BrokerCluster`.
 
-Owns: the order of steps; cordons and the story of moves. Imports: world, desired, children, pod_care, moves, autoscaler, cluster_status.
+Owns: the order of steps; cordons and the story of moves. Imports: world, desired, children, pod_care, moves, autoscaler,
+client_security, cluster_status.
 Invariants: decisions are pure functions of one look at the world, effects follow them; children are applied even while the metadata store is away;
 a broker leaves only as `plan_scale` allows; the status is written last and only when it differs.
 """
@@ -16,6 +17,7 @@ from magnetar_operator import broker_pods, etcd_life, names
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children, read_children
+from magnetar_operator.client_security import ensure_internal_key, see_security, tell_security
 from magnetar_operator.cluster_state import ClusterState, read_cluster_state
 from magnetar_operator.cluster_status import Observed, derive, findings_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
@@ -25,7 +27,7 @@ from magnetar_operator.metadata_copies import copies_problem
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
-from magnetar_operator.rolling import RollPlan
+from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.scale_story import Told
 from magnetar_operator.scaling import CORDON_REASON, REPLACE_REASON
 from magnetar_operator.storage_credentials import LOOK_AGAIN_S as CREDENTIALS_LOOK_S
@@ -62,13 +64,16 @@ async def reconcile(world: World, key: Key) -> float | None:
     await _tell(world, cluster, moves.story.before)
     problems = [*secured.problems, *await _apply_cordons(world, cluster, moves)]
     seen = await see_credentials(world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name)))
-    problems += seen.problems
+    security = [*await see_security(world, cluster), *await ensure_internal_key(world, cluster)]
+    await tell_security(world, cluster, security)
+    problems += [*seen.problems, *security]
     wanted = desired(cluster, world.defaults, moves.scale.replicas, observed.children, seen.digest, observed.etcd_shape)
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
-    roll = _plan_roll(cluster, observed, moves)
+    roll = held(_plan_roll(cluster, observed, moves), security)
     await restart(world, cluster, observed.pods, roll)
-    await _replace(world, observed, moves)
+    if not security:
+        await _replace(world, observed, moves)
     await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
     if observed.state is not None:
         problems += await ensure_users(world, secured)
@@ -78,7 +83,8 @@ async def reconcile(world: World, key: Key) -> float | None:
     problems += moves.problems
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
     await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled)
-    return min(_again_after_s(observed, moves), autoscaled.again_s, CREDENTIALS_LOOK_S if seen.problems else LOOK_AGAIN_S)
+    secrets_s = CREDENTIALS_LOOK_S if seen.problems or security else LOOK_AGAIN_S
+    return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s)
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:

@@ -135,6 +135,12 @@ class Reason(enum.Enum):
         "A listener's service has no address yet; clients inside are served, and brokers need no restart when it comes.",
         "kubectl describe the service: it wants a load balancer that the cluster can make, or set advertisedHost.",
     )
+    TOKEN_KEY_MISSING = (
+        "TokenKeyMissing",
+        "The secret with the key of spec.auth.tokens is missing, or what it holds is no such key; running pods go on with the one that they "
+        "have, and none is restarted.",
+        "Make the secret with the entry named, or correct spec.auth.tokens.",
+    )
     CLUSTER_MISSING = "ClusterNotFound", "The cluster that clusterRef names does not exist.", "Make it, or correct clusterRef."
     NOT_ALLOWED = (
         "NamespaceNotAllowed",

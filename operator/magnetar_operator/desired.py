@@ -17,6 +17,7 @@ from magnetar_operator.builders.etcd_set import EtcdShape, etcd_set, peer_urls
 from magnetar_operator.builders.listeners import broker_listeners, listener_services
 from magnetar_operator.builders.network_policy import etcd_policy
 from magnetar_operator.builders.object import Defaults, Manifest
+from magnetar_operator.builders.security import security_config
 from magnetar_operator.builders.service import brokers_service, client_service, etcd_service
 from magnetar_operator.builders.service_account import broker_account
 from magnetar_operator.builders.storage_claim import storage_claim
@@ -61,6 +62,7 @@ def desired(
         *listener_services(cluster, replicas),
         *broker_listeners(cluster, replicas, observed),
         broker_config(cluster),
+        *security_config(cluster),
         disruption_budget(cluster),
         broker_set(cluster, defaults, replicas, credentials),
     ]

@@ -92,6 +92,16 @@ def broker_listeners(cluster: str) -> str:
     return f"{broker_set(cluster)}-listeners"
 
 
+def security(cluster: str) -> str:
+    """ConfigMap that says who clients are and what they may do."""
+    return f"{cluster}-security"
+
+
+def internal_secret(cluster: str) -> str:
+    """Secret with the key by which the cluster's processes know each other."""
+    return f"{cluster}-internal"
+
+
 def listener_service(cluster: str, listener: str, ordinal: int | None) -> str:
     """Service of a listener: of one broker, or (None) of all of them."""
     return f"{broker_set(cluster)}-{listener}" if ordinal is None else f"{broker_pod(cluster, ordinal)}-{listener}"

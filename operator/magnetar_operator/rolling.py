@@ -9,7 +9,7 @@ and the grace period to hand its bundles over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
@@ -64,6 +64,11 @@ def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: 
         return RollPlan(pending=pending, waits_for=unready or f"{replicas - len(ordered)} {what} that do not exist yet")
     # The highest ordinal first, as a StatefulSet does it: the lowest is the one that scaling keeps longest.
     return RollPlan(outdated[-1].name, pending)
+
+
+def held(plan: RollPlan, problems: Sequence[Problem]) -> RollPlan:
+    """The plan while `problems` would keep a pod that is made now from starting: nobody is restarted, whatever state he is in."""
+    return replace(plan, restart="", waits_for=problems[0].message) if problems else plan
 
 
 def difference_of(pod: Manifest, template: Manifest) -> str:

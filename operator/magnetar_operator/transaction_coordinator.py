@@ -18,6 +18,7 @@ from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.children import apply_children, read_children
+from magnetar_operator.client_security import see_security
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, obstructed
 from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
@@ -25,7 +26,7 @@ from magnetar_operator.coordinators_status import ObservedCoordinators, derive, 
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
-from magnetar_operator.rolling import RollPlan
+from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.storage_credentials import LOOK_AGAIN_S as CREDENTIALS_LOOK_S
 from magnetar_operator.storage_credentials import see_credentials
 from magnetar_operator.withdrawing import withdraw
@@ -69,14 +70,15 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
     problems = await _write_record(world, resource, cluster, observed, scale)
     seen = await see_credentials(world, cluster, resource, _set_of(resource, observed))
-    problems += seen.problems
+    security = await see_security(world, cluster)
+    problems += [*seen.problems, *security]
     wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas, seen.digest)
     problems += await apply_children(world, resource, wanted, observed.children)
-    roll = _plan_roll(resource, observed, scale)
+    roll = held(_plan_roll(resource, observed, scale), security)
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
     await _write_status(world, resource, observed, scale, roll, problems)
-    return min(_again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems else LOOK_AGAIN_S)
+    return min(_again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems or security else LOOK_AGAIN_S)
 
 
 # --- who may act --------------------------------------------------------------------------------------------------------------

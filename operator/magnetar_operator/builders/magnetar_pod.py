@@ -26,6 +26,7 @@ from magnetar_operator.builders.object import (
     pull_secrets,
     store_url,
 )
+from magnetar_operator.builders.security import security_arguments, security_mounts, security_volumes
 from magnetar_operator.models.broker_cluster import BrokerCluster, Resources
 from magnetar_operator.models.pod_template import PodTemplate, TopologySpread
 
@@ -77,6 +78,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
             *storage_volumes(cluster),
             {"name": "tmp", "emptyDir": {}},
             *client_volumes(cluster, parts.component),
+            *security_volumes(cluster),
             *parts.volumes,
         ],
     }
@@ -127,6 +129,7 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
             "--advertised-address", "$(POD_IP)",
             "--broker-port", str(names.BROKER_PORT),
             "--http-port", str(names.HTTP_PORT),
+            *security_arguments(cluster),
             *parts.arguments,
         ],
         "env": [
@@ -142,7 +145,7 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "livenessProbe": _probe("/live", period=10, failures=3),
         "volumeMounts": [
             *storage_mounts(cluster), {"name": "tmp", "mountPath": "/tmp"},
-            *client_mounts(cluster, parts.component),
+            *client_mounts(cluster, parts.component), *security_mounts(cluster),
             *parts.mounts,
         ],
     }  # fmt: skip

@@ -28,6 +28,7 @@ from magnetar_operator.models.etcd import EtcdStatus
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
+from magnetar_operator.models.security import Auth
 from magnetar_operator.models.storage import SecretReference, Storage, VolumeClaim
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-coordinator", "-coordinators", "-etcd", "-storage")
@@ -189,6 +190,11 @@ class BrokerClusterSpec(Model):
         json_schema_extra={"default": {"managed": {}}},
     )
     listeners: Listeners = ()
+    auth: Auth | None = Field(
+        default=None,
+        description="Who clients are and what they may do; without it everybody may do everything. Switching it on or off, or another "
+        "secret, rolls the brokers and coordinators; other roles and another content do not.",
+    )
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each broker.")
     config: BrokerConfig = Field(
         default_factory=BrokerConfig, description="Broker settings by their own names, as numbers. A change rolls the brokers."

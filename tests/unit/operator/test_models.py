@@ -28,6 +28,10 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
+    "spec.auth",
+    "spec.auth.tokens",
+    "spec.auth.tokens.secretKey",
+    "spec.auth.tokens.publicKey",
 }
 NOT_OWNED = "Absent: not owned here."
 

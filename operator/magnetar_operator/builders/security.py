@@ -1,0 +1,128 @@
+"""How pods know who their clients are, and each other.
+
+Owns: the document that says so, its ConfigMap, the secret of the cluster's own key, what a secret of a token key must hold, and how pods mount these.
+Imports: builders.object, models, names, magnetar.security. Pure.
+Invariants: no ConfigMap, argument or template holds a key or anything that follows from one; processes follow the mounted files, so that another
+role or key changes no template; everything is in one volume, whose content changes at once.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import yaml
+
+from magnetar.errors import InvalidRequest
+from magnetar.security.keys import SECRET_BYTES_MIN, secret_key
+from magnetar.security.signatures import public_key
+from magnetar_operator import names
+from magnetar_operator.builders.etcd_tls import READABLE_BY_GROUP, content
+from magnetar_operator.builders.object import Manifest, cluster_object
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.security import Auth, SecretEntry
+
+PATH = "/etc/magnetar/security"
+VOLUME = "security"
+DOCUMENT, INTERNAL_KEY, TOKEN_KEY = "security.yaml", "internal.key", "token.key"
+
+
+def is_secured(cluster: BrokerCluster) -> bool:
+    """Whether the cluster's processes need to know each other."""
+    return cluster.spec.auth is not None
+
+
+# --- the document ---------------------------------------------------------------------------------------------------------------
+
+
+def security_document(auth: Auth) -> dict[str, Any]:
+    """What `--security` gets."""
+    authentication: dict[str, Any] = {"anonymousRole": auth.anonymous_role}
+    if auth.tokens is not None:
+        kind = "secretKeyFile" if auth.tokens.secret_key is not None else "publicKeyFile"
+        authentication["token"] = {
+            kind: f"{PATH}/{TOKEN_KEY}", "roleClaim": auth.tokens.role_claim, "audience": auth.tokens.audience,
+        }  # fmt: skip
+    return {
+        "authentication": authentication,
+        "authorization": {
+            "enabled": auth.authorization,
+            "superUserRoles": list(auth.super_user_roles),
+            "proxyRoles": list(auth.proxy_roles),
+            "openMetrics": auth.open_metrics,
+        },
+        "internal": {"keyFile": f"{PATH}/{INTERNAL_KEY}", "caFile": ""},
+    }
+
+
+def security_config(cluster: BrokerCluster) -> list[Manifest]:
+    """The ConfigMap with the document; none for a cluster that is open to everybody."""
+    if cluster.spec.auth is None:
+        return []
+    config = cluster_object("v1", "ConfigMap", cluster, names.security(cluster.name), names.BROKER)
+    text = yaml.safe_dump(security_document(cluster.spec.auth), sort_keys=False, allow_unicode=True)
+    return [config | {"data": {DOCUMENT: text}}]
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------------------
+
+
+def internal_secret(cluster: BrokerCluster, key: bytes) -> Manifest:
+    """The key by which the cluster's processes know each other."""
+    secret = cluster_object("v1", "Secret", cluster, names.internal_secret(cluster.name), names.BROKER)
+    return secret | {"type": "Opaque", "data": {INTERNAL_KEY: base64.b64encode(key).decode()}}
+
+
+def internal_key(secret: Manifest) -> bytes:
+    """b"" if the secret holds none that will do."""
+    key = content(secret, INTERNAL_KEY)
+    return key if len(key) >= SECRET_BYTES_MIN else b""
+
+
+def token_entry(cluster: BrokerCluster) -> SecretEntry | None:
+    """Where the key is by which tokens are checked."""
+    tokens = cluster.spec.auth.tokens if cluster.spec.auth is not None else None
+    return (tokens.secret_key or tokens.public_key) if tokens is not None else None
+
+
+def token_key_problem(cluster: BrokerCluster, secret: Manifest) -> str:
+    """Why an existing secret will not do; "" if it will, or nobody shows tokens."""
+    entry = token_entry(cluster)
+    if entry is None:
+        return ""
+    key = content(secret, entry.key)
+    if not key:
+        return f"secret {entry.name} has no {entry.key}; add it, or name the right entry in spec.auth.tokens"
+    assert cluster.spec.auth is not None
+    assert cluster.spec.auth.tokens is not None
+    loads = secret_key if cluster.spec.auth.tokens.secret_key is not None else public_key
+    try:
+        loads(f"secret {entry.name}: {entry.key}", key)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+# --- pods -----------------------------------------------------------------------------------------------------------------------
+
+
+def security_arguments(cluster: BrokerCluster) -> list[str]:
+    return ["--security", f"{PATH}/{DOCUMENT}"] if is_secured(cluster) else []
+
+
+def security_volumes(cluster: BrokerCluster) -> list[Manifest]:
+    """Nothing is optional: a process that cannot know who comes must not start."""
+    if not is_secured(cluster):
+        return []
+    sources: list[Manifest] = [
+        {"configMap": {"name": names.security(cluster.name), "items": [{"key": DOCUMENT, "path": DOCUMENT}]}},
+        {"secret": {"name": names.internal_secret(cluster.name), "items": [{"key": INTERNAL_KEY, "path": INTERNAL_KEY}]}},
+    ]
+    entry = token_entry(cluster)
+    if entry is not None:
+        sources.append({"secret": {"name": entry.name, "items": [{"key": entry.key, "path": TOKEN_KEY}]}})
+    return [{"name": VOLUME, "projected": {"defaultMode": READABLE_BY_GROUP, "sources": sources}}]
+
+
+def security_mounts(cluster: BrokerCluster) -> list[Manifest]:
+    return [{"name": VOLUME, "mountPath": PATH, "readOnly": True}] if is_secured(cluster) else []
