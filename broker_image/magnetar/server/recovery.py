@@ -32,6 +32,7 @@ from magnetar.storage.log_format import (
 )
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import ScannedRecord
+from magnetar.storage.transaction_format import TransactionRecord
 from magnetar.topics.ledgers import Position
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
 from magnetar.topics.topic import Topic
@@ -112,13 +113,19 @@ async def _finish(record: BundleRecord, epoch: int, scans: LogScans, preloaded: 
     return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False)
 
 
-def _topic_state(values: TopicValues) -> TopicState:
-    """A topic of a checkpoint in the terms of the topic cores."""
+def _topic_state(name: str, values: TopicValues) -> TopicState:
+    """A topic of a checkpoint in the terms of the topic cores. Raises CorruptData if it was used with transactions."""
+    if values.transactions is not None:
+        raise _has_transactions(name)
     cursors = {
         name: CursorState(cursor.mark_delete, cursor.ranges, cursor.partial, cursor.properties)
         for name, cursor in values.cursors.items()
     }
     return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences, values.sizes, values.marks)
+
+
+def _has_transactions(topic: str) -> CorruptData:
+    return CorruptData(f"topic {topic} was used with transactions, which this broker does not serve: start a newer one")
 
 
 class BundleReplay:
@@ -140,7 +147,7 @@ class BundleReplay:
             )
         for name, state in checkpoint.topics.items():
             if self.contains(name):  # else of a sibling: it was written before the bundle was split off
-                self.topics[name] = RecoveredTopic(Topic.from_state(name, self._epoch, _topic_state(state)), EntryIndex())
+                self.topics[name] = RecoveredTopic(Topic.from_state(name, self._epoch, _topic_state(name, state)), EntryIndex())
 
     def begin(self, epoch: int) -> None:
         """The term these topics are served in is known now."""
@@ -176,7 +183,11 @@ class BundleReplay:
             known = self._belongs[topic] = self._bundle.contains(TopicName.parse(topic))
         return known
 
-    def _apply(self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord) -> None:
+    def _apply(
+        self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord | TransactionRecord
+    ) -> None:
+        if isinstance(record, TransactionRecord):
+            raise _has_transactions(record.topic)
         if isinstance(record, TopicRecord):
             self._apply_topic(record)
             return

@@ -16,7 +16,9 @@ from magnetar.metadata.records import LogPosition
 from magnetar.names import BundleName
 from magnetar.storage import names
 from magnetar.storage.document import decode_document, encode_document
+from magnetar.storage.transaction_format import participant_document, participant_state
 from magnetar.storage.volume import Volume
+from magnetar.transactions.participant_records import ParticipantState
 
 KIND, VERSION = "checkpoint", 1
 
@@ -38,6 +40,7 @@ class TopicValues(Protocol):
     """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order, `sequences` (producer, highest sequence id).
 
     `sizes` is (bytes dropped, bytes appended), `marks` are (ledger, entry, append ms, bytes appended) of how old its entries are.
+    `transactions` is None for a topic that was never used with any.
     """
 
     @property
@@ -54,6 +57,8 @@ class TopicValues(Protocol):
     def sizes(self) -> tuple[int, int]: ...
     @property
     def marks(self) -> Sequence[tuple[int, int, int, int]]: ...
+    @property
+    def transactions(self) -> ParticipantState | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class TopicCheckpoint:
     sequences: tuple[tuple[str, int], ...] = ()
     sizes: tuple[int, int] = (0, 0)
     marks: tuple[tuple[int, int, int, int], ...] = ()
+    transactions: ParticipantState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
                     [list(known) for known in topic.sequences],
                     list(topic.sizes),
                     [list(mark) for mark in topic.marks],
+                    *([] if topic.transactions is None else [participant_document(topic.transactions)]),
                 ]
                 for name, topic in checkpoint.topics.items()
             },
@@ -147,6 +154,7 @@ def _topic(
     sequences: list[Any],
     sizes: list[int],
     marks: list[list[int]],
+    transactions: dict[str, Any] | None = None,
 ) -> TopicCheckpoint:
     return TopicCheckpoint(
         created_ms,
@@ -156,6 +164,7 @@ def _topic(
         tuple((producer, sequence) for producer, sequence in sequences),
         (sizes[0], sizes[1]),
         tuple((ledger, entry, append_ms, total) for ledger, entry, append_ms, total in marks),
+        None if transactions is None else participant_state(transactions),
     )
 
 

@@ -22,7 +22,9 @@ from crc32c import crc32c
 
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
+from magnetar.storage.transaction_format import TransactionRecord, decode_transaction, transaction_payload
 from magnetar.storage.volume import Buffer
+from magnetar.transactions.participant_records import Change
 
 VERSION = 1
 FILE_HEADER_BYTES = 4096
@@ -58,6 +60,7 @@ class RecordType(enum.IntEnum):
     TOPIC = 3
     RELEASE = 4
     TERM = 5
+    TRANSACTION = 6
     COORDINATOR = 7
 
 
@@ -248,7 +251,7 @@ class TermRecord:
     state: bytes
 
 
-Record = EntriesRecord | CursorRecord | TopicRecord | ReleaseRecord | TermRecord
+Record = EntriesRecord | CursorRecord | TopicRecord | ReleaseRecord | TermRecord | TransactionRecord
 
 
 def encode_entries(
@@ -342,6 +345,11 @@ def encode_term(*, epoch: int, bundle: str, state: bytes) -> Encoded:
     return _encoded(RecordType.TERM, _RELEASE.pack(epoch, _bounded(name), 0, len(state)), name, state)
 
 
+def encode_transaction(*, epoch: int, topic: str, change: Change, subscription: str = "") -> Encoded:
+    """A TRANSACTION record. Raises LimitExceeded for a name beyond 65535 bytes."""
+    return _encoded(RecordType.TRANSACTION, transaction_payload(epoch, topic, change, subscription))
+
+
 def _encoded(kind: RecordType, *parts: bytes) -> Encoded:
     payload = b"".join(parts)
     return Encoded([_RECORD.pack(kind, 0, 0, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload))
@@ -382,10 +390,8 @@ def decode_records(
         decode = _DECODERS.get(kind)
         if decode is None:
             raise CorruptData(f"record type {kind} is not known in log version {VERSION}; upgrade this component")
-        if terms is not None and length >= _EPOCH.size and _EPOCH.unpack_from(body, at)[0] not in terms:
-            at += length
-            continue
-        if kinds is not None and kind not in kinds:
+        other_term = terms is not None and length >= _EPOCH.size and _EPOCH.unpack_from(body, at)[0] not in terms
+        if other_term or (kinds is not None and kind not in kinds):
             at += length
             continue
         try:
@@ -471,14 +477,6 @@ def _decode_topic(payload: memoryview) -> TopicRecord:
     )
 
 
-def _decode_release(payload: memoryview) -> ReleaseRecord:
-    return ReleaseRecord(*_decode_bundle_state(payload))
-
-
-def _decode_term(payload: memoryview) -> TermRecord:
-    return TermRecord(*_decode_bundle_state(payload))
-
-
 def _decode_bundle_state(payload: memoryview) -> tuple[int, str, bytes]:
     epoch, bundle_length, _, length = _RELEASE.unpack_from(payload)
     bundle_end = _RELEASE.size + bundle_length
@@ -495,6 +493,7 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.ENTRIES: _decode_entries,
     RecordType.CURSOR: _decode_cursor,
     RecordType.TOPIC: _decode_topic,
-    RecordType.RELEASE: _decode_release,
-    RecordType.TERM: _decode_term,
+    RecordType.RELEASE: lambda payload: ReleaseRecord(*_decode_bundle_state(payload)),
+    RecordType.TERM: lambda payload: TermRecord(*_decode_bundle_state(payload)),
+    RecordType.TRANSACTION: decode_transaction,
 }

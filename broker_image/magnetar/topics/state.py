@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.topics.ledgers import Position
+from magnetar.transactions.participant_records import ParticipantState
 
 Range = tuple[int, int, int]
 PartialAck = tuple[int, int, tuple[int, ...]]
@@ -53,7 +54,7 @@ class TopicState:
     `ledgers` are (ledger id, entry count) in order, dropped entries of the first one included (the property `trimmed` tells how many);
     `cursors` are the durable ones by subscription name; `sequences` are (producer name, highest durable sequence id) where deduplication is
     on. `sizes` is (bytes ever dropped, bytes ever appended); `marks` are (ledger, entry, append ms, bytes appended up to it) of the last
-    entry that each mark of age covers.
+    entry that each mark of age covers. `transactions` is None for a topic that was never used with any.
     """
 
     created_ms: int
@@ -63,3 +64,4 @@ class TopicState:
     sequences: Sequence[tuple[str, int]] = ()
     sizes: tuple[int, int] = (0, 0)
     marks: Sequence[tuple[int, int, int, int]] = ()
+    transactions: ParticipantState | None = None

@@ -1,0 +1,292 @@
+"""Bytes of what topics and subscriptions write about transactions (version 1 of the TRANSACTION record and of its part of a checkpoint).
+
+Owns: the payload of TRANSACTION records, and a topic's transactions in a checkpoint. Imports: errors, arrays, transactions' records. Pure.
+A payload is a fixed head {epoch, transaction, floor, operation, flags, lengths}, the topic's name, the producer's or subscription's, and words (i64).
+Invariant: written only where transactions were used: a topic that never was has neither records nor such a part.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from magnetar.errors import LimitExceeded
+from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import (
+    Abort,
+    Append,
+    BufferState,
+    Change,
+    Commit,
+    CommittedState,
+    CumulativeAck,
+    EndAcks,
+    FenceState,
+    OpenState,
+    Outcome,
+    ParticipantState,
+    PendingAck,
+    PendingState,
+    Place,
+    Span,
+    TranslationState,
+)
+
+_HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
+_CUMULATIVE = 1
+_NAME_BYTES_MAX = 0xFFFF
+
+
+class TransactionOperation(enum.IntEnum):
+    """APPEND, COMMIT and ABORT are of the topic's buffer, the others of a subscription."""
+
+    APPEND = 1
+    COMMIT = 2
+    ABORT = 3
+    ACKNOWLEDGE = 4
+    COMMIT_ACKS = 5
+    ABORT_ACKS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    """A change of a topic's transaction buffer, or of the pending acknowledgements of `subscription`."""
+
+    epoch: int
+    topic: str
+    change: Change
+    subscription: str = ""
+
+
+# --- records ------------------------------------------------------------------------------------------------------------------
+
+
+def transaction_payload(epoch: int, topic: str, change: Change, subscription: str) -> bytes:
+    """The payload of a TRANSACTION record. Raises LimitExceeded for a name beyond 65535 bytes."""
+    floor, flags, name = 0, 0, subscription
+    words: list[int] = []
+    if isinstance(change, Append):
+        operation, name = TransactionOperation.APPEND, change.producer
+        words = [*change.first, change.count, _signed(change.highest), change.size, *change.send_point, change.append_ms]
+    elif isinstance(change, Commit):
+        operation, floor = TransactionOperation.COMMIT, change.floor
+        words = [*change.marker, *(number for span in change.spans for number in span)]
+    elif isinstance(change, Abort):
+        operation, floor = TransactionOperation.ABORT, change.floor
+    elif isinstance(change, PendingAck):
+        operation, flags = TransactionOperation.ACKNOWLEDGE, 0 if change.cumulative is None else _CUMULATIVE
+        words = _ack_words(change)
+    else:
+        committed = change.outcome is Outcome.COMMITTED
+        operation = TransactionOperation.COMMIT_ACKS if committed else TransactionOperation.ABORT_ACKS
+        floor = change.floor
+    topic_bytes, name_bytes = topic.encode(), name.encode()
+    for text in (topic_bytes, name_bytes):
+        if len(text) > _NAME_BYTES_MAX:
+            raise LimitExceeded(f"name {text[:40]!r}... has {len(text)} bytes; the limit is {_NAME_BYTES_MAX}")
+    head = _HEAD.pack(epoch, *change.txn, floor, operation, flags, len(topic_bytes), len(name_bytes), 0, len(words))
+    return head + topic_bytes + name_bytes + packed(I64, words).tobytes()
+
+
+def _ack_words(change: PendingAck) -> list[int]:
+    words: list[int] = []
+    if change.cumulative is not None:
+        words += [*change.cumulative.position, change.cumulative.size, len(change.cumulative.words), *change.cumulative.words]
+    words += [len(change.ranges), *(number for span in change.ranges for number in span)]
+    for ledger, entry, size, mask in change.partial:
+        words += [ledger, entry, size, len(mask), *mask]
+    return words
+
+
+def _signed(sequence: int) -> int:
+    """A sequence id (u64, or -1 for none) as a word; none and the greatest u64 are the same, as in ENTRIES records."""
+    return sequence - (1 << 64) if sequence >= 1 << 63 else sequence
+
+
+def decode_transaction(payload: memoryview) -> TransactionRecord:
+    """Raises ValueError or struct.error for what is none."""
+    epoch, most, least, floor, number, flags, topic_length, name_length, _, count = _HEAD.unpack_from(payload)
+    topic_end = _HEAD.size + topic_length
+    words_at = topic_end + name_length
+    if words_at + 8 * count != len(payload):
+        raise ValueError(f"its parts need {words_at + 8 * count} bytes, it has {len(payload)}")
+    topic, name = str(payload[_HEAD.size : topic_end], "utf-8"), str(payload[topic_end:words_at], "utf-8")
+    operation, txn = TransactionOperation(number), TxnId(most, least)
+    words = unpacked(I64, payload[words_at:])
+    if operation is TransactionOperation.APPEND:
+        ledger, first, entries, highest, size, send_ledger, send_entry, append_ms = words
+        sequence = highest if highest >= -1 else highest + (1 << 64)
+        append = Append(txn, name, (ledger, first), entries, sequence, size, (send_ledger, send_entry), append_ms)
+        return TransactionRecord(epoch, topic, append)
+    if operation is TransactionOperation.COMMIT:
+        marker = (words[0], words[1])
+        spans = tuple(zip(words[2::3], words[3::3], words[4::3], strict=True))
+        return TransactionRecord(epoch, topic, Commit(txn, floor, marker, spans))
+    if operation is TransactionOperation.ACKNOWLEDGE:
+        return TransactionRecord(epoch, topic, _decode_ack(txn, flags, words), name)
+    if len(words):
+        raise ValueError(f"{operation.name} has {len(words)} words too many")
+    if operation is TransactionOperation.ABORT:
+        return TransactionRecord(epoch, topic, Abort(txn, floor))
+    outcome = Outcome.COMMITTED if operation is TransactionOperation.COMMIT_ACKS else Outcome.ABORTED
+    return TransactionRecord(epoch, topic, EndAcks(txn, floor, outcome), name)
+
+
+def _decode_ack(txn: TxnId, flags: int, words: array[int]) -> PendingAck:
+    cumulative, at = None, 0
+    if flags & _CUMULATIVE:
+        ledger, entry, size, length = words[:4]
+        cumulative = CumulativeAck((ledger, entry), size, _exactly(words, 4, length))
+        at = 4 + length
+    end = at + 1 + 3 * words[at]
+    spans = _exactly(words, at + 1, 3 * words[at])
+    ranges = tuple(zip(spans[0::3], spans[1::3], spans[2::3], strict=True))
+    return PendingAck(txn, ranges, tuple(_partial(words, end)), cumulative)
+
+
+def _partial(words: array[int], at: int) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+    while at < len(words):
+        ledger, entry, size, length = words[at : at + 4]
+        yield ledger, entry, size, _exactly(words, at + 4, length)
+        at += 4 + length
+
+
+def _exactly(words: array[int], at: int, length: int) -> tuple[int, ...]:
+    found = tuple(words[at : at + length])
+    if length < 0 or len(found) != length:
+        raise ValueError(f"{length} words at {at} of {len(words)}")
+    return found
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------------------
+
+
+def participant_document(state: ParticipantState) -> dict[str, Any]:
+    """What a checkpoint holds of a topic's transactions: JSON values, long arrays of numbers as base64 of their bytes."""
+    document: dict[str, Any] = {
+        "pending": {
+            subscription: [[_ack_document(ack) for ack in found.pending], _fences_document(found.fences)]
+            for subscription, found in state.pending.items()
+        }
+    }
+    if state.buffer is not None:
+        document["buffer"] = _buffer_document(state.buffer)
+    return document
+
+
+def participant_state(document: dict[str, Any]) -> ParticipantState:
+    """What `participant_document` has made. Raises KeyError, TypeError, ValueError for anything else."""
+    return ParticipantState(
+        _buffer_state(document["buffer"]) if "buffer" in document else None,
+        {
+            subscription: PendingState(tuple(map(_ack_state, acks)), _fences_state(fences))
+            for subscription, (acks, fences) in document["pending"].items()
+        },
+    )
+
+
+def _buffer_document(state: BufferState) -> dict[str, Any]:
+    return {
+        "last": list(state.last),
+        "trimmed_to": list(state.trimmed_to),
+        "open": [
+            [
+                *found.txn,
+                found.since_ms,
+                found.size,
+                [[*span[:3], *span.send_point] for span in found.spans],
+                _names(found.producers),
+            ]
+            for found in state.open
+        ],
+        "fences": _fences_document(state.fences),
+        "committed": [[*found.txn, _names(found.producers)] for found in state.committed],
+        "translations": [
+            [
+                found.ledger,
+                list(found.targets),
+                _text(U64, found.firsts),
+                _text(U32, found.counts),
+                _text(U32, found.codes),
+                _text(I64, found.entries),
+            ]
+            for found in state.translations
+        ],
+    }
+
+
+def _buffer_state(document: dict[str, Any]) -> BufferState:
+    return BufferState(
+        _place(document["last"]),
+        _place(document["trimmed_to"]),
+        tuple(
+            OpenState(
+                TxnId(most, least), since_ms, size, tuple(Span(a, b, c, (d, e)) for a, b, c, d, e in spans), _producers(names)
+            )
+            for most, least, since_ms, size, spans, names in document["open"]
+        ),
+        _fences_state(document["fences"]),
+        tuple(CommittedState(TxnId(most, least), _producers(names)) for most, least, names in document["committed"]),
+        tuple(
+            TranslationState(
+                ledger, tuple(targets), _array(U64, firsts), _array(U32, counts), _array(U32, codes), _array(I64, entries)
+            )
+            for ledger, targets, firsts, counts, codes, entries in document["translations"]
+        ),
+    )
+
+
+def _fences_document(fences: Iterable[FenceState]) -> list[list[Any]]:
+    return [[found.coordinator, found.floor, _text(U64, found.committed), _text(U64, found.aborted)] for found in fences]
+
+
+def _fences_state(document: list[list[Any]]) -> tuple[FenceState, ...]:
+    return tuple(
+        FenceState(number, floor, _array(U64, committed), _array(U64, aborted)) for number, floor, committed, aborted in document
+    )
+
+
+def _ack_document(ack: PendingAck) -> list[Any]:
+    cumulative = ack.cumulative
+    return [
+        *ack.txn,
+        [list(span) for span in ack.ranges],
+        [[ledger, entry, size, list(words)] for ledger, entry, size, words in ack.partial],
+        None if cumulative is None else [*cumulative.position, cumulative.size, list(cumulative.words)],
+    ]
+
+
+def _ack_state(document: list[Any]) -> PendingAck:
+    most, least, ranges, partial, cumulative = document
+    return PendingAck(
+        TxnId(most, least),
+        tuple((ledger, first, last) for ledger, first, last in ranges),
+        tuple((ledger, entry, size, tuple(words)) for ledger, entry, size, words in partial),
+        None if cumulative is None else CumulativeAck((cumulative[0], cumulative[1]), cumulative[2], tuple(cumulative[3])),
+    )
+
+
+def _names(producers: Iterable[tuple[str, int, Place]]) -> list[list[Any]]:
+    return [[name, sequence, *position] for name, sequence, position in producers]
+
+
+def _producers(names: list[list[Any]]) -> tuple[tuple[str, int, Place], ...]:
+    return tuple((name, sequence, (ledger, entry)) for name, sequence, ledger, entry in names)
+
+
+def _place(numbers: list[int]) -> Place:
+    return numbers[0], numbers[1]
+
+
+def _text(typecode: str, numbers: array[int]) -> str:
+    return b64encode(packed(typecode, numbers).tobytes()).decode()
+
+
+def _array(typecode: str, text: str) -> array[int]:
+    return unpacked(typecode, b64decode(text, validate=True))

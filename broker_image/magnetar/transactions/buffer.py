@@ -1,0 +1,483 @@
+"""The transaction buffer of one topic.
+
+Owns: which transactions are open here and where their entries lie in the topic's sidecar, deduplication inside transactions, the fences of ended
+ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, fences, translations. Pure: made with the first transactional
+SEND; a topic that was never used with transactions has none.
+Source: PIP-31 1.10 (sidecar, marker, dedup), DESIGN 8 (rules: ids, END_TXN, late sends).
+Invariants: `append`, `commit` and `abort` return what the log is to hold, and `confirm` takes it, in the same order, when it is durable: states for
+checkpoints hold confirmed changes only, verdicts know of all; ids of the sidecar are never given twice; an ended transaction stays ended; applying
+changes that a state holds already changes nothing. The host writes an `Append` behind its entries: entries without it are nobody's, while it
+without them would make a repetition a duplicate of what is missing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
+from magnetar.transactions.fences import Fences
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import (
+    NO_SEQUENCE,
+    NOWHERE,
+    Abort,
+    Append,
+    BufferChange,
+    BufferState,
+    Commit,
+    CommittedState,
+    OpenState,
+    Outcome,
+    Place,
+    Span,
+)
+from magnetar.transactions.translations import Translated, Translations
+
+
+def sidecar_ledger(epoch: int) -> int:
+    """Ledger id of a topic's sidecar in a term (the partition has the next one)."""
+    return 2 * epoch
+
+
+def is_sidecar(position: Place) -> bool:
+    """Whether a position names an entry of a sidecar."""
+    return position[0] >= 0 and position[0] % 2 == 0
+
+
+class Verdict(enum.Enum):
+    """What to do with an entry that names a transaction."""
+
+    NEW = enum.auto()
+    """Append it to the sidecar."""
+    DUPLICATE = enum.auto()
+    """It is there, or on its way: a receipt, through the log's queue."""
+    ORDINARY = enum.auto()
+    """Its transaction has committed without it (Go's batcher keeps an ended id): publish it as if it named none, and count that."""
+
+
+class Judgement(NamedTuple):
+    """A verdict; `position` is where a duplicate lies, NOWHERE if that is not remembered."""
+
+    verdict: Verdict
+    position: Place = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """Per topic; `inquire_ms` is how long a transaction is open before its coordinator is asked about it, again and again."""
+
+    open_transactions_max: int = 10_000
+    entries_per_transaction_max: int = 100_000
+    transaction_bytes_max: int = 1 << 30
+    remembered_commits_max: int = 1_000
+    inquire_ms: int = 300_000
+
+
+class OpenTransaction(NamedTuple):
+    """What `explain` and metrics tell of an open transaction."""
+
+    txn: TxnId
+    since_ms: int
+    entries: int
+    size: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """Confirmed part of an open transaction."""
+
+    since_ms: int
+    size: int = 0
+    entries: int = 0
+    spans: list[Span] = field(default_factory=list)
+    producers: dict[str, tuple[int, Place]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """What of a transaction is on its way to stable storage."""
+
+    changes: int = 0
+    size: int = 0
+    entries: int = 0
+    spans: deque[Span] = field(default_factory=deque)
+    producers: dict[str, tuple[int, Place]] = field(default_factory=dict)
+    outcome: Outcome | None = None
+
+
+class TransactionBuffer:
+    """Transactions of one topic in one term. Recovery makes it with `from_state` (or empty) and `apply`."""
+
+    def __init__(self, topic: str, epoch: int, *, limits: BufferLimits | None = None, next_entry: int = 0) -> None:
+        """`next_entry`: a deleted topic of the same name has used the ids below it in this term."""
+        self.topic = topic
+        self.limits = limits or BufferLimits()
+        self._ledger, self._next_entry = sidecar_ledger(epoch), next_entry
+        self._last: Place = NOWHERE
+        self._trimmed_to: Place = NOWHERE
+        self._open: dict[TxnId, _Open] = {}
+        self._ahead: dict[TxnId, _Ahead] = {}
+        self._floors_ahead: dict[int, int] = {}
+        self._in_flight: deque[BufferChange] = deque()
+        self._fences = Fences()
+        self._committed: dict[TxnId, dict[str, tuple[int, Place]]] = {}
+        self._translations = Translations()
+        self._inquired: dict[TxnId, int] = {}
+
+    # --- sending ----------------------------------------------------------------------------------------------------------------
+
+    def judge(self, txn: TxnId, producer: str, sequence: int | None) -> Judgement:
+        """What to do with an entry whose lowest sequence id is this (None: a chunk before the last, which is not tested).
+
+        Raises NotAllowed if the transaction takes nothing more: it was aborted, or its end is so long ago that nothing is known of it, or too
+        many are open here. (Of the protocol's errors this one fails the send; others make clients reconnect and send it again for ever.)
+        """
+        ahead, known = self._ahead.get(txn), self._open.get(txn)
+        outcome = self._outcome(txn)
+        if outcome is Outcome.ABORTED:
+            raise NotAllowed(f"transaction {txn} was aborted: begin another one; topic {self.topic} takes nothing more of it")
+        if outcome is Outcome.ENDED:
+            raise NotAllowed(f"transaction {txn} has ended: begin another one; topic {self.topic} takes nothing more of it")
+        if outcome is Outcome.COMMITTED:
+            return self._judge_late(txn, producer, sequence)
+        if ahead is None and known is None:
+            if self._is_full():
+                raise NotAllowed(
+                    f"topic {self.topic} has {self.limits.open_transactions_max} open transactions, the most it takes "
+                    "(txn_open_per_topic_max); end some"
+                )
+            return Judgement(Verdict.NEW)
+        return _repeated(self._highest(txn, producer), sequence)
+
+    def _is_full(self) -> bool:
+        most = self.limits.open_transactions_max
+        return len(self._open) + len(self._ahead) >= most and len(self._open.keys() | self._ahead.keys()) >= most
+
+    def _judge_late(self, txn: TxnId, producer: str, sequence: int | None) -> Judgement:
+        """The transaction has committed, or is about to."""
+        remembered = self._committed.get(txn)
+        if remembered is None and txn not in self._ahead:
+            raise NotAllowed(
+                f"transaction {txn} was committed, what it has sent here is not remembered any more: begin another one"
+            )
+        found = self._highest(txn, producer) if remembered is None else remembered.get(producer)
+        judgement = _repeated(found, sequence)
+        if judgement.verdict is Verdict.DUPLICATE:
+            translated = self._translations.find(judgement.position)
+            return judgement if translated is None else Judgement(Verdict.DUPLICATE, translated.position)
+        return Judgement(Verdict.ORDINARY)
+
+    def _highest(self, txn: TxnId, producer: str) -> tuple[int, Place] | None:
+        """The highest sequence id of a producer in an open transaction, and where it went."""
+        ahead, known = self._ahead.get(txn), self._open.get(txn)
+        found = ahead.producers.get(producer) if ahead is not None else None
+        if found is None and known is not None:
+            found = known.producers.get(producer)
+        return found
+
+    def last_sequence(self, producer: str) -> int:
+        """The highest sequence id that a producer of this name has used in any transaction remembered here; -1 for none.
+
+        A producer that is made anew under its name must begin above it, or its first entries pass for repetitions.
+        """
+        known = [transaction.producers for transaction in self._open.values()]
+        known += [transaction.producers for transaction in self._ahead.values()]
+        return max((found[producer][0] for found in (*known, *self._committed.values()) if producer in found), default=-1)
+
+    def append(self, txn: TxnId, producer: str, *, count: int, highest: int, size: int, send_point: Place, now_ms: int) -> Append:
+        """Give sidecar ids to a run of `count` entries, all of them judged NEW; what to write behind them.
+
+        `highest` is the highest sequence id of the run, or NO_SEQUENCE. Raises NotAllowed if the transaction would become too large.
+        """
+        assert count > 0, count
+        ahead, known = self._ahead.get(txn), self._open.get(txn)
+        assert ahead is None or ahead.outcome is None, (txn, ahead)
+        entries = count + (ahead.entries if ahead else 0) + (known.entries if known else 0)
+        total = size + (ahead.size if ahead else 0) + (known.size if known else 0)
+        limits = self.limits
+        if entries > limits.entries_per_transaction_max or total > limits.transaction_bytes_max:
+            raise NotAllowed(
+                f"transaction {txn} would have {entries} entries of {total} bytes on topic {self.topic}; the limits are "
+                f"txn_entries_max={limits.entries_per_transaction_max} and txn_bytes_max={limits.transaction_bytes_max}: end it earlier"
+            )
+        first = (self._ledger, self._next_entry)
+        self._next_entry += count
+        change = Append(txn, producer, first, count, highest, size, send_point, now_ms)
+        ahead = self._begin(change)
+        ahead.entries += count
+        ahead.size += size
+        ahead.spans.append(Span(*first, count, send_point))
+        if highest != NO_SEQUENCE:
+            ahead.producers[producer] = (highest, (first[0], first[1] + count - 1))
+        return change
+
+    # --- ending -----------------------------------------------------------------------------------------------------------------
+
+    def entries_to_commit(self, txn: TxnId) -> int | None:
+        """How many ids of the partition a commit takes; None if it is done, or on its way: answer through the log's queue.
+
+        Raises InvalidTxnStatus if the transaction was aborted here.
+        """
+        if self._may_end(txn, Outcome.COMMITTED):
+            ahead, known = self._ahead.get(txn), self._open.get(txn)
+            return (ahead.entries if ahead else 0) + (known.entries if known else 0)
+        return None
+
+    def commit(self, txn: TxnId, marker: Place, floor: int) -> Commit:
+        """The partition has given the ids from `marker` on to the transaction's entries (NOWHERE if there are none)."""
+        ahead, known = self._ahead.get(txn), self._open.get(txn)
+        spans = [*(known.spans if known else ()), *(ahead.spans if ahead else ())]
+        joined: list[tuple[int, int, int]] = []
+        for ledger, first, count, _ in spans:
+            if joined and joined[-1][0] == ledger and joined[-1][1] + joined[-1][2] == first:
+                joined[-1] = (ledger, joined[-1][1], joined[-1][2] + count)
+            else:
+                joined.append((ledger, first, count))
+        assert bool(joined) == (marker != NOWHERE), (txn, marker, joined)
+        change = Commit(txn, floor, marker, tuple(joined))
+        self._end(change, Outcome.COMMITTED)
+        return change
+
+    def abort(self, txn: TxnId, floor: int) -> Abort | None:
+        """What to write; None if it is done, or on its way: answer through the log's queue. Raises InvalidTxnStatus if it was committed here."""
+        if not self._may_end(txn, Outcome.ABORTED):
+            return None
+        change = Abort(txn, floor)
+        self._end(change, Outcome.ABORTED)
+        return change
+
+    def orphans(self) -> list[TxnId]:
+        """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
+        return [txn for txn in self._open if txn.least < self._floor(txn.most) and self._going_on(txn)]
+
+    def to_inquire(self, now_ms: int) -> list[TxnId]:
+        """Transactions that have been open for long (or long since the last time): ask their coordinators, and end those that have ended."""
+        due = []
+        for txn, known in self._open.items():
+            if now_ms - self._inquired.get(txn, known.since_ms) >= self.limits.inquire_ms and self._going_on(txn):
+                self._inquired[txn] = now_ms
+                due.append(txn)
+        return due
+
+    def _going_on(self, txn: TxnId) -> bool:
+        ahead = self._ahead.get(txn)
+        return ahead is None or ahead.outcome is None
+
+    def _may_end(self, txn: TxnId, wanted: Outcome) -> bool:
+        """False if it has ended so already. Raises InvalidTxnStatus if it has ended the other way."""
+        outcome = self._outcome(txn)
+        if outcome is not None and outcome not in (wanted, Outcome.ENDED):
+            raise InvalidTxnStatus(f"transaction {txn} was {outcome.name.lower()} on topic {self.topic} before")
+        return outcome is None
+
+    def _outcome(self, txn: TxnId) -> Outcome | None:
+        """How the transaction has ended, or is about to; None if it is open or unknown."""
+        ahead = self._ahead.get(txn)
+        if (txn in self._open or ahead is not None) and (ahead is None or ahead.outcome is None):
+            return None
+        if txn.least < self._floor(txn.most):
+            return Outcome.ENDED
+        return ahead.outcome if ahead is not None else self._fences.outcome(txn)
+
+    def _floor(self, coordinator: int) -> int:
+        return max(self._floors_ahead.get(coordinator, 0), self._fences.floor(coordinator))
+
+    def _end(self, change: Commit | Abort, outcome: Outcome) -> None:
+        self._begin(change).outcome = outcome
+        if change.floor > self._floor(change.txn.most):
+            self._floors_ahead[change.txn.most] = change.floor
+
+    def _begin(self, change: BufferChange) -> _Ahead:
+        """The change goes to the log."""
+        self._in_flight.append(change)
+        ahead = self._ahead.get(change.txn)
+        if ahead is None:
+            ahead = self._ahead[change.txn] = _Ahead()
+        ahead.changes += 1
+        return ahead
+
+    # --- the log ----------------------------------------------------------------------------------------------------------------
+
+    def confirm(self, change: BufferChange) -> None:
+        """The change is durable. Must be called in the order in which they were made."""
+        expected = self._in_flight.popleft()
+        assert change is expected, (change, expected)
+        ahead = self._ahead[change.txn]
+        ahead.changes -= 1
+        if isinstance(change, Append):
+            ahead.spans.popleft()
+            ahead.entries -= change.count
+            ahead.size -= change.size
+        if not ahead.changes:
+            del self._ahead[change.txn]
+        self.apply(change)
+
+    def apply(self, change: BufferChange) -> None:
+        """A change that is durable: in replay, one that the state holds may come again. Raises CorruptData if changes before it are missing."""
+        if isinstance(change, Append):
+            self._apply_append(change)
+            return
+        known = self._open.pop(change.txn, None)
+        self._inquired.pop(change.txn, None)
+        if known is not None or self._fences.outcome(change.txn) is None:
+            if isinstance(change, Commit):
+                self._apply_commit(change, known)
+            else:
+                self._apply_abort(change, known)
+        if self._fences.raise_floor(change.txn.most, change.floor):
+            for txn in [txn for txn in self._committed if txn.most == change.txn.most and txn.least < change.floor]:
+                del self._committed[txn]
+
+    def _apply_append(self, change: Append) -> None:
+        ledger, first = change.first
+        if change.first <= self._last:
+            return
+        if ledger == self._last[0] and first != self._last[1] + 1:
+            raise CorruptData(
+                f"topic {self.topic}: sidecar entry {change.first} does not follow {self._last}: records before it are missing"
+            )
+        self._last = (ledger, first + change.count - 1)
+        if change.txn not in self._open and self._fences.outcome(change.txn) is not None:
+            return
+        known = self._open.setdefault(change.txn, _Open(change.append_ms))
+        known.entries += change.count
+        known.size += change.size
+        last = known.spans[-1] if known.spans else None
+        if last is not None and (last.ledger, last.first + last.entries, last.send_point) == (ledger, first, change.send_point):
+            known.spans[-1] = last._replace(entries=last.entries + change.count)
+        else:
+            known.spans.append(Span(ledger, first, change.count, change.send_point))
+        if change.highest != NO_SEQUENCE:
+            known.producers[change.producer] = (change.highest, self._last)
+
+    def _apply_commit(self, change: Commit, known: _Open | None) -> None:
+        entries = known.entries if known is not None else 0
+        if change.count != entries:
+            raise CorruptData(
+                f"topic {self.topic}: the marker of transaction {change.txn} names {change.count} entries, {entries} are known"
+            )
+        ledger, entry = change.marker
+        for span in change.spans:
+            if (ledger, entry + span[2] - 1) >= self._trimmed_to:
+                self._translations.add(span, (ledger, entry), committed=True)
+            entry += span[2]
+        self._fences.end(change.txn, Outcome.COMMITTED)
+        if self._fences.outcome(change.txn) is Outcome.COMMITTED:
+            self._committed[change.txn] = known.producers if known is not None else {}
+        while len(self._committed) > self.limits.remembered_commits_max:
+            del self._committed[next(iter(self._committed))]
+
+    def _apply_abort(self, change: Abort, known: _Open | None) -> None:
+        for ledger, first, count, send_point in known.spans if known is not None else ():
+            if send_point >= self._trimmed_to:
+                self._translations.add((ledger, first, count), send_point, committed=False)
+        self._fences.end(change.txn, Outcome.ABORTED)
+
+    def trim(self, first: Place) -> None:
+        """The partition's first position is `first` now: in replay, too, before what the log holds behind the trimming."""
+        if first > self._trimmed_to:
+            self._trimmed_to = first
+            self._translations.trim(first)
+
+    # --- questions --------------------------------------------------------------------------------------------------------------
+
+    def translate(self, position: Place) -> Translated | None:
+        """What a receipt's position means in the partition; None: nothing is known of it (any more).
+
+        Of an open or aborted transaction it is the last position before its place, and not exact: SEEK begins behind it, a cumulative ACK goes
+        up to it, an individual one means nothing.
+        """
+        assert is_sidecar(position), position
+        found = self._translations.find(position)
+        if found is not None:
+            return found
+        for spans in (*(known.spans for known in self._open.values()), *(ahead.spans for ahead in self._ahead.values())):
+            for span in spans:
+                if span.ledger == position[0] and span.first <= position[1] < span.first + span.entries:
+                    return Translated(span.send_point, False)
+        return None
+
+    def open_transactions(self) -> Iterator[OpenTransaction]:
+        """Those with durable entries here, the longest open first."""
+        return (OpenTransaction(txn, known.since_ms, known.entries, known.size) for txn, known in self._open.items())
+
+    def is_open(self, txn: TxnId) -> bool:
+        """Whether entries of the transaction wait here, durable or on their way."""
+        return (txn in self._open or txn in self._ahead) and self._going_on(txn)
+
+    @property
+    def first_needed(self) -> Place | None:
+        """The first sidecar position that an open transaction needs, or None: what lies before it and is linked by no marker is dead."""
+        firsts = [transaction.spans[0] for transaction in self._open.values()]
+        firsts += [transaction.spans[0] for transaction in self._ahead.values() if transaction.spans]
+        return min(((span.ledger, span.first) for span in firsts), default=None)
+
+    @property
+    def next_entry(self) -> int:
+        """Entry id that the next sidecar entry of this term gets."""
+        return self._next_entry
+
+    @property
+    def last_confirmed(self) -> Place:
+        """The last durable sidecar position, or NOWHERE."""
+        return self._last
+
+    @property
+    def memory_bytes(self) -> int:
+        """What ended transactions take: fences and translations."""
+        return self._fences.memory_bytes + self._translations.memory_bytes
+
+    # --- checkpoint and recovery ------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> BufferState:
+        """Everything that recovery needs, confirmed changes only."""
+        return BufferState(
+            last=self._last,
+            trimmed_to=self._trimmed_to,
+            open=tuple(
+                OpenState(txn, known.since_ms, known.size, tuple(known.spans), _producers(known.producers))
+                for txn, known in self._open.items()
+            ),
+            fences=self._fences.to_state(),
+            committed=tuple(CommittedState(txn, _producers(found)) for txn, found in self._committed.items()),
+            translations=self._translations.to_state(),
+        )
+
+    @staticmethod
+    def from_state(topic: str, epoch: int, state: BufferState, *, limits: BufferLimits | None = None) -> TransactionBuffer:
+        """The buffer of a checkpoint, to be served in the term `epoch` after replay of the log written since."""
+        buffer = TransactionBuffer(topic, epoch, limits=limits)
+        buffer._last, buffer._trimmed_to = state.last, state.trimmed_to
+        for found in state.open:
+            entries = sum(span.entries for span in found.spans)
+            buffer._open[found.txn] = _Open(found.since_ms, found.size, entries, list(found.spans), _known(found.producers))
+        buffer._fences = Fences(state.fences)
+        buffer._committed = {found.txn: _known(found.producers) for found in state.committed}
+        buffer._translations = Translations(state.translations)
+        return buffer
+
+    def begin_term(self, epoch: int, *, next_entry: int = 0) -> None:
+        """Give ids of this term's sidecar ledger from now on; nothing is on its way."""
+        assert not self._in_flight, self._in_flight
+        ledger = sidecar_ledger(epoch)
+        assert ledger > self._last[0], (ledger, self._last)
+        self._ledger, self._next_entry = ledger, next_entry
+
+
+def _repeated(found: tuple[int, Place] | None, sequence: int | None) -> Judgement:
+    """Whether an entry of this sequence id is there already."""
+    if found is None or sequence is None or sequence > found[0]:
+        return Judgement(Verdict.NEW)
+    return Judgement(Verdict.DUPLICATE, found[1] if sequence == found[0] else NOWHERE)
+
+
+def _producers(known: dict[str, tuple[int, Place]]) -> tuple[tuple[str, int, Place], ...]:
+    return tuple((name, sequence, position) for name, (sequence, position) in sorted(known.items()))
+
+
+def _known(producers: Iterable[tuple[str, int, Place]]) -> dict[str, tuple[int, Place]]:
+    return {name: (sequence, position) for name, sequence, position in producers}

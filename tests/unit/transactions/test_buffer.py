@@ -1,0 +1,209 @@
+"""The transaction buffer: what it says to sends and ends, its limits, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
+from magnetar.transactions.buffer import BufferLimits, Judgement, OpenTransaction, TransactionBuffer, Verdict, is_sidecar
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import NO_SEQUENCE, NOWHERE, Abort, Append, Commit
+from magnetar.transactions.translations import Translated
+
+TOPIC = "persistent://a/b/c"
+FIRST, SECOND, THIRD = TxnId(0, 0), TxnId(0, 1), TxnId(0, 2)
+
+
+def send(buffer: TransactionBuffer, txn: TxnId, highest: int, count: int = 1, *, size: int = 10, after: int = 6) -> Append:
+    """A run that arrives and becomes durable."""
+    change = buffer.append(txn, "p", count=count, highest=highest, size=size, send_point=(15, after), now_ms=1000)
+    buffer.confirm(change)
+    return change
+
+
+def commit(buffer: TransactionBuffer, txn: TxnId, entry: int, floor: int = 0) -> Commit:
+    """A commit that becomes durable; the partition is at `entry`."""
+    count = buffer.entries_to_commit(txn)
+    assert count is not None
+    change = buffer.commit(txn, (15, entry) if count else NOWHERE, floor)
+    assert change.count == count
+    buffer.confirm(change)
+    return change
+
+
+def abort(buffer: TransactionBuffer, txn: TxnId, floor: int = 0) -> Abort:
+    change = buffer.abort(txn, floor)
+    assert change is not None
+    buffer.confirm(change)
+    return change
+
+
+def test_a_marker_takes_an_id_for_each_entry_in_the_order_of_sending() -> None:
+    """Entries of two transactions lie mixed in the sidecar; each marker names its own, in order, and receipts translate."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    first = send(buffer, FIRST, 2, 3)
+    between = send(buffer, SECOND, 0)
+    send(buffer, FIRST, 3, 2)
+    assert (first.first, between.first) == ((14, 0), (14, 3))
+    assert is_sidecar(first.first)
+    assert not is_sidecar((15, 0))
+    change = commit(buffer, FIRST, 20)
+    assert (change.marker, change.spans, change.count) == ((15, 20), ((14, 0, 3), (14, 4, 2)), 5)
+    assert buffer.translate((14, 1)) == Translated((15, 21), True)
+    assert buffer.translate((14, 5)) == Translated((15, 24), True)
+    assert buffer.translate((14, 3)) == Translated((15, 6), False), "open: behind its send point"
+    abort(buffer, SECOND)
+    assert buffer.translate((14, 3)) == Translated((15, 6), False), "aborted: the same"
+    assert buffer.translate((14, 6)) is None
+    assert buffer.first_needed is None
+
+
+def test_repetitions_inside_a_transaction_are_duplicates() -> None:
+    """Of one producer, in one transaction, also before the first copy is durable; chunks before the last are not tested."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    change = buffer.append(FIRST, "p", count=2, highest=5, size=1, send_point=(15, 0), now_ms=0)
+    assert buffer.judge(FIRST, "p", 5) == Judgement(Verdict.DUPLICATE, (14, 1))
+    buffer.confirm(change)
+    assert buffer.judge(FIRST, "p", 5) == Judgement(Verdict.DUPLICATE, (14, 1))
+    assert buffer.judge(FIRST, "p", 4) == Judgement(Verdict.DUPLICATE, NOWHERE)
+    assert [buffer.judge(FIRST, "p", 6), buffer.judge(FIRST, "q", 5), buffer.judge(SECOND, "p", 5)] == [Judgement(Verdict.NEW)] * 3
+    assert buffer.judge(FIRST, "p", None) == Judgement(Verdict.NEW)
+    send(buffer, FIRST, NO_SEQUENCE)
+    assert buffer.judge(FIRST, "p", 6) == Judgement(Verdict.NEW), "a chunk is not recorded either"
+    assert (buffer.last_sequence("p"), buffer.last_sequence("q")) == (5, -1)
+
+
+def test_late_sends() -> None:
+    """Committed: what is known is a duplicate, what is new an ordinary message. Aborted, or long ended: not allowed."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    send(buffer, FIRST, 5)
+    send(buffer, SECOND, 6)
+    count = buffer.entries_to_commit(FIRST)
+    change = buffer.commit(FIRST, (15, 9), 0)
+    assert (count, buffer.judge(FIRST, "p", 5)) == (1, Judgement(Verdict.DUPLICATE, (14, 0))), "while the commit is on its way"
+    assert buffer.judge(FIRST, "p", 6) == Judgement(Verdict.ORDINARY)
+    buffer.confirm(change)
+    assert buffer.judge(FIRST, "p", 5) == Judgement(Verdict.DUPLICATE, (15, 9)), "its id in the partition"
+    assert buffer.judge(FIRST, "p", 6) == Judgement(Verdict.ORDINARY)
+    assert buffer.judge(FIRST, "q", 0) == Judgement(Verdict.ORDINARY)
+    aborting = buffer.abort(SECOND, floor=1)
+    assert aborting is not None
+    for known in ("on its way", "durable"):
+        with pytest.raises(NotAllowed, match=r"\(0,1\) was aborted"):
+            buffer.judge(SECOND, "p", 7)
+        with pytest.raises(NotAllowed, match=r"\(0,0\) has ended"):
+            buffer.judge(FIRST, "p", 5)
+        if known == "on its way":
+            buffer.confirm(aborting)
+
+
+def test_an_end_is_repeated_at_will_and_never_reversed() -> None:
+    """The same end again: nothing to write, also while the first is on its way. The opposite: an error that names the outcome."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    send(buffer, FIRST, 5)
+    change = buffer.commit(FIRST, (15, 9), 0)
+    for known in ("on its way", "durable"):
+        assert buffer.entries_to_commit(FIRST) is None
+        with pytest.raises(InvalidTxnStatus, match="committed"):
+            buffer.abort(FIRST, 0)
+        if known == "on its way":
+            buffer.confirm(change)
+    abort(buffer, SECOND)
+    assert buffer.abort(SECOND, 0) is None
+    with pytest.raises(InvalidTxnStatus, match="aborted"):
+        buffer.entries_to_commit(SECOND)
+    abort(buffer, THIRD, floor=2)
+    assert buffer.entries_to_commit(SECOND) is None, "below the floor either end is done"
+    assert buffer.abort(FIRST, 0) is None
+
+
+def test_an_end_without_entries_is_a_fence() -> None:
+    """A transaction that wrote nothing here must not begin to after its end."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    assert commit(buffer, FIRST, 0) == Commit(FIRST, 0, NOWHERE, ())
+    assert buffer.judge(FIRST, "p", 0) == Judgement(Verdict.ORDINARY)
+    abort(buffer, SECOND)
+    with pytest.raises(NotAllowed):
+        buffer.judge(SECOND, "p", 0)
+
+
+def test_a_commit_that_is_not_remembered_any_more_takes_nothing() -> None:
+    """Beyond the limit nobody can say what is a repetition; its end can still be repeated."""
+    buffer = TransactionBuffer(TOPIC, 7, limits=BufferLimits(remembered_commits_max=1))
+    for number, txn in enumerate((FIRST, SECOND)):
+        send(buffer, txn, 5)
+        commit(buffer, txn, number)
+    with pytest.raises(NotAllowed, match="not remembered"):
+        buffer.judge(FIRST, "p", 5)
+    assert buffer.judge(SECOND, "p", 5).verdict is Verdict.DUPLICATE
+    assert buffer.entries_to_commit(FIRST) is None
+
+
+def test_limits_are_named() -> None:
+    """Entries and bytes of one transaction, and open transactions of the topic: what is refused changes nothing."""
+    limits = BufferLimits(open_transactions_max=2, entries_per_transaction_max=3, transaction_bytes_max=100)
+    buffer = TransactionBuffer(TOPIC, 7, limits=limits)
+    send(buffer, FIRST, 1, 2)
+    with pytest.raises(NotAllowed, match=r"4 entries of 21 bytes.*txn_entries_max=3"):
+        buffer.append(FIRST, "p", count=2, highest=9, size=11, send_point=(15, 0), now_ms=0)
+    with pytest.raises(NotAllowed, match="txn_bytes_max=100"):
+        buffer.append(FIRST, "p", count=1, highest=9, size=91, send_point=(15, 0), now_ms=0)
+    assert buffer.judge(FIRST, "p", 9) == Judgement(Verdict.NEW)
+    waiting = buffer.append(SECOND, "p", count=1, highest=0, size=1, send_point=(15, 0), now_ms=0)
+    with pytest.raises(NotAllowed, match="2 open transactions"):
+        buffer.judge(THIRD, "p", 0)
+    buffer.confirm(waiting)
+    abort(buffer, SECOND)
+    assert buffer.judge(THIRD, "p", 0) == Judgement(Verdict.NEW)
+
+
+def test_orphans_and_transactions_that_are_open_for_long() -> None:
+    """Below the floor nobody ends it any more; above it the coordinator is asked, again and again."""
+    buffer = TransactionBuffer(TOPIC, 7, limits=BufferLimits(inquire_ms=500))
+    send(buffer, FIRST, 0)
+    send(buffer, THIRD, 0, 2)
+    assert list(buffer.open_transactions()) == [OpenTransaction(FIRST, 1000, 1, 10), OpenTransaction(THIRD, 1000, 2, 10)]
+    assert [buffer.to_inquire(now) for now in (1499, 1500, 1999, 2000)] == [[], [FIRST, THIRD], [], [FIRST, THIRD]]
+    assert buffer.orphans() == []
+    commit(buffer, SECOND, 0, floor=2)
+    assert buffer.orphans() == [FIRST]
+    ending = buffer.abort(FIRST, 2)
+    assert ending is not None
+    assert buffer.orphans() == []
+    assert not buffer.is_open(FIRST)
+    assert buffer.is_open(THIRD)
+    buffer.confirm(ending)
+    assert buffer.first_needed == (14, 1)
+
+
+def test_a_hole_in_the_log_is_not_passed_over() -> None:
+    """A run that does not follow, or a marker that names other entries, is damage."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    send(buffer, FIRST, 0)
+    with pytest.raises(CorruptData, match="does not follow"):
+        buffer.apply(Append(FIRST, "p", (14, 2), 1, 1, 1, (15, 0), 0))
+    with pytest.raises(CorruptData, match="names 2 entries, 1 are known"):
+        buffer.apply(Commit(FIRST, 0, (15, 0), ((14, 0, 2),)))
+
+
+def test_ids_are_never_given_twice() -> None:
+    """Not in the next term, and not by a topic that was deleted and made again in this one."""
+    again = TransactionBuffer(TOPIC, 7, next_entry=3)
+    assert send(again, FIRST, 0).first == (14, 3)
+    again.begin_term(9)
+    assert send(again, FIRST, 1).first == (18, 0)
+    assert commit(again, FIRST, 4).spans == ((14, 3, 1), (18, 0, 1))
+
+
+def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes() -> None:
+    """In the worst order (nothing joins anything): a fence and a translation each, in arrays. Other orders join, and cost next to nothing."""
+    scattered, joined = TransactionBuffer(TOPIC, 7), TransactionBuffer(TOPIC, 7)
+    count = 2_000
+    for number in range(count):
+        send(scattered, TxnId(0, 2 * number + 1), 0, after=number)
+        abort(scattered, TxnId(0, 2 * number + 1))
+        send(joined, TxnId(0, number), 0)
+        abort(joined, TxnId(0, number))
+    assert scattered.memory_bytes <= 40 * count
+    assert joined.memory_bytes == 40
+    assert len(scattered.to_state().open) == 0

@@ -1,0 +1,241 @@
+"""Any course of sends, ends, flushes, checkpoints and crashes against a plain reading of the log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from magnetar.errors import InvalidTxnStatus, NotAllowed
+from magnetar.storage.transaction_format import participant_document, participant_state
+from magnetar.transactions.buffer import BufferLimits, Judgement, TransactionBuffer, Verdict
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import (
+    NOWHERE,
+    Append,
+    BufferChange,
+    BufferState,
+    Commit,
+    Outcome,
+    ParticipantState,
+    Place,
+)
+from magnetar.transactions.translations import Translated
+
+TXNS = st.builds(TxnId, st.integers(0, 1), st.integers(0, 6))
+PRODUCERS = st.sampled_from(("p", "q"))
+LIMITS = BufferLimits(open_transactions_max=1000, entries_per_transaction_max=10**6)
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """The partition was trimmed: a record of the topic's own."""
+
+    first: Place
+
+
+@dataclass
+class Reading:
+    """What a log says, read without any cleverness."""
+
+    open: dict[TxnId, list[Place]] = field(default_factory=dict)
+    highest: dict[tuple[TxnId, str], tuple[int, Place]] = field(default_factory=dict)
+    outcomes: dict[TxnId, Outcome] = field(default_factory=dict)
+    floors: dict[int, int] = field(default_factory=dict)
+    meaning: dict[Place, Translated] = field(default_factory=dict)
+    trimmed_to: Place = NOWHERE
+
+    def take(self, change: BufferChange | Trimmed) -> None:
+        if isinstance(change, Trimmed):
+            self.trimmed_to = max(self.trimmed_to, change.first)
+        elif isinstance(change, Append):
+            ledger, first = change.first
+            entries = [(ledger, first + index) for index in range(change.count)]
+            self.open.setdefault(change.txn, []).extend(entries)
+            self.highest[change.txn, change.producer] = (change.highest, entries[-1])
+            self.meaning |= {entry: Translated(change.send_point, False) for entry in entries}
+        else:
+            entries = self.open.pop(change.txn, [])
+            self.outcomes[change.txn] = Outcome.COMMITTED if isinstance(change, Commit) else Outcome.ABORTED
+            if isinstance(change, Commit):
+                named = [(ledger, first + index) for ledger, first, count in change.spans for index in range(count)]
+                assert named == entries, "a marker names all entries of its transaction, in the order of sending"
+                ledger, first = change.marker
+                self.meaning |= {entry: Translated((ledger, first + index), True) for index, entry in enumerate(entries)}
+            self.floors[change.txn.most] = max(self.floor(change.txn), change.floor)
+
+    def floor(self, txn: TxnId) -> int:
+        return self.floors.get(txn.most, 0)
+
+    def ended(self, txn: TxnId) -> Outcome | None:
+        if txn in self.open:
+            return None
+        return Outcome.ENDED if txn.least < self.floor(txn) else self.outcomes.get(txn)
+
+
+def read(log: list[BufferChange | Trimmed]) -> Reading:
+    reading = Reading()
+    for change in log:
+        reading.take(change)
+    return reading
+
+
+class BufferCourse(RuleBasedStateMachine):
+    """One topic's transactions over several terms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 1
+        self.buffer = TransactionBuffer("t", 1, limits=LIMITS)
+        self.log: list[BufferChange | Trimmed] = []
+        self.durable = 0
+        self.reading, self.confirmed = Reading(), Reading()
+        self.partition = 0  # entries in this term's ledger
+        self.checkpoints: list[tuple[int, BufferState]] = [(0, self.buffer.to_state())]
+
+    def write(self, change: BufferChange | Trimmed) -> None:
+        self.log.append(change)
+        self.reading.take(change)
+
+    @property
+    def last_partition(self) -> Place:
+        return (2 * self.epoch + 1, self.partition - 1)
+
+    @rule(txn=TXNS, producer=PRODUCERS, step=st.integers(-2, 2), count=st.integers(1, 3))
+    def send(self, txn: TxnId, producer: str, step: int, count: int) -> None:
+        """A run whose lowest sequence id is at, below or above the highest known: the verdict is that of the log as written."""
+        known = self.reading.highest.get((txn, producer))
+        lowest = max(0, (known[0] if known else 0) + step)
+        ended = self.reading.ended(txn)
+        if ended in (Outcome.ABORTED, Outcome.ENDED):
+            with pytest.raises(NotAllowed):
+                self.buffer.judge(txn, producer, lowest)
+            return
+        judgement = self.buffer.judge(txn, producer, lowest)
+        if known is not None and lowest <= known[0]:
+            assert judgement.verdict is Verdict.DUPLICATE
+            after = self.confirmed.meaning.get(known[1])
+            moved = {after.position} if after is not None and after.exact else set[Place]()
+            assert judgement.position in ({known[1]} | moved if lowest == known[0] else {NOWHERE})
+            return
+        if ended is Outcome.COMMITTED:
+            assert judgement == Judgement(Verdict.ORDINARY)
+            return
+        assert judgement == Judgement(Verdict.NEW)
+        change = self.buffer.append(
+            txn,
+            producer,
+            count=count,
+            highest=lowest + count - 1,
+            size=7 * count,
+            send_point=self.last_partition,
+            now_ms=len(self.log),
+        )
+        self.write(change)
+
+    @rule(count=st.integers(1, 3))
+    def publish(self, count: int) -> None:
+        """Ordinary traffic."""
+        self.partition += count
+
+    @rule(txn=TXNS, ahead=st.integers(0, 2), action=st.sampled_from((Outcome.COMMITTED, Outcome.ABORTED)))
+    def end(self, txn: TxnId, ahead: int, action: Outcome) -> None:
+        """The coordinator ends one; its floor may have passed transactions that it never heard of."""
+        ended = self.reading.ended(txn)
+        floor = min(self.reading.floor(txn) + ahead, txn.least)
+        if ended is not None and ended not in (action, Outcome.ENDED):
+            with pytest.raises(InvalidTxnStatus):
+                self.buffer.entries_to_commit(txn) if action is Outcome.COMMITTED else self.buffer.abort(txn, floor)
+            return
+        if action is Outcome.ABORTED:
+            change = self.buffer.abort(txn, floor)
+            assert (change is None) == (ended is not None)
+            if change is not None:
+                self.write(change)
+            return
+        count = self.buffer.entries_to_commit(txn)
+        assert count == (len(self.reading.open.get(txn, ())) if ended is None else None)
+        if count is not None:
+            marker = (2 * self.epoch + 1, self.partition) if count else NOWHERE
+            self.partition += count
+            self.write(self.buffer.commit(txn, marker, floor))
+
+    @rule(back=st.integers(0, 4))
+    def trim(self, back: int) -> None:
+        if self.partition:
+            self.write(Trimmed((2 * self.epoch + 1, max(0, self.partition - back))))
+
+    @rule(count=st.integers(1, 5))
+    def flush(self, count: int) -> None:
+        for change in self.log[self.durable : self.durable + count]:
+            self.confirmed.take(change)
+            self.durable += 1
+            if isinstance(change, Trimmed):
+                self.buffer.trim(change.first)
+            else:
+                self.buffer.confirm(change)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.checkpoints.append((self.durable, self.buffer.to_state()))
+
+    @precondition(lambda self: self.log)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        """What is durable comes back from any checkpoint, and from any place of the log before it; a new term begins."""
+        del self.log[self.durable :]
+        self.reading = read(self.log)
+        taken, state = data.draw(st.sampled_from(self.checkpoints))
+        before = self.buffer.to_state()
+        written = json.dumps(participant_document(ParticipantState(state)))
+        read_back = participant_state(json.loads(written)).buffer
+        assert read_back == state
+        self.epoch += 1
+        self.partition = 0
+        self.buffer = TransactionBuffer.from_state("t", self.epoch, read_back, limits=LIMITS)
+        for change in self.log[data.draw(st.integers(0, taken)) :]:
+            self.buffer.trim(change.first) if isinstance(change, Trimmed) else self.buffer.apply(change)
+        assert self.buffer.to_state() == before
+
+    @invariant()
+    def open_ones_are_those_without_a_durable_end(self) -> None:
+        found = {txn: (entries, size) for txn, _, entries, size in self.buffer.open_transactions()}
+        assert found == {txn: (len(entries), 7 * len(entries)) for txn, entries in self.confirmed.open.items()}
+        for most in (0, 1):
+            for least in range(7):
+                assert self.buffer.is_open(TxnId(most, least)) == (TxnId(most, least) in self.reading.open)
+        orphans = [txn for txn in self.confirmed.open if txn in self.reading.open and txn.least < self.reading.floor(txn)]
+        assert self.buffer.orphans() == orphans
+
+    @invariant()
+    def nothing_needed_is_given_up(self) -> None:
+        waiting = [entry for entries in self.reading.open.values() for entry in entries]
+        waiting += [entry for entries in self.confirmed.open.values() for entry in entries]
+        first = self.buffer.first_needed
+        assert all(first is not None and first <= entry for entry in waiting)
+
+    @invariant()
+    def every_receipt_translates(self) -> None:
+        """As the durable log has it, while the partition has its target."""
+        for entry, meaning in self.reading.meaning.items():
+            expected = self.confirmed.meaning.get(entry)
+            if expected is None:
+                expected = Translated(meaning.position, False) if not meaning.exact else None
+            found = self.buffer.translate(entry)
+            gone = expected is not None and expected.position < self.confirmed.trimmed_to
+            assert found == expected or (found is None and gone) or (expected is None and found is not None and not found.exact)
+
+    @invariant()
+    def replay_of_all_that_is_durable_gives_the_same_state(self) -> None:
+        again = TransactionBuffer("t", self.epoch, limits=LIMITS)
+        for change in self.log[: self.durable]:
+            again.trim(change.first) if isinstance(change, Trimmed) else again.apply(change)
+        assert again.to_state() == self.buffer.to_state()
+
+
+TestBufferCourse = BufferCourse.TestCase
+TestBufferCourse.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
