@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from magnetar.client import (
+    EARLIEST,
     Batching,
     Client,
+    Compression,
     Consumer,
     DeadLetterPolicy,
+    JsonSchema,
     Message,
     RedeliveryBackoff,
     Transaction,
@@ -216,7 +220,41 @@ async def exactly_once_moves_every_message_once(client: Client, topic: str) -> N
     assert found == list(range(200))
 
 
-BASIC: tuple[Callable[[Client, str], Awaitable[None]], ...] = (a_poisonous_message_becomes_a_dead_letter,)
+@dataclass(frozen=True)
+class Order:
+    """What the typed scenario sends."""
+
+    number: int
+    customer: str
+    note: str | None = None
+
+
+async def typed_values_arrive_as_they_were_sent(client: Client, topic: str) -> None:
+    """JSON of a dataclass with every codec, batched; a reader without a schema sees the bytes."""
+    orders = JsonSchema(Order)
+    consumer = await client.subscribe(topic, "work", schema=orders, initial_position="Earliest")
+    expected = []
+    for codec in Compression:
+        producer = await client.create_producer(topic, schema=orders, compression=codec, batching=Batching(linger_s=0.01))
+        batch = [Order(number, codec.value, "x" * 1000) for number in range(5)]
+        await asyncio.gather(*(producer.send(order, key=order.customer, event_time=order.number + 1) for order in batch))
+        await producer.close()
+        expected += batch
+    for order in expected:
+        message = await consumer.receive(WAIT_S)
+        assert (message.value, message.key, message.event_time_ms) == (order, order.customer, order.number + 1)
+        consumer.acknowledge_nowait(message)
+    reader = await client.create_reader(topic, EARLIEST)
+    raw = []
+    while await reader.has_message_available():
+        raw.append((await reader.receive(WAIT_S)).value)
+    assert [orders.decode(data) for data in raw] == expected
+
+
+BASIC: tuple[Callable[[Client, str], Awaitable[None]], ...] = (
+    a_poisonous_message_becomes_a_dead_letter,
+    typed_values_arrive_as_they_were_sent,
+)
 """What every server offers."""
 TRANSACTIONAL: tuple[Callable[[Client, str], Awaitable[None]], ...] = (
     committed_messages_appear_together,

@@ -19,17 +19,20 @@ from magnetar.client.failures import (
     SendTimeout,
     TransactionAborted,
     TransactionOutcomeUnknown,
+    Undecodable,
 )
 from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.outgoing import Batching
-from magnetar.client.producer import KeyHash, Producer
+from magnetar.client.producer import KeyHash, Producer, Routing
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
+from magnetar.client.schemas import STRING, JsonSchema, Schema, StringSchema
 from magnetar.client.subscription_options import InitialPosition, SubscriptionType
 from magnetar.client.transactions import Transaction, TransactionState
 
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "STRING",
     "AlreadyClosed",
     "Batching",
     "BrokerRefused",
@@ -39,17 +42,22 @@ __all__ = [
     "Consumer",
     "DeadLetterPolicy",
     "InitialPosition",
+    "JsonSchema",
     "KeyHash",
     "Message",
     "MessageId",
     "Producer",
     "Reader",
     "RedeliveryBackoff",
+    "Routing",
+    "Schema",
     "SendTimeout",
+    "StringSchema",
     "SubscriptionType",
     "Transaction",
     "TransactionAborted",
     "TransactionOutcomeUnknown",
     "TransactionState",
+    "Undecodable",
     "exactly_once",
 ]

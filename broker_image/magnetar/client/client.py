@@ -11,23 +11,25 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from magnetar.client.attachment import Attachment, Session
 from magnetar.client.backoff import Backoff
-from magnetar.client.compression import Compression
+from magnetar.client.compression import Compression, available
 from magnetar.client.connection import KEEP_ALIVE_S, Credentials
 from magnetar.client.consumer import Consumer, Reader
 from magnetar.client.coordinators import Coordinators
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import AlreadyClosed, ConnectionLost
+from magnetar.client.growth import PARTITIONS_CHECK_S, Growth
 from magnetar.client.inbox import Inbox
-from magnetar.client.messages import LATEST, MessageId
+from magnetar.client.messages import EARLIEST, LATEST, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.pool import Pool
-from magnetar.client.producer import KeyHash, Producer
+from magnetar.client.producer import KeyHash, Producer, Route, Router, Routing
 from magnetar.client.receiving import PartitionConsumer
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
+from magnetar.client.schemas import BYTES, Schema, T
 from magnetar.client.sending import MESSAGES_PENDING_MAX, SEND_TIMEOUT_S, PartitionProducer, ProducerOptions
 from magnetar.client.subscription_options import (
     NEGATIVE_ACK_DELAY_S,
@@ -38,7 +40,7 @@ from magnetar.client.subscription_options import (
 )
 from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction
 from magnetar.clock import Clock, SystemClock
-from magnetar.errors import MagnetarError, Retry
+from magnetar.errors import InvalidRequest, MagnetarError, Retry
 from magnetar.names import TopicName
 from magnetar.network import AsyncioNetwork, Network
 from magnetar.wire import pulsar_api_pb2 as api
@@ -60,10 +62,14 @@ class Client:
         operation_timeout_s: float = OPERATION_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         keep_alive_s: float = KEEP_ALIVE_S,
+        partitions_check_s: float | None = PARTITIONS_CHECK_S,
         token: str | Callable[[], str] | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`token`: a JSON Web Token, or what gives the one of the moment whenever the broker asks; `credentials` for any other method."""
+        """`token`: a JSON Web Token, or what gives the one of the moment whenever the broker asks; `credentials` for any other method.
+
+        `partitions_check_s`: how often producers, consumers and readers of partitioned topics look for new partitions; None: never.
+        """
         if token is not None:
             credentials = Credentials("token", token.encode() if isinstance(token, str) else lambda: token().encode())
         credentials = credentials or Credentials()
@@ -72,7 +78,8 @@ class Client:
         self._session = Session(pool, self.clock, operation_timeout_s)
         self._producer_ids = itertools.count()
         self._consumer_ids = itertools.count()
-        self._open: set[Producer | Consumer | Reader] = set()
+        self._partitions_check_s = partitions_check_s
+        self._open: set[Producer[Any] | Consumer[Any] | Reader[Any]] = set()
         self._coordinators = Coordinators(self._session, lambda topic: self.partitions(topic, create=False))
         self._closed = False
 
@@ -81,38 +88,45 @@ class Client:
         topic: str,
         name: str | None = None,
         *,
+        schema: Schema[T] | None = None,
         batching: Batching | None = None,
         compression: Compression | str = Compression.NONE,
         send_timeout_s: float | None = SEND_TIMEOUT_S,
         pending_max: int = MESSAGES_PENDING_MAX,
         access_mode: str = "Shared",
+        routing: Routing | Router = Routing.ROUND_ROBIN,
         key_hash: KeyHash = KeyHash.JAVA,
         properties: Mapping[str, str] | None = None,
         initial_subscription: str | None = None,
-    ) -> Producer:
-        """A producer of a topic, attached to all its partitions. `access_mode`: Shared, Exclusive, ExclusiveWithFencing.
+    ) -> Producer[T]:
+        """A producer of a topic, attached to all its partitions, later ones too. `access_mode`: Shared, Exclusive, ExclusiveWithFencing.
 
-        `initial_subscription` is created, from the first message on, before the producer can send.
-
+        Messages are bytes, or what `schema` takes. Those with a key go to the partition that `key_hash` names, others where `routing` says (a
+        function decides for both). `initial_subscription` is created, from the first message on, before the producer can send.
         Raises the broker's refusal, or the last failure when the operation timeout is over.
         """
+        written: Schema[Any] = BYTES if schema is None else schema
         options = ProducerOptions(
             name=name,
             batching=batching,
-            compression=Compression(compression),
+            compression=available(Compression(compression)),
             send_timeout_s=send_timeout_s,
             messages_pending_max=pending_max,
             access_mode=api.ProducerAccessMode.Value(access_mode),
             properties=properties or {},
             initial_subscription=initial_subscription,
+            schema=written,
         )
         names = await self._partition_names(topic)
-        partitions = [
-            PartitionProducer(self._session, part, next(self._producer_ids), TopicName.parse(part).partition, options)
-            for part in names
-        ]
-        producer = Producer(str(TopicName.parse(topic)), partitions, key_hash, self._open.discard)
-        await self._attach_all(partitions)
+        partitions = await self._attach_producers(names, options)
+        growth = self._growth(topic, names)
+        route = Route(key_hash, routing, self.clock)
+        producer: Producer[T] = Producer(str(TopicName.parse(topic)), partitions, written, route, growth, self._open.discard)
+
+        async def grow(added: Sequence[str]) -> None:
+            partitions.extend(await self._attach_producers(added, options))
+
+        growth.watch(grow)
         self._open.add(producer)
         return producer
 
@@ -121,6 +135,7 @@ class Client:
         topic: str,
         subscription: str,
         *,
+        schema: Schema[T] | None = None,
         type: SubscriptionType | str = SubscriptionType.EXCLUSIVE,
         initial_position: InitialPosition | str = InitialPosition.LATEST,
         receiver_queue: int = RECEIVE_QUEUE_MESSAGES_MAX,
@@ -135,8 +150,8 @@ class Client:
         ack_group_s: float = 0,
         dead_letter: DeadLetterPolicy | None = None,
         properties: Mapping[str, str] | None = None,
-    ) -> Consumer:
-        """A consumer of a subscription on all partitions of a topic; the subscription is created if it does not exist.
+    ) -> Consumer[T]:
+        """A consumer of a subscription on all partitions of a topic, later ones too; the subscription is created if it does not exist.
 
         What the options mean: `ConsumerOptions`, `RedeliveryBackoff`, `DeadLetterPolicy`.
         Raises the broker's refusal, or the last failure when the operation timeout is over.
@@ -157,45 +172,41 @@ class Client:
             ack_group_s=ack_group_s,
             dead_letter=dead_letter,
             properties=properties or {},
+            schema=BYTES if schema is None else schema,
         )
-        names = await self._partition_names(topic)
-        share = max(1, min(receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // len(names)))
-        options = replace(options, receiver_queue=share)
-        inbox, whole = Inbox(), str(TopicName.parse(topic))
+        whole = str(TopicName.parse(topic))
         letters = None if dead_letter is None else DeadLetters(dead_letter, whole, subscription, self._dead_letter_producer)
-        partitions = [PartitionConsumer(self._session, part, next(self._consumer_ids), inbox, options, letters) for part in names]
-        consumer = Consumer(whole, partitions, inbox, self._open.discard, letters)
-        await self._attach_all(partitions)
+        partitions, inbox, growth = await self._receive(topic, options, letters)
+        consumer: Consumer[T] = Consumer(whole, partitions, inbox, growth, self._open.discard, letters)
         self._open.add(consumer)
         return consumer
-
-    async def _dead_letter_producer(self, topic: str, initial_subscription: str | None) -> Producer:
-        return await self.create_producer(topic, initial_subscription=initial_subscription)
 
     async def create_reader(
         self,
         topic: str,
         start_message_id: MessageId = LATEST,
         *,
+        schema: Schema[T] | None = None,
         inclusive: bool = False,
         receiver_queue: int = RECEIVE_QUEUE_MESSAGES_MAX,
         read_compacted: bool = False,
         name: str | None = None,
-    ) -> Reader:
-        """A reader of a plain topic or of one partition, from `start_message_id`: EARLIEST, LATEST, or an id, itself `inclusive` or not."""
-        self._check_open()
+    ) -> Reader[T]:
+        """A reader from `start_message_id`: EARLIEST, LATEST, or an id of a topic without partitions, itself `inclusive` or not.
+
+        Of a partitioned topic it reads all partitions, later ones too. Raises as `subscribe`.
+        """
         options = ConsumerOptions(
-            subscription=name or f"reader-{self._session.clock.random_bits(40):010x}",
+            subscription=name or f"reader-{self.clock.random_bits(40):010x}",
             receiver_queue=receiver_queue,
             read_compacted=read_compacted,
             durable=False,
             start=start_message_id,
             start_inclusive=inclusive,
+            schema=BYTES if schema is None else schema,
         )
-        inbox = Inbox()
-        consumer = PartitionConsumer(self._session, str(TopicName.parse(topic)), next(self._consumer_ids), inbox, options)
-        await self._attach_all([consumer])
-        reader = Reader(consumer, inbox, self._open.discard)
+        partitions, inbox, growth = await self._receive(topic, options, None)
+        reader: Reader[T] = Reader(str(TopicName.parse(topic)), partitions, inbox, growth, self._open.discard)
         self._open.add(reader)
         return reader
 
@@ -243,11 +254,57 @@ class Client:
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
+    async def _dead_letter_producer(self, topic: str, initial_subscription: str | None) -> Producer:
+        return await self.create_producer(topic, initial_subscription=initial_subscription)
+
     async def _partition_names(self, topic: str) -> list[str]:
         name = TopicName.parse(topic)
         count = 0 if name.partition >= 0 else await self.partitions(topic)
         self._check_open()
         return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
+
+    def _growth(self, topic: str, names: Sequence[str]) -> Growth:
+        """What looks for partitions behind those of `names`."""
+        whole = str(TopicName.parse(topic))
+        return Growth(self.clock, self._partitions_check_s, self.partitions, whole, 0 if names[0] == whole else len(names))
+
+    async def _attach_producers(self, names: Sequence[str], options: ProducerOptions) -> list[PartitionProducer]:
+        made = [
+            PartitionProducer(self._session, name, next(self._producer_ids), TopicName.parse(name).partition, options)
+            for name in names
+        ]
+        await self._attach_all(made)
+        return made
+
+    async def _receive(
+        self, topic: str, options: ConsumerOptions, letters: DeadLetters | None
+    ) -> tuple[list[PartitionConsumer], Inbox, Growth]:
+        names, inbox = await self._partition_names(topic), Inbox()
+        positioned = options.start is not None and options.start not in (EARLIEST, LATEST)
+        if positioned and len(names) > 1:
+            raise InvalidRequest(f"{topic}: a start id needs a topic without partitions; name one, such as {names[0]}")
+        share = max(1, min(options.receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // len(names)))
+        options = replace(options, receiver_queue=share)
+
+        partitions: list[PartitionConsumer] = []
+
+        async def attach(parts: Sequence[str], how: ConsumerOptions) -> None:
+            made = [PartitionConsumer(self._session, part, next(self._consumer_ids), inbox, how, letters) for part in parts]
+            partitions.extend(made)  # first: a message may be acknowledged before all of them are attached
+            try:
+                await self._attach_all(made)
+            except BaseException:
+                del partitions[-len(made) :]
+                raise
+
+        async def grow(added: Sequence[str]) -> None:
+            start = None if options.start is None else EARLIEST
+            await attach(added, replace(options, initial_position=InitialPosition.EARLIEST, start=start))
+
+        await attach(names, options)
+        growth = self._growth(topic, names)
+        growth.watch(grow)
+        return partitions, inbox, growth
 
     async def _attach_all(self, partitions: Sequence[Attachment]) -> None:
         """Attach to every partition, or to none."""

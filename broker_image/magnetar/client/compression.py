@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import zlib
+from typing import Any
 
 from magnetar.errors import NotAllowed, ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
@@ -18,17 +19,40 @@ _PYARROW_CODECS: dict[int, str] = {api.LZ4: "lz4_raw", api.ZSTD: "zstd", api.SNA
 
 
 class Compression(enum.Enum):
-    """What a producer may compress with; consumers read all of the protocol's."""
+    """What a producer may compress with; all but ZLIB need pyarrow beside magnetar, for consumers too."""
 
     NONE = "none"
     ZLIB = "zlib"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+
+
+_NUMBERS = {Compression.LZ4: api.LZ4, Compression.ZSTD: api.ZSTD, Compression.SNAPPY: api.SNAPPY}
+
+
+def available(kind: Compression) -> Compression:
+    """`kind`. Raises NotAllowed if it is not installed here."""
+    if kind in _NUMBERS:
+        _pyarrow(kind.value)
+    return kind
 
 
 def compress(kind: Compression, payload: bytes) -> tuple[api.CompressionType.ValueType, bytes]:
-    """The protocol's number of the codec and the compressed payload."""
+    """The protocol's number of the codec and the compressed payload. Raises NotAllowed if the codec is not installed here."""
     if kind is Compression.ZLIB:
         return api.ZLIB, zlib.compress(payload)
-    return api.NONE, payload
+    number = _NUMBERS.get(kind)
+    if number is None:
+        return api.NONE, payload
+    return number, bytes(_pyarrow(kind.value).Codec(_PYARROW_CODECS[number]).compress(payload, asbytes=True))
+
+
+def _pyarrow(codec: str) -> Any:
+    try:
+        return importlib.import_module("pyarrow")
+    except ImportError as failure:
+        raise NotAllowed(f"{codec} messages need pyarrow; install it beside magnetar, or use zlib") from failure
 
 
 def decompress(kind: int, payload: memoryview, size: int) -> bytes:
@@ -44,10 +68,7 @@ def decompress(kind: int, payload: memoryview, size: int) -> bytes:
     name = _PYARROW_CODECS.get(kind)
     if name is None:
         raise ProtocolError(f"compression type {kind} is not in the protocol")
-    try:
-        pyarrow = importlib.import_module("pyarrow")
-    except ImportError as failure:
-        raise NotAllowed(f"reading {name} messages needs pyarrow; install it beside magnetar") from failure
+    pyarrow = _pyarrow(name)
     try:
         return bytes(pyarrow.Codec(name).decompress(payload, size, asbytes=True))
     except (OSError, ValueError) as failure:

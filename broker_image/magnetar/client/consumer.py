@@ -1,6 +1,6 @@
 """Consumers and readers.
 
-Owns: what applications hold to receive with, over all partitions of a topic. Imports: receiving, asyncio.
+Owns: what applications hold to receive with, over all partitions of a topic. Imports: receiving, growth, asyncio.
 Invariants: messages of one partition come in order; an acknowledgement goes to the partition its message came from; a message taken by a
 receiver that is cancelled at that moment is not lost (taking it is the last step).
 """
@@ -9,32 +9,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Generic
 
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import AlreadyClosed
+from magnetar.client.growth import Growth
 from magnetar.client.inbox import Inbox
 from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.receiving import PartitionConsumer
+from magnetar.client.schemas import T
 from magnetar.client.transactions import Transaction
 from magnetar.errors import InvalidRequest
 from magnetar.wire.commands import Position
 
 
-class Consumer:
+class Consumer(Generic[T]):
     """Receives from a topic, partitioned or not. Made by `Client.subscribe`."""
 
     def __init__(
         self,
         topic: str,
-        partitions: Sequence[PartitionConsumer],
+        partitions: list[PartitionConsumer],
         inbox: Inbox,
-        on_closed: Callable[[Consumer], None],
+        growth: Growth,
+        on_closed: Callable[[Consumer[T]], None],
         dead_letters: DeadLetters | None = None,
     ) -> None:
         assert partitions, "a topic has at least one partition to receive from"
         self.topic = topic
         self._partitions = partitions
         self._inbox = inbox
+        self._growth = growth
         self._on_closed = on_closed
         self._dead_letters = dead_letters
 
@@ -48,14 +53,14 @@ class Consumer:
         """Whether the topic is terminated and everything was delivered."""
         return all(partition.end_of_topic for partition in self._partitions)
 
-    async def receive(self, timeout_s: float | None = None) -> Message:
+    async def receive(self, timeout_s: float | None = None) -> Message[T]:
         """The next message. Raises TimeoutError after `timeout_s`, AlreadyClosed or the final refusal when there will be none."""
         if timeout_s is None:
             return await self._inbox.take()
         async with asyncio.timeout(timeout_s):
             return await self._inbox.take()
 
-    async def batch_receive(self, messages_max: int = 100, timeout_s: float | None = None) -> list[Message]:
+    async def batch_receive(self, messages_max: int = 100, timeout_s: float | None = None) -> list[Message[T]]:
         """What is here, at most `messages_max`; waits up to `timeout_s` for the first, and answers [] if none came."""
         try:
             messages = [await self.receive(timeout_s)]
@@ -65,7 +70,7 @@ class Consumer:
             messages.append(message)
         return messages
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Messages until the consumer is closed."""
         while True:
             try:
@@ -74,7 +79,7 @@ class Consumer:
                 return
             yield message
 
-    async def acknowledge(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
+    async def acknowledge(self, message: Message[T] | MessageId, *, txn: Transaction | None = None) -> None:
         """Acknowledge and wait until it is durable; with `txn` it takes place when that transaction commits.
 
         Raises ConnectionLost when the outcome is unknown, TransactionConflict if another transaction has acknowledged the message.
@@ -86,12 +91,12 @@ class Consumer:
         async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
             await partition.acknowledge_in(txn_id, message_id, cumulative=False)
 
-    def acknowledge_nowait(self, message: Message | MessageId) -> None:
+    def acknowledge_nowait(self, message: Message[T] | MessageId) -> None:
         """Acknowledge without confirmation: cheaper, and if it is lost the message comes again."""
         partition, message_id = self._origin(message)
         partition.acknowledge_nowait(message_id)
 
-    async def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
+    async def acknowledge_cumulative(self, message: Message[T] | MessageId, *, txn: Transaction | None = None) -> None:
         """As `acknowledge`, for the message and all before it in its partition; not for Shared and Key_Shared subscriptions."""
         partition, message_id = self._origin(message)
         if partition.one_by_one:
@@ -103,12 +108,12 @@ class Consumer:
             txn.on_aborted(partition, partition.redeliver_unacknowledged)
             await partition.acknowledge_in(txn_id, message_id, cumulative=True)
 
-    def negative_acknowledge(self, message: Message | MessageId) -> None:
+    def negative_acknowledge(self, message: Message[T] | MessageId) -> None:
         """Have the message delivered again after the subscription's negative-ack delay or back-off (which knows a Message's redeliveries)."""
         partition, message_id = self._origin(message)
         partition.negative_acknowledge(message_id, message.redelivery_count if isinstance(message, Message) else 0)
 
-    def redeliver(self, messages: Iterable[Message | MessageId]) -> None:
+    def redeliver(self, messages: Iterable[Message[T] | MessageId]) -> None:
         """Have messages delivered again now; Exclusive and Failover subscriptions deliver everything unacknowledged again, in order."""
         entries: dict[PartitionConsumer, set[Position]] = {}
         for message in messages:
@@ -124,29 +129,28 @@ class Consumer:
 
     async def last_message_id(self) -> MessageId:
         """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a partitioned topic."""
-        last, _ = await self._only("last_message_id").last_message_id()
+        last, _ = await _only(self._partitions, "last_message_id").last_message_id()
         return last
 
     async def seek(self, target: MessageId | int) -> None:
         """Continue from a message id (inclusive; a plain topic only, save EARLIEST and LATEST) or a publish time in milliseconds."""
-        if isinstance(target, MessageId) and target not in (EARLIEST, LATEST):
-            await self._only("seek to a message id").seek(target)
-            return
-        await asyncio.gather(*(partition.seek(target) for partition in self._partitions))
+        await _seek(self._partitions, target)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription; the consumer is closed."""
+        await self._growth.stop()
         await asyncio.gather(*(partition.unsubscribe() for partition in self._partitions))
         self._on_closed(self)
 
     async def close(self) -> None:
         """Leave the subscription, which stays; idempotent."""
         self._on_closed(self)
+        await self._growth.stop()
         await asyncio.gather(*(partition.close() for partition in self._partitions))
         if self._dead_letters is not None:
             await self._dead_letters.close()
 
-    def _origin(self, message: Message | MessageId) -> tuple[PartitionConsumer, MessageId]:
+    def _origin(self, message: Message[T] | MessageId) -> tuple[PartitionConsumer, MessageId]:
         message_id = message.id if isinstance(message, Message) else message
         if len(self._partitions) == 1:
             return self._partitions[0], message_id
@@ -154,29 +158,31 @@ class Consumer:
             raise InvalidRequest(f"{self.topic}: message id {message_id} names no partition of {len(self._partitions)}")
         return self._partitions[message_id.partition], message_id
 
-    def _only(self, what: str) -> PartitionConsumer:
-        if len(self._partitions) != 1:
-            raise InvalidRequest(
-                f"{self.topic}: {what} needs a topic without partitions; name one, such as {self._partitions[0].topic}"
-            )
-        return self._partitions[0]
 
-
-class Reader:
+class Reader(Generic[T]):
     """Reads a topic from a position of its own, without a durable subscription. Made by `Client.create_reader`."""
 
-    def __init__(self, consumer: PartitionConsumer, inbox: Inbox, on_closed: Callable[[Reader], None]) -> None:
-        self.topic = consumer.topic
-        self._consumer = consumer
+    def __init__(
+        self,
+        topic: str,
+        partitions: list[PartitionConsumer],
+        inbox: Inbox,
+        growth: Growth,
+        on_closed: Callable[[Reader[T]], None],
+    ) -> None:
+        assert partitions, "a topic has at least one partition to read"
+        self.topic = topic
+        self._partitions = partitions
         self._inbox = inbox
+        self._growth = growth
         self._on_closed = on_closed
 
-    async def receive(self, timeout_s: float | None = None) -> Message:
+    async def receive(self, timeout_s: float | None = None) -> Message[T]:
         """The next message. Raises TimeoutError after `timeout_s`."""
         async with asyncio.timeout(timeout_s):
             return await self._inbox.take()
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Messages until the reader is closed."""
         while True:
             try:
@@ -189,24 +195,43 @@ class Reader:
         """Whether `receive` would find a message that is in the topic now."""
         if self._inbox.peek() is not None:
             return True
-        last, mark_delete = await self._consumer.last_message_id()
-        if last.entry < 0:
-            return False
-        taken = self._consumer.reached
-        if taken is not None:
-            return (last.ledger, last.entry, last.batch_index) > (taken.ledger, taken.entry, taken.batch_index)
-        return mark_delete is None or last.position > mark_delete
+        return any(await asyncio.gather(*(_has_more(partition) for partition in self._partitions)))
 
     async def last_message_id(self) -> MessageId:
-        """Id of the topic's last message, (-1, -1) when it is empty."""
-        last, _ = await self._consumer.last_message_id()
+        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a partitioned topic."""
+        last, _ = await _only(self._partitions, "last_message_id").last_message_id()
         return last
 
     async def seek(self, target: MessageId | int) -> None:
-        """Continue from a message id (inclusive) or a publish time in milliseconds."""
-        await self._consumer.seek(target)
+        """Continue from a message id (inclusive; a plain topic only, save EARLIEST and LATEST) or a publish time in milliseconds."""
+        await _seek(self._partitions, target)
 
     async def close(self) -> None:
         """Stop reading; idempotent."""
         self._on_closed(self)
-        await self._consumer.close()
+        await self._growth.stop()
+        await asyncio.gather(*(partition.close() for partition in self._partitions))
+
+
+async def _has_more(partition: PartitionConsumer) -> bool:
+    """Whether a partition has messages behind the last one taken from it."""
+    last, mark_delete = await partition.last_message_id()
+    if last.entry < 0:
+        return False
+    taken = partition.reached
+    if taken is not None:
+        return (last.ledger, last.entry, last.batch_index) > (taken.ledger, taken.entry, taken.batch_index)
+    return mark_delete is None or last.position > mark_delete
+
+
+async def _seek(partitions: Sequence[PartitionConsumer], target: MessageId | int) -> None:
+    if isinstance(target, MessageId) and target not in (EARLIEST, LATEST):
+        await _only(partitions, "seek to a message id").seek(target)
+        return
+    await asyncio.gather(*(partition.seek(target) for partition in partitions))
+
+
+def _only(partitions: Sequence[PartitionConsumer], what: str) -> PartitionConsumer:
+    if len(partitions) != 1:
+        raise InvalidRequest(f"{what} needs a topic without partitions; name one, such as {partitions[0].topic}")
+    return partitions[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from magnetar.client.messages import Message
 from magnetar.client.producer import Producer
@@ -35,14 +36,14 @@ class DeadLetters:
         self._opening = asyncio.Lock()
         self._producer: Producer | None = None
 
-    async def publish(self, message: Message) -> None:
+    async def publish(self, message: Message[Any]) -> None:
         """Publish one message and wait until it is durable. Raises what the producer raises."""
         async with self._opening:
             if self._producer is None:
                 self._producer = await self._open_producer(self.topic, self._initial_subscription)
         properties = {**message.properties, REAL_TOPIC: message.topic, ORIGIN_MESSAGE_ID: str(message.id)}
         await self._producer.send(
-            None if message.null_value else message.value,
+            None if message.null_value else message.data,
             key=message.key,
             ordering_key=message.ordering_key,
             properties=properties,

@@ -19,6 +19,7 @@ from magnetar.client.client import Client
 from magnetar.client.consumer import Consumer
 from magnetar.client.failures import TransactionAborted, TransactionOutcomeUnknown
 from magnetar.client.messages import Message
+from magnetar.client.schemas import T
 from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction, TransactionState
 from magnetar.errors import MagnetarError, Retry, TransactionConflict
 
@@ -27,14 +28,14 @@ FAILURES_IN_A_ROW_MAX = 20
 RETRY_LAST_S = 10.0
 _log = structlog.get_logger()
 
-Work: TypeAlias = Callable[[Sequence[Message], Transaction], Awaitable[None]]
+Work: TypeAlias = Callable[[Sequence[Message[T]], Transaction], Awaitable[None]]
 """Publishes what follows from messages, with `txn=`; acknowledging them is not its affair."""
 
 
 async def exactly_once(
     client: Client,
-    consumer: Consumer,
-    work: Work,
+    consumer: Consumer[T],
+    work: Work[T],
     *,
     messages_max: int = BATCH_MESSAGES_MAX,
     idle_s: float | None = None,
@@ -75,7 +76,7 @@ async def exactly_once(
     return committed
 
 
-async def _attempt(client: Client, consumer: Consumer, work: Work, messages: Sequence[Message], timeout_s: float) -> None:
+async def _attempt(client: Client, consumer: Consumer[T], work: Work[T], messages: Sequence[Message[T]], timeout_s: float) -> None:
     async with client.transaction(timeout_s=timeout_s) as txn:
         await work(messages, txn)
         if txn.state is not TransactionState.OPEN:

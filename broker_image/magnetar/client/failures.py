@@ -9,6 +9,7 @@ from __future__ import annotations
 from magnetar.errors import (
     ChecksumMismatch,
     ConsumerBusy,
+    IncompatibleSchema,
     InvalidTopicName,
     InvalidTxnStatus,
     LimitExceeded,
@@ -55,6 +56,12 @@ class TransactionOutcomeUnknown(MagnetarError):
     wire_code, retry = WireCode.TRANSACTION_NOT_FOUND, Retry.NEVER
 
 
+class Undecodable(MagnetarError):
+    """A message whose payload does not fit the schema of its consumer, or a tombstone where a value is needed."""
+
+    wire_code, retry = WireCode.INCOMPATIBLE_SCHEMA, Retry.NEVER
+
+
 class BrokerRefused(MagnetarError):
     """A final refusal for a reason that has no class of its own; `code` says which."""
 
@@ -83,6 +90,7 @@ _CLASSES: dict[WireCode, type[MagnetarError]] = {
     WireCode.PRODUCER_BUSY: ProducerBusy,
     WireCode.INVALID_TOPIC_NAME: InvalidTopicName,
     WireCode.NOT_ALLOWED: NotAllowed,
+    WireCode.INCOMPATIBLE_SCHEMA: IncompatibleSchema,
     WireCode.INVALID_TXN_STATUS: InvalidTxnStatus,
     WireCode.TRANSACTION_CONFLICT: TransactionConflict,
     WireCode.TRANSACTION_NOT_FOUND: TransactionNotFound,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from magnetar.client.messages import Message
 from magnetar.errors import MagnetarError
@@ -20,18 +20,18 @@ class Source(Protocol):
 
     generation: int
 
-    def on_taken(self, message: Message) -> None: ...
+    def on_taken(self, message: Message[Any]) -> None: ...
 
 
 class Inbox:
     """Messages received and not taken yet, of all partitions of a subscription, in the order they came."""
 
     def __init__(self) -> None:
-        self._items: deque[tuple[Source, int, Message]] = deque()
+        self._items: deque[tuple[Source, int, Message[Any]]] = deque()
         self._changed = asyncio.Event()
         self._failure: MagnetarError | None = None
 
-    def put(self, source: Source, generation: int, message: Message) -> None:
+    def put(self, source: Source, generation: int, message: Message[Any]) -> None:
         """Bounded by the permits each consumer gave."""
         self._items.append((source, generation, message))
         self._changed.set()
@@ -41,13 +41,13 @@ class Inbox:
         self._failure = failure
         self._changed.set()
 
-    def peek(self) -> Message | None:
+    def peek(self) -> Message[Any] | None:
         """The next message without taking it; stale ones are dropped."""
         while self._items and self._items[0][1] != self._items[0][0].generation:
             self._items.popleft()
         return self._items[0][2] if self._items else None
 
-    async def take(self) -> Message:
+    async def take(self) -> Message[Any]:
         """The next message. Raises the failure when there will be none."""
         while self.peek() is None:
             if self._failure is not None:
@@ -56,11 +56,11 @@ class Inbox:
             await self._changed.wait()
         return self._pop()
 
-    def take_nowait(self) -> Message | None:
+    def take_nowait(self) -> Message[Any] | None:
         """The next message if there is one."""
         return None if self.peek() is None else self._pop()
 
-    def _pop(self) -> Message:
+    def _pop(self) -> Message[Any]:
         source, _, message = self._items.popleft()
         source.on_taken(message)
         return message

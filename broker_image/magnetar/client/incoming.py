@@ -7,10 +7,11 @@ Invariant: messages acknowledged or compacted away are left out; `skipped` says 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from magnetar.client.compression import decompress
 from magnetar.client.messages import Message, MessageId, ack_mask
+from magnetar.client.schemas import BYTES, Schema
 from magnetar.errors import MagnetarError, ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import entry_checksum_ok
@@ -23,7 +24,7 @@ ValidationError = api.CommandAck.ValidationError
 class Received(NamedTuple):
     """The messages of an entry, and how many of it were charged permits without being here."""
 
-    messages: list[Message]
+    messages: list[Message[Any]]
     skipped: int
 
 
@@ -35,7 +36,7 @@ class Damaged(NamedTuple):
     detail: str
 
 
-def open_entry(topic: str, command: api.CommandMessage, raw: bytes) -> Received | Damaged:
+def open_entry(topic: str, command: api.CommandMessage, raw: bytes, schema: Schema[Any] = BYTES) -> Received | Damaged:
     """Read an entry. Damage is an outcome, not an error: the broker is told and the subscription goes on."""
     try:
         if not entry_checksum_ok(raw):
@@ -44,23 +45,25 @@ def open_entry(topic: str, command: api.CommandMessage, raw: bytes) -> Received 
     except ProtocolError as failure:
         return Damaged(1, ValidationError.ChecksumMismatch, str(failure))
     try:
-        return _open_batch(topic, command, entry) if entry.batched else Received([_open_single(topic, command, entry)], 0)
+        if entry.batched:
+            return _open_batch(topic, command, entry, schema)
+        return Received([_open_single(topic, command, entry, schema)], 0)
     except MagnetarError as failure:
         return Damaged(entry.message_count, ValidationError.DecompressionError, str(failure))
 
 
-def _open_single(topic: str, command: api.CommandMessage, entry: Entry) -> Message:
+def _open_single(topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]) -> Message[Any]:
     payload = bytes(uncompressed(entry, decompress))
     metadata = entry.metadata
-    return _message(topic, command, metadata, metadata, -1, 0, metadata.sequence_id, payload)
+    return _message(topic, command, metadata, metadata, -1, 0, metadata.sequence_id, payload, schema)
 
 
-def _open_batch(topic: str, command: api.CommandMessage, entry: Entry) -> Received:
+def _open_batch(topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]) -> Received:
     metadata = entry.metadata
     batch = batch_messages(entry, decompress)
     remaining = ack_mask(list(command.ack_set)) if command.ack_set else -1
     gone = frozenset(metadata.compacted_batch_indexes)
-    messages: list[Message] = []
+    messages: list[Message[Any]] = []
     skipped = 0
     for index, item in enumerate(batch):
         if not remaining >> index & 1:
@@ -70,7 +73,7 @@ def _open_batch(topic: str, command: api.CommandMessage, entry: Entry) -> Receiv
             continue
         sequence_id = item.metadata.sequence_id if item.metadata.HasField("sequence_id") else metadata.sequence_id + index
         payload = bytes(item.payload)
-        messages.append(_message(topic, command, metadata, item.metadata, index, len(batch), sequence_id, payload))
+        messages.append(_message(topic, command, metadata, item.metadata, index, len(batch), sequence_id, payload, schema))
     return Received(messages, skipped)
 
 
@@ -83,12 +86,14 @@ def _message(
     batch_size: int,
     sequence_id: int,
     payload: bytes,
-) -> Message:
+    schema: Schema[Any],
+) -> Message[Any]:
     position = position_of(command.message_id)
     return Message(
         id=MessageId(position.ledger, position.entry, batch_index, command.message_id.partition, batch_size),
         topic=topic,
-        value=payload,
+        data=payload,
+        schema=schema,
         null_value=own.null_value,
         key=own.partition_key if own.HasField("partition_key") else None,
         ordering_key=own.ordering_key if own.HasField("ordering_key") else None,

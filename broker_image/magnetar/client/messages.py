@@ -1,6 +1,6 @@
 """Messages and their ids, as applications see them.
 
-Owns: `MessageId`, `Message`, and their form on the wire. Imports: wire.
+Owns: `MessageId`, `Message`, and their form on the wire. Imports: wire, schemas.
 Invariant: ids of one partition compare in log order, batch index included; EARLIEST is before and LATEST after every id.
 """
 
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
+from magnetar.client.failures import Undecodable
+from magnetar.client.schemas import BYTES, Schema, T
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position, message_id_data, position_of
 
@@ -51,12 +53,16 @@ LATEST = MessageId((1 << 63) - 1, (1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A received message. Times are milliseconds since the epoch; `null_value` marks a tombstone (its value is empty)."""
+class Message(Generic[T]):
+    """A received message: `data` as it came, `value` as the consumer's schema reads it. Times are milliseconds since the epoch.
+
+    `null_value` marks a tombstone: its data are empty, and under a schema it has no value.
+    """
 
     id: MessageId
     topic: str
-    value: bytes
+    data: bytes
+    schema: Schema[T]
     null_value: bool
     key: str | None
     ordering_key: bytes | None
@@ -66,6 +72,13 @@ class Message:
     sequence_id: int
     producer_name: str
     redelivery_count: int
+
+    @property
+    def value(self) -> T:
+        """What was sent. Raises Undecodable if the data do not fit the schema."""
+        if self.null_value and self.schema is not BYTES:
+            raise Undecodable(f"message {self.id} is a tombstone; look at null_value before value")
+        return self.schema.decode(self.data)
 
 
 def ack_words(remaining: int, size: int) -> list[int]:

@@ -45,9 +45,13 @@ class Outgoing:
     txn: TxnId | None = None
 
 
-def encode(messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression) -> bytes:
-    """The entry of one or more messages, all of one transaction or of none."""
+def encode(
+    messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression, schema_version: bytes = b""
+) -> bytes:
+    """The entry of one or more messages, all of one transaction or of none; `schema_version` as the broker named it, b"" for none."""
     metadata = api.MessageMetadata(producer_name=producer_name, sequence_id=messages[0].sequence_id, publish_time=publish_time)
+    if schema_version:
+        metadata.schema_version = schema_version
     txn = messages[0].txn
     if txn is not None:
         metadata.txnid_most_bits, metadata.txnid_least_bits = txn

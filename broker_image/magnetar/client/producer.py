@@ -1,6 +1,6 @@
 """Producers.
 
-Owns: what applications hold to send with, and which partition each message goes to. Imports: sending, wire.
+Owns: what applications hold to send with, and which partition each message goes to. Imports: sending, growth, schemas.
 Invariant: messages with a key always go to the partition that Pulsar's clients choose with the same hash; their order holds per partition.
 """
 
@@ -10,11 +10,16 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Generic, TypeAlias
 
+from magnetar.client.growth import Growth
 from magnetar.client.messages import MessageId
 from magnetar.client.outgoing import Outgoing
+from magnetar.client.schemas import Schema, T
 from magnetar.client.sending import PartitionProducer, Receipt
 from magnetar.client.transactions import Transaction
+from magnetar.clock import Clock
+from magnetar.errors import InvalidRequest
 from magnetar.hashes import java_string_hash, murmur3
 
 
@@ -25,17 +30,60 @@ class KeyHash(enum.Enum):
     MURMUR3 = "murmur3"
 
 
-class Producer:
+class Routing(enum.Enum):
+    """Where messages without a key go: round, one batch to each partition, or all to one partition, chosen when the producer is made."""
+
+    ROUND_ROBIN = "RoundRobin"
+    SINGLE = "Single"
+
+
+Router: TypeAlias = Callable[[str | None, int], int]
+"""(key, number of partitions) -> partition, for those who want to choose themselves."""
+
+
+class Route:
+    """Which partition each message goes to."""
+
+    def __init__(self, key_hash: KeyHash, routing: Routing | Router, clock: Clock) -> None:
+        self._key_hash = key_hash
+        self._routing = routing
+        self._turn = clock.random_bits(31) if routing is Routing.SINGLE else 0
+
+    def choose(self, key: str | None, partitions: Sequence[PartitionProducer]) -> PartitionProducer:
+        """The partition of a message. Raises InvalidRequest if the application's router names none."""
+        if not isinstance(self._routing, Routing):
+            chosen = self._routing(key, len(partitions))
+            if not 0 <= chosen < len(partitions):
+                raise InvalidRequest(f"router chose partition {chosen} of {len(partitions)}; it must name one of them, from 0 on")
+            return partitions[chosen]
+        if key is not None:
+            position = java_string_hash(key) if self._key_hash is KeyHash.JAVA else murmur3(key.encode())
+            return partitions[position % len(partitions)]
+        current = partitions[self._turn % len(partitions)]
+        if self._routing is Routing.ROUND_ROBIN and not current.batch_open:  # fill one batch before going on
+            self._turn += 1
+            current = partitions[self._turn % len(partitions)]
+        return current
+
+
+class Producer(Generic[T]):
     """Sends to a topic, partitioned or not. Made by `Client.create_producer`."""
 
     def __init__(
-        self, topic: str, partitions: Sequence[PartitionProducer], key_hash: KeyHash, on_closed: Callable[[Producer], None]
+        self,
+        topic: str,
+        partitions: list[PartitionProducer],
+        schema: Schema[T],
+        route: Route,
+        growth: Growth,
+        on_closed: Callable[[Producer[T]], None],
     ) -> None:
         assert partitions, "a topic has at least one partition to send to"
         self.topic = topic
         self._partitions = partitions
-        self._key_hash = key_hash
-        self._turn = 0
+        self._schema = schema
+        self._route = route
+        self._growth = growth
         self._on_closed = on_closed
 
     @property
@@ -50,7 +98,7 @@ class Producer:
 
     async def send(
         self,
-        value: bytes | None,
+        value: T | None,
         *,
         key: str | None = None,
         ordering_key: bytes | None = None,
@@ -66,8 +114,8 @@ class Producer:
         since the epoch) Shared and Key_Shared subscriptions get it no earlier. The id of a message that deduplication knew already is
         (-1, -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """
-        message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
-        partition = self._partition_of(key)
+        message = self._outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
+        partition = self._route.choose(key, self._partitions)
         if txn is None:
             return await partition.send(message)
         async with txn.publishing(partition.topic) as txn_id:
@@ -75,7 +123,7 @@ class Producer:
 
     def send_nowait(
         self,
-        value: bytes | None,
+        value: T | None,
         *,
         key: str | None = None,
         ordering_key: bytes | None = None,
@@ -85,8 +133,8 @@ class Producer:
         deliver_at: int | None = None,
     ) -> Receipt:
         """Queue a message outside of transactions; the future is its receipt. Raises LimitExceeded while too much is pending."""
-        message = _outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
-        return self._partition_of(key).send_nowait(message)
+        message = self._outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
+        return self._route.choose(key, self._partitions).send_nowait(message)
 
     async def flush(self) -> None:
         """Wait for the receipts of everything sent so far. Raises the first failure."""
@@ -95,26 +143,19 @@ class Producer:
     async def close(self) -> None:
         """Flush and leave; idempotent."""
         self._on_closed(self)
+        await self._growth.stop()
         await asyncio.gather(*(partition.close() for partition in self._partitions))
 
-    def _partition_of(self, key: str | None) -> PartitionProducer:
-        if key is not None:
-            position = java_string_hash(key) if self._key_hash is KeyHash.JAVA else murmur3(key.encode())
-            return self._partitions[position % len(self._partitions)]
-        current = self._partitions[self._turn % len(self._partitions)]
-        if not current.batch_open:  # fill one batch before going on
-            self._turn += 1
-            current = self._partitions[self._turn % len(self._partitions)]
-        return current
-
-
-def _outgoing(
-    value: bytes | None,
-    key: str | None,
-    ordering_key: bytes | None,
-    properties: Mapping[str, str] | None,
-    event_time: int | None,
-    sequence_id: int | None,
-    deliver_at: int | None,
-) -> Outgoing:
-    return Outgoing(value, -1 if sequence_id is None else sequence_id, key, ordering_key, properties or {}, event_time, deliver_at)
+    def _outgoing(
+        self,
+        value: T | None,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time: int | None,
+        sequence_id: int | None,
+        deliver_at: int | None,
+    ) -> Outgoing:
+        data = None if value is None else self._schema.encode(value)
+        number = -1 if sequence_id is None else sequence_id
+        return Outgoing(data, number, key, ordering_key, properties or {}, event_time, deliver_at)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
@@ -246,7 +247,7 @@ class PartitionConsumer(Attachment):
 
     def on_message(self, message: api.CommandMessage, entry: bytes) -> None:
         """MESSAGE: into the inbox, unless it belongs to an epoch before the last redelivery."""
-        opened = open_entry(self.topic, message, entry)
+        opened = open_entry(self.topic, message, entry, self._options.schema)
         if isinstance(opened, Damaged):
             position = position_of(message.message_id)
             _log.error("entry_damaged", topic=self.topic, position=position, reason=opened.detail)
@@ -274,7 +275,7 @@ class PartitionConsumer(Attachment):
                 self._inbox.put(self, self.generation, item)
         self._use(skipped)
 
-    def on_taken(self, message: Message) -> None:
+    def on_taken(self, message: Message[Any]) -> None:
         """The application has the message: its permit is free again."""
         self.last_taken = message.id
         self._unacknowledged.taken(message)
@@ -328,6 +329,9 @@ class PartitionConsumer(Attachment):
             consumer_epoch=self._epoch,
             metadata=requests.key_values(options.properties),
         )
+        schema = options.schema.to_wire()
+        if schema is not None:
+            body.schema.CopyFrom(schema)
         if not options.durable and self.last_taken is not None:
             self._start, self._start_inclusive = self.last_taken, False
         if self._start is not None:

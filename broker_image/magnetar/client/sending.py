@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from magnetar.client.attachment import Attachment, Session
 from magnetar.client.compression import Compression
@@ -20,6 +20,7 @@ from magnetar.client.connection import Connection
 from magnetar.client.failures import AlreadyClosed, BrokerRefused, SendTimeout, failure_of
 from magnetar.client.messages import MessageId
 from magnetar.client.outgoing import Batching, Outgoing, encode
+from magnetar.client.schemas import BYTES, Schema
 from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError, ProtocolError, Retry, WireCode
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -47,6 +48,7 @@ class ProducerOptions:
     access_mode: api.ProducerAccessMode.ValueType = api.Shared
     properties: Mapping[str, str] = field(default_factory=dict)
     initial_subscription: str | None = None
+    schema: Schema[Any] = BYTES
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class PartitionProducer(Attachment):
         self._epoch = 0
         self._known_to_broker = False
         self._topic_epoch: int | None = None
+        self._schema_version = b""
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._queue: deque[_Sent] = deque()
         self._batch: list[Outgoing] = []
@@ -178,7 +181,7 @@ class PartitionProducer(Attachment):
             return
         messages, receipts = self._batch, self._batch_receipts
         self._batch, self._batch_receipts, self._batch_bytes = [], [], 0
-        entry = encode(messages, self.name, self._session.clock.wall_ms(), self._options.compression)
+        entry = encode(messages, self.name, self._session.clock.wall_ms(), self._options.compression, self._schema_version)
         timeout = self._options.send_timeout_s
         sent = _Sent(messages, receipts, b"", None if timeout is None else self._loop.time() + timeout)
         if len(entry) > self._message_bytes_max:
@@ -283,6 +286,9 @@ class PartitionProducer(Attachment):
             body.producer_name = self.name
         if self._options.initial_subscription is not None:
             body.initial_subscription_name = self._options.initial_subscription
+        schema = self._options.schema.to_wire()
+        if schema is not None:
+            body.schema.CopyFrom(schema)
         if self._topic_epoch is not None:
             body.topic_epoch = self._topic_epoch
         self._epoch += 1
@@ -290,6 +296,7 @@ class PartitionProducer(Attachment):
         answer = (await connection.request(body.request_id, requests.producer(body))).producer_success
         self.name = answer.producer_name
         self._topic_epoch = answer.topic_epoch if answer.HasField("topic_epoch") else None
+        self._schema_version = answer.schema_version
         self._message_bytes_max = connection.message_bytes_max
         if not self._known_to_broker:
             # Not "the first attempt": that one may have been lost on its way, and numbers would begin anew.

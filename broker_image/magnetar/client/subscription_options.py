@@ -1,6 +1,6 @@
 """How a consumer subscribes.
 
-Owns: the options of subscriptions and their limits. Imports: messages, redelivery.
+Owns: the options of subscriptions and their limits. Imports: messages, redelivery, schemas.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from magnetar.client.messages import MessageId
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
+from magnetar.client.schemas import BYTES, Schema
 from magnetar.errors import InvalidRequest
 
 RECEIVE_QUEUE_MESSAGES_MAX = 1000
@@ -57,6 +59,7 @@ class ConsumerOptions:
     ack_group_s: float = 0
     dead_letter: DeadLetterPolicy | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    schema: Schema[Any] = BYTES
 
     def __post_init__(self) -> None:
         for name in ("negative_ack_delay_s", "ack_group_s"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -41,12 +41,12 @@ class Unacknowledged:
         self._loop = asyncio.get_running_loop()
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
-        self._last_chances: dict[Position, list[Message]] = {}
+        self._last_chances: dict[Position, list[Message[Any]]] = {}
         self._burying: set[asyncio.Task[None]] = set()
 
     # --- what the application does
 
-    def taken(self, message: Message) -> None:
+    def taken(self, message: Message[Any]) -> None:
         """The application has a message."""
         position = message.id.position
         if self._dead_letters is not None and message.redelivery_count >= self._dead_letters.redeliveries_max:
@@ -86,19 +86,19 @@ class Unacknowledged:
 
     # --- dead letters
 
-    def is_dead(self, messages: Sequence[Message]) -> bool:
+    def is_dead(self, messages: Sequence[Message[Any]]) -> bool:
         """Whether messages of an entry that arrives have had their last chance."""
         return (
             bool(messages) and self._dead_letters is not None and messages[0].redelivery_count > self._dead_letters.redeliveries_max
         )
 
-    def bury(self, position: Position, messages: Sequence[Message]) -> None:
+    def bury(self, position: Position, messages: Sequence[Message[Any]]) -> None:
         """Publish the messages of an entry as dead letters, then acknowledge it."""
         task = self._loop.create_task(self._bury(position, messages))
         self._burying.add(task)
         task.add_done_callback(self._burying.discard)
 
-    async def _bury(self, position: Position, messages: Sequence[Message]) -> None:
+    async def _bury(self, position: Position, messages: Sequence[Message[Any]]) -> None:
         assert self._dead_letters is not None, "only a policy condemns"
         try:
             for message in messages:
