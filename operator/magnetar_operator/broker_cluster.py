@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_AGAIN_S = 30.0
 """Bundles move without any Kubernetes event."""
+ROTATING_S = 5.0
+"""Phases of a rotation end with time."""
 MOVING_S = 1.0
 STORE_RETRY_S = 3.0
 
@@ -49,6 +51,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     if cluster is None:
         world.retain_stores()
         world.autoscaling.forget(f"{key.namespace}/{key.name}")
+        world.credentials.ends.pop((key.namespace, key.name), None)
         return None
     if cluster.metadata.deletion_timestamp:
         return None  # children go with their owner; volumes stay
@@ -84,7 +87,8 @@ async def reconcile(world: World, key: Key) -> float | None:
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
     await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled)
     secrets_s = CREDENTIALS_LOOK_S if seen.problems or security else LOOK_AGAIN_S
-    return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s)
+    rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
+    return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s, rotating_s)
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:

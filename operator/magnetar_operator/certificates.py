@@ -22,6 +22,8 @@ AUTHORITY_LIFE = timedelta(days=3650)
 LEAF_LIFE = timedelta(days=365)
 CLOCK_SKEW = timedelta(minutes=10)
 """Certificates are valid from this long before they are made: clocks of nodes differ."""
+ROTATE_BEFORE = 2 * LEAF_LIFE
+"""An authority is replaced so long before its end."""
 RENEW_AT = 2 / 3
 """Share of its life after which a certificate is made anew."""
 
@@ -53,11 +55,13 @@ def make_authority(name: str, now_ms: int) -> Pair:
 
 
 def issue(authority: Pair, subject: Subject, now_ms: int) -> Pair:
-    """A new key and its certificate. Raises ValueError if `authority` cannot be read (see `authority_problem`)."""
+    """A new key and its certificate, which ends with its authority at the latest. Raises ValueError if `authority` cannot be read (see
+    `authority_problem`)."""
     signer = _private_key(authority.key)
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_name(subject.common_name), issuer.subject, key, now_ms, LEAF_LIFE)
+    life = min(LEAF_LIFE, issuer.not_valid_after_utc - _time(now_ms))
+    builder = _builder(_name(subject.common_name), issuer.subject, key, now_ms, life)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage(_usages(subject)), critical=False)
@@ -79,10 +83,24 @@ def authority_problem(authority: Pair, now_ms: int) -> str:
         return problem
     if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
         return "it is not a certificate authority"
-    # A certificate outlives no authority: what is issued now must be trusted for as long as it lasts.
-    if _time(now_ms) + LEAF_LIFE > certificate.not_valid_after_utc:
-        return "it ends before a certificate issued now would"
+    if _time(now_ms) >= certificate.not_valid_after_utc:
+        return f"it has ended ({certificate.not_valid_after_utc:%Y-%m-%d})"
     return ""
+
+
+def is_old(authority: Pair, now_ms: int) -> bool:
+    """Whether an authority without a problem should be replaced by another one."""
+    certificate = x509.load_pem_x509_certificate(authority.certificate)
+    return _time(now_ms) + ROTATE_BEFORE > certificate.not_valid_after_utc
+
+
+def end_ms(certificates: bytes) -> int | None:
+    """When the first of these PEM certificates to end does, in milliseconds since the epoch; None if they cannot be read."""
+    try:
+        found = x509.load_pem_x509_certificates(certificates)
+    except ValueError:
+        return None
+    return min((int(one.not_valid_after_utc.timestamp() * 1000) for one in found), default=None)
 
 
 def leaf_problem(leaf: Pair, authority: Pair, subject: Subject, now_ms: int) -> str:

@@ -27,6 +27,7 @@ from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
 from magnetar_operator.desired import Identity
+from magnetar_operator.etcd_rotation import Phase
 from magnetar_operator.etcd_view import EtcdLife
 from magnetar_operator.metadata_copies import copy_status
 from magnetar_operator.models.base import Condition
@@ -63,7 +64,9 @@ def findings_of(
     wanted = cluster.spec.replicas
     ready = sum(map(is_ready, observed.pods))
     etcd = observed.etcd
-    progress = _progress(cluster, observed, scale, roll, ready) or (etcd.progress if etcd is not None else None)
+    progress = (
+        _progress(cluster, observed, scale, roll, ready) or (etcd.progress if etcd is not None else None) or _rotation(cluster)
+    )
     degraded = next(iter([*problems, *(etcd.problems if etcd is not None else ()), *_degradation(cluster, observed)]), None)
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
@@ -73,6 +76,16 @@ def findings_of(
         available = Finding(Type.AVAILABLE, False, Reason.NO_BROKER)
     complete = f"{wanted} brokers are ready" if wanted else Reason.STOPPED.meaning
     return standing(available, progress, degraded, complete)
+
+
+def _rotation(cluster: BrokerCluster) -> Problem | None:
+    """The rotation of etcd's authority."""
+    texts = {
+        Phase.TRUSTING.value: "etcd's next authority is made known to everybody; it issues nothing yet",
+        Phase.ISSUING.value: "etcd's new authority has issued all certificates; the former one is trusted until everybody has them",
+    }
+    text = texts.get(cluster.status.etcd_authority.rotation)
+    return Problem(Reason.ETCD_AUTHORITY_ROTATING, text) if text is not None else None
 
 
 def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, ready: int) -> Problem | None:
@@ -123,6 +136,7 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         ready_replicas=sum(map(is_ready, observed.pods)),
         selector=names.selector_text(names.selector(cluster.name, names.BROKER)),
         etcd_security=cluster.status.etcd_security,
+        etcd_authority=cluster.status.etcd_authority,
         etcd=observed.etcd.status if observed.etcd is not None else cluster.status.etcd,
         storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
         metadata_copy=copy_status(cluster, state.copies if state is not None else None),

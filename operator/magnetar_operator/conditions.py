@@ -82,6 +82,16 @@ class Reason(enum.Enum):
         "For three intervals no broker has copied the metadata store into the cluster's storage, or found its copy current.",
         "Look for metadata.backup and maintenance.delayed in the leading broker's log; docs/restore.md has how to take a copy by hand.",
     )
+    ETCD_AUTHORITY_ROTATING = (
+        "EtcdAuthorityRotating",
+        "The certificate authority of the managed etcd is replaced; its members are restarted one by one, twice.",
+        "Wait, about half an hour; if it lasts, look at the reasons about etcd's members.",
+    )
+    ETCD_CERTIFICATE_ENDS = (
+        "EtcdCertificateEnds",
+        "A certificate for etcd ends within three weeks, or has ended, and nobody has renewed it.",
+        "Of an external etcd: renew the secret of spec.etcd.external.tls. Of a managed one: other conditions say what keeps the operator from it.",
+    )
     STORAGE_PENDING = (
         "StorageNotBound",
         "The volume claim is not bound.",

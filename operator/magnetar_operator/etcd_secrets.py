@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from magnetar.metadata.etcd_tls import AUTHORITY_FILE
 from magnetar_operator import names
-from magnetar_operator.builders.etcd_tls import authority_secret, content, leaf_secret, pair_of, subjects
+from magnetar_operator.builders.etcd_tls import authorities_of, authority_secret, content, leaf_secret, pair_of, subjects
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.certificates import Pair, authority_problem, issue, leaf_problem, make_authority, material_problem
+from magnetar_operator.certificates import authority_problem, issue, leaf_problem, make_authority, material_problem
+from magnetar_operator.etcd_rotation import Authorities, Phase, advanced, touched, understood
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.planning import Taken, differences, taken
 
@@ -25,11 +26,13 @@ _IDENTITY = ("metadata", "type")
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Make the secret (`why` is empty), or correct it; `renews`: its certificate has come of age, nobody did anything wrong."""
+    """Make the secret (`why` is empty), or correct it; `renews`: its certificate has come of age, nobody did anything wrong; `rotates`: it is part of
+    a rotation."""
 
     manifest: Manifest
     why: str = ""
     renews: bool = False
+    rotates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,46 +47,68 @@ def secret_names(cluster: BrokerCluster) -> list[str]:
     return [names.etcd_authority(cluster.name), *(names.etcd_secret(cluster.name, part) for part in subjects(cluster))]
 
 
-def plan_secrets(cluster: BrokerCluster, found: Found, now_ms: int) -> list[Write | Taken | Lost]:
-    """The steps, in order. `now_ms`: milliseconds since the epoch."""
+def plan_secrets(cluster: BrokerCluster, found: Found, now_ms: int, trusted: str | None = None) -> list[Write | Taken | Lost]:
+    """The steps, in order. `now_ms`: milliseconds since the epoch; `trusted`: the bundle of authorities that all members run with (None = not known,
+    so that no rotation begins or goes on)."""
+    authorities, step = _authorities(cluster, found, now_ms)
+    if authorities is None:
+        return [step] if step is not None else []
+    leaves = _leaves(cluster, found, authorities, now_ms, rotates=authorities.phase is not Phase.NONE)
+    if leaves and authorities.phase is not Phase.NONE:
+        touching = authority_secret(cluster, touched(authorities, now_ms))
+        return [Write(touching, "files of its rotation are written now", rotates=True), *leaves]
+    if step is not None or leaves:
+        return [*([step] if step is not None else []), *leaves]
+    requested = cluster.metadata.annotations.get(names.ROTATE_ETCD, "")
+    after, why = advanced(authorities, requested, trusted, authority_name(cluster), now_ms)
+    if not why:
+        return []
+    return [Write(authority_secret(cluster, after), why, rotates=True), *_leaves(cluster, found, after, now_ms, rotates=True)]
+
+
+def authority_name(cluster: BrokerCluster) -> str:
+    """Common name of its authorities."""
+    return f"{cluster.namespace}/{cluster.name} etcd"
+
+
+def _leaves(
+    cluster: BrokerCluster, found: Found, authorities: Authorities, now_ms: int, *, rotates: bool
+) -> list[Write | Taken | Lost]:
+    """What must be done about the certificates, and about whom their holders trust."""
     steps: list[Write | Taken | Lost] = []
-    authority, step = _authority(cluster, found, now_ms)
-    if step is not None:
-        steps.append(step)
-    if authority is None:
-        return steps
+    issuer = authorities.current
     for component, subject in subjects(cluster).items():
         observed = found.get(names.etcd_secret(cluster.name, component))
         if observed is None:
-            steps.append(Write(leaf_secret(cluster, component, authority.certificate, issue(authority, subject, now_ms))))
+            steps.append(Write(leaf_secret(cluster, component, authorities.bundle, issue(issuer, subject, now_ms))))
             continue
         leaf = pair_of(observed)
-        why = leaf_problem(leaf, authority, subject, now_ms)
+        why = leaf_problem(leaf, issuer, subject, now_ms)
         if why:
-            wanted = leaf_secret(cluster, component, authority.certificate, issue(authority, subject, now_ms))
+            wanted = leaf_secret(cluster, component, authorities.bundle, issue(issuer, subject, now_ms))
         else:
-            wanted = leaf_secret(cluster, component, authority.certificate, leaf)
+            wanted = leaf_secret(cluster, component, authorities.bundle, leaf)
             why = _difference(wanted, observed)
+            why = "it names whom to trust from now on" if why and rotates else why
         somebody = taken(wanted, observed, cluster.metadata.uid)
         if somebody is not None:
             steps.append(somebody)
         elif why:
-            steps.append(Write(wanted, why, renews=why.startswith("two thirds")))
+            steps.append(Write(wanted, why, renews=why.startswith("two thirds"), rotates=rotates))
     return steps
 
 
-def _authority(cluster: BrokerCluster, found: Found, now_ms: int) -> tuple[Pair | None, Write | Taken | Lost | None]:
-    """The authority to issue with, if there is one, and what must be done about it."""
+def _authorities(cluster: BrokerCluster, found: Found, now_ms: int) -> tuple[Authorities | None, Write | Taken | Lost | None]:
+    """What to issue with and whom to trust, if it is known, and what must be done about it."""
     name = names.etcd_authority(cluster.name)
     observed = found.get(name)
-    authority = pair_of(observed) if observed is not None else Pair(b"", b"")
-    problem = authority_problem(authority, now_ms)
-    if not problem:
-        assert observed is not None
-        wanted = authority_secret(cluster, authority)
+    problem = authority_problem(pair_of(observed), now_ms) if observed is not None else "it does not exist"
+    if observed is not None and not problem:
+        authorities = understood(authorities_of(observed), now_ms)
+        wanted = authority_secret(cluster, authorities)
         somebody = taken(wanted, observed, cluster.metadata.uid)
         why = _difference(wanted, observed)
-        return (None, somebody) if somebody is not None else (authority, Write(wanted, why) if why else None)
+        return (None, somebody) if somebody is not None else (authorities, Write(wanted, why) if why else None)
     in_use = [leaf for leaf in secret_names(cluster)[1:] if _is_usable(found.get(leaf))]
     if in_use:
         state = "does not exist" if observed is None else f"cannot issue certificates: {problem}"
@@ -91,12 +116,12 @@ def _authority(cluster: BrokerCluster, found: Found, now_ms: int) -> tuple[Pair 
             f"secret {name} {state}; those in use go on until they end. Restore the secret from a backup, or delete the secrets "
             f"{', '.join(in_use)} and then all pods of etcd and its clients at once, to begin with a new authority"
         )
-    authority = make_authority(f"{cluster.namespace}/{cluster.name} etcd", now_ms)
-    wanted = authority_secret(cluster, authority)
+    authorities = Authorities(make_authority(authority_name(cluster), now_ms))
+    wanted = authority_secret(cluster, authorities)
     somebody = taken(wanted, observed, cluster.metadata.uid) if observed is not None else None
     if somebody is not None:
         return None, somebody
-    return authority, Write(wanted, problem if observed is not None else "")
+    return authorities, Write(wanted, problem if observed is not None else "")
 
 
 def _is_usable(secret: Manifest | None) -> bool:

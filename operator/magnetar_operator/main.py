@@ -57,6 +57,7 @@ class Operator:
         self.stores = Stores(clock, self.metrics, identity, may_write, self._owned_changed)
         events = Events(self.api, clock, self.metrics, identity)
         credentials = EtcdCredentials(self.api)
+        self.metrics.show_certificates(lambda: credentials.seconds_left(clock.wall_ms()))
         self.world = World(
             self.api,
             self.stores,

@@ -1,8 +1,8 @@
 """Metrics under the names that dashboards for operators know.
 
 Owns: controller-runtime's and client-go's metric names and ours. Imports: autoscaling_metrics, prometheus_client.
-Invariants: labels come from closed sets (kinds, results, verbs, status codes); the only names of objects among them are those of BrokerClusters;
-label sets that every pass or request touches are looked up once.
+Invariants: labels come from closed sets (kinds, results, verbs, status codes); the only names of objects among them are those of BrokerClusters and
+of their few certificates; label sets that every pass or request touches are looked up once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,20 @@ class _Resources(Collector):
         return [found]
 
 
+class _Certificates(Collector):
+    """Says when scraped how long certificates last, so that one of a cluster that is gone is not shown."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[tuple[str, str], float]] = dict
+
+    def collect(self) -> list[Metric]:
+        text = "Seconds until a certificate for a cluster's etcd ends; negative = it has ended"
+        found = GaugeMetricFamily("magnetar_operator_certificate_expires_seconds", text, labels=["cluster", "certificate"])
+        for labels, seconds in sorted(self.read().items()):
+            found.add_metric(labels, seconds)
+        return [found]
+
+
 class OperatorMetrics:
     """Every metric of one operator process."""
 
@@ -40,9 +54,11 @@ class OperatorMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._resources = _Resources()
+        self._certificates = _Certificates()
         self.registry.register(self._resources)
         self.autoscaling = AutoscalingMetrics()
         self.registry.register(self.autoscaling)
+        self.registry.register(self._certificates)
         self._reconciliations()
         self._queue()
         self._requests()
@@ -129,6 +145,10 @@ class OperatorMetrics:
     def count_resources(self, read: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         """`read` is asked at every scrape, in a thread of its own: (kind, status of Ready, its reason) -> how many."""
         self._resources.read = read
+
+    def show_certificates(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+        """`read` is asked at every scrape, in a thread of its own: (namespace/cluster, what for) -> seconds that are left."""
+        self._certificates.read = read
 
     def request(self, method: str, status: int, seconds: float) -> None:
         """Note one request; status 0 = no answer."""

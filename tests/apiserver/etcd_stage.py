@@ -43,6 +43,8 @@ class EtcdKubelet:
         self._network = f"127.{1 + block // 256}.{block % 256}"
         self._binary = binary("etcd")
         self._refusal = ""
+        self.ended: list[str] = []
+        """Pods in the order of their ends."""
         self._processes: dict[str, tuple[str, subprocess.Popen[bytes] | None]] = {}
 
     def address(self, ordinal: int) -> str:
@@ -88,6 +90,7 @@ class EtcdKubelet:
         for name, (uid, _) in list(self._processes.items()):
             if name not in pods or pods[name]["metadata"]["uid"] != uid:
                 self._end(name)
+        self._sync_secrets()
         for name in wanted:
             pod = pods.get(name) or self._make(name, found, revision)
             self._run(name, pod)
@@ -101,7 +104,12 @@ class EtcdKubelet:
 
     def _make(self, name: str, owner: dict[str, Any], revision: str) -> dict[str, Any]:
         template = owner["spec"]["template"]
-        metadata = {"name": name, "labels": {**template["metadata"]["labels"], names.REVISION: revision}}
+        given = template["metadata"]
+        metadata = {
+            "name": name,
+            "labels": {**given["labels"], names.REVISION: revision},
+            "annotations": given.get("annotations", {}),
+        }
         volumes = [*template["spec"]["volumes"], {"name": "data", "emptyDir": {}}]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**template["spec"], "volumes": volumes}}
         made: dict[str, Any] = self._scene.plane.must("POST", self._scene.core("pods"), pod)
@@ -142,7 +150,8 @@ class EtcdKubelet:
             return None
         container = pod["spec"]["containers"][0]
         address = self.address(names.ordinal_of(name))
-        secrets = self._mount_secret(name)
+        secrets = self._directory / f"tls-{name}"
+        self._write_secret(secrets, self._member_secret())
         replaced = {
             f"$(POD_NAME).{SET}.{self._scene.namespace}.svc": address,
             "$(POD_NAME)": name,
@@ -158,14 +167,27 @@ class EtcdKubelet:
         with (self._directory / f"{name}.log").open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env={**config["data"], **given})
 
-    def _mount_secret(self, name: str) -> Path:
+    def _member_secret(self) -> dict[str, bytes]:
         found = self._scene.get(self._scene.core("secrets", names.etcd_secret("main", names.ETCD_MEMBERS)))
         assert found is not None, "the certificate is there before the pod"
-        directory = self._directory / f"tls-{name}"
+        return {file: base64.b64decode(content) for file, content in found["data"].items()}
+
+    def _sync_secrets(self) -> None:
+        """Running pods see what their secret holds now, as a kubelet brings it to them."""
+        if self._processes:
+            held = self._member_secret()
+            for name in self._processes:
+                self._write_secret(self._directory / f"tls-{name}", held)
+
+    @staticmethod
+    def _write_secret(directory: Path, files: dict[str, bytes]) -> None:
         directory.mkdir(exist_ok=True)
-        for file, content in found["data"].items():
-            (directory / file).write_bytes(base64.b64decode(content))
-        return directory
+        for file, content in files.items():
+            path = directory / file
+            if not path.exists() or path.read_bytes() != content:
+                draft = directory / f".{file}"
+                draft.write_bytes(content)
+                draft.replace(path)
 
     def _is_ready(self, name: str) -> bool:
         url = f"http://{self.address(names.ordinal_of(name))}:{names.ETCD_HEALTH_PORT}/readyz"
@@ -176,6 +198,7 @@ class EtcdKubelet:
             return False
 
     def _end(self, name: str) -> None:
+        self.ended.append(name)
         _, process = self._processes.pop(name)
         if process is not None:
             process.terminate()

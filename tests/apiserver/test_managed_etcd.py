@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from magnetar_operator import etcd_start
-from tests.apiserver.etcd_stage import EtcdKubelet
+from magnetar.clock import SystemClock
+from magnetar.errors import StoreError
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.etcd_tls import TlsBytes
+from magnetar_operator import etcd_rotation, etcd_start, names
+from tests.apiserver.etcd_stage import SET, EtcdKubelet
 from tests.apiserver.stage import Scene, running_operator, until, writes
 
 pytestmark = pytest.mark.slow
@@ -89,6 +94,85 @@ def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says
             assert etcd_of(scene)["clusterId"] == identity
             scene.merge(path, {"metadata": {"annotations": {"magnetar.io/begin-etcd": identity}}})
             await until("another etcd", lambda: settled(scene, 1) and etcd_of(scene)["clusterId"] != identity, TIMEOUT_S)
+
+    asyncio.run(scenario())
+
+
+def leader(scene: Scene) -> str:
+    return next(name for name, role in roles(scene).items() if role == "Leader")
+
+
+def material(scene: Scene, part: str) -> TlsBytes:
+    found = scene.get(scene.core("secrets", f"main-etcd-{part}"))
+    assert found is not None
+    return TlsBytes(*(base64.b64decode(found["data"][file]) for file in ("ca.crt", "tls.crt", "tls.key")))
+
+
+async def reads(kubelet: EtcdKubelet, shown: TlsBytes) -> bool:
+    """Whether etcd lets whoever shows this read."""
+    store = EtcdStore([f"{kubelet.address(0)}:{names.ETCD_CLIENT_PORT}"], shown, clock=SystemClock())
+    try:
+        await store.get("cluster")
+    except StoreError:
+        return False
+    finally:
+        await store.close()
+    return True
+
+
+def test_three_members_take_another_patch_version_and_another_authority_one_by_one(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader last and after a hand-over; a downgrade is refused with a sentence; whoever shows a certificate of the former authority is
+    refused in the end. (One binary under two names: the second version is a tag.)"""
+    monkeypatch.setattr(etcd_rotation, "SETTLE_MS", 1000)
+    kubelet = EtcdKubelet(scene, tmp_path)
+    kubelet.play_dns(monkeypatch)
+    path = scene.path("brokerclusters", "main")
+
+    def image(wanted: str) -> None:
+        scene.merge(path, {"spec": {"etcd": {"managed": {"image": f"registry.example/etcd:v{wanted}"}}}})
+
+    def images() -> set[str]:
+        etcd = [pod for pod in scene.pods() if pod["metadata"]["name"].startswith(SET)]
+        return {container["image"].rpartition(":")[2] for pod in etcd for container in pod["spec"]["containers"]}
+
+    def authority() -> dict[str, str]:
+        found: dict[str, str] = scene.cluster().get("status", {}).get("etcdAuthority", {})
+        return found
+
+    def is_over() -> bool:
+        trusts = {pod["metadata"].get("annotations", {}).get(names.ETCD_TRUST) for pod in scene.pods()}
+        return not authority()["rotation"] and trusts == {authority()["trust"]} and settled(scene, 3)
+
+    async def scenario() -> None:
+        async with kubelet.at_work(), running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", {"replicas": 0, "etcd": {"managed": {"replicas": 3}}})
+            await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
+            identity, members = etcd_of(scene)["clusterId"], ids(scene)
+
+            last, kubelet.ended[:] = leader(scene), []
+            image("3.6.99")
+            await until("another version", lambda: images() == {"v3.6.99"} and settled(scene, 3), TIMEOUT_S)
+            assert sorted(kubelet.ended) == sorted(members), "each once"
+            assert kubelet.ended[-1] == last
+            image("3.5.21")
+            await until("the refusal", lambda: scene.condition(path, "Degraded").get("reason") == "EtcdVersionRefused", TIMEOUT_S)
+            assert "would be a downgrade" in scene.condition(path, "Degraded")["message"]
+            assert images() == {"v3.6.99"}
+            image("3.6.99")
+
+            former, old = authority(), material(scene, "broker")
+            assert await reads(kubelet, old)
+            scene.merge(path, {"metadata": {"annotations": {names.ROTATE_ETCD: former["id"]}}})
+            await until("another authority is trusted", lambda: authority()["rotation"] == "Trusting", TIMEOUT_S)
+            assert await reads(kubelet, old)
+            kubelet.ended.clear()
+            await until("nothing but another authority", lambda: authority()["id"] != former["id"] and is_over(), TIMEOUT_S)
+            assert len(kubelet.ended) <= 2 * len(members), "twice each: once for trusting both, once for trusting the new one alone"
+            assert (etcd_of(scene)["clusterId"], ids(scene)) == (identity, members)
+            assert await reads(kubelet, material(scene, "broker"))
+            assert not await reads(kubelet, old)
 
     asyncio.run(scenario())
 

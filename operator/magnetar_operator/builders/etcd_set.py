@@ -91,7 +91,10 @@ def _template(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, 
             secret_volume(TLS_VOLUME, names.etcd_secret(cluster.name, names.ETCD_MEMBERS)),
         ],
     }
-    return {"metadata": {"labels": names.labels(cluster.name, names.ETCD)}, "spec": pod}
+    metadata: Manifest = {"labels": names.labels(cluster.name, names.ETCD)}
+    if cluster.status.etcd_authority.trust:
+        metadata["annotations"] = {names.ETCD_TRUST: cluster.status.etcd_authority.trust}
+    return {"metadata": metadata, "spec": pod}
 
 
 def _apart(cluster: BrokerCluster) -> list[Manifest]:

@@ -15,11 +15,14 @@ from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FIL
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object, uses_etcd_tls
 from magnetar_operator.certificates import Pair, Subject
+from magnetar_operator.etcd_rotation import Authorities
 from magnetar_operator.models.broker_cluster import BrokerCluster
 
 MEMBERS_MAX = 3
 MEMBER = "member"
 """Common name of the members. There is no such user: a member's certificate reads and writes nothing, and no other is taken for a member's."""
+UPCOMING_CERTIFICATE, UPCOMING_KEY, FORMER_CERTIFICATE, ROTATION = "upcoming.crt", "upcoming.key", "former.crt", "rotation"
+"""What the authority's secret holds besides its pair while it is rotated; the last one stays: number of rotations, and when files last changed."""
 READABLE_BY_GROUP = 0o440
 """The pods' fsGroup makes the files theirs."""
 
@@ -33,10 +36,25 @@ def subjects(cluster: BrokerCluster) -> dict[str, Subject]:
     return {names.ETCD_MEMBERS: members} | {user: Subject(user) for user in names.ETCD_USERS}
 
 
-def authority_secret(cluster: BrokerCluster, authority: Pair) -> Manifest:
+def authority_secret(cluster: BrokerCluster, authorities: Authorities) -> Manifest:
     secret = cluster_object("v1", "Secret", cluster, names.etcd_authority(cluster.name), names.ETCD, owned=False)
-    data = {CERTIFICATE_FILE: authority.certificate, KEY_FILE: authority.key}
+    data = {CERTIFICATE_FILE: authorities.current.certificate, KEY_FILE: authorities.current.key}
+    if authorities.upcoming is not None:
+        data |= {UPCOMING_CERTIFICATE: authorities.upcoming.certificate, UPCOMING_KEY: authorities.upcoming.key}
+    if authorities.former:
+        data[FORMER_CERTIFICATE] = authorities.former
+    if authorities.number:
+        data[ROTATION] = f"{authorities.number} {authorities.since_ms}".encode()
     return secret | {"type": "kubernetes.io/tls", "data": _encoded(data)}
+
+
+def authorities_of(secret: Manifest) -> Authorities:
+    """What the authority's secret holds."""
+    upcoming = Pair(content(secret, UPCOMING_CERTIFICATE), content(secret, UPCOMING_KEY))
+    former = content(secret, FORMER_CERTIFICATE)
+    numbers = [int(part) if part.isdigit() else 0 for part in content(secret, ROTATION).decode(errors="replace").split()]
+    number, since_ms = numbers if len(numbers) == 2 else (int(bool(former or upcoming.certificate)), 0)
+    return Authorities(pair_of(secret), number, since_ms, upcoming if upcoming.certificate else None, former)
 
 
 def leaf_secret(cluster: BrokerCluster, component: str, authority: bytes, leaf: Pair) -> Manifest:

@@ -24,7 +24,7 @@ from magnetar_operator.models.base import (
     immutable,
 )
 from magnetar_operator.models.broker_config import BrokerConfig
-from magnetar_operator.models.etcd import EtcdStatus
+from magnetar_operator.models.etcd import EtcdAuthorityStatus, EtcdStatus
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
@@ -254,6 +254,9 @@ class BrokerClusterStatus(StatusModel):
     etcd_security: str = Field(
         default="",
         description="How etcd is spoken to: TLS, Plain, or Mixed while an etcd made without TLS and its clients change over.",
+    )
+    etcd_authority: EtcdAuthorityStatus = Field(
+        default_factory=EtcdAuthorityStatus, description="The certificate authority of the managed etcd."
     )
     etcd: EtcdStatus = Field(default_factory=EtcdStatus, description="The managed etcd.")
     storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")

@@ -23,6 +23,22 @@ class EtcdMemberStatus(StatusModel):
     version: str = Field(default="", description="The version of etcd that it runs.")
 
 
+class EtcdAuthorityStatus(StatusModel):
+    """The certificate authority of the managed etcd."""
+
+    id: str = Field(
+        default="",
+        description="Its fingerprint; as the value of the annotation magnetar.io/rotate-etcd-authority it asks for another one.",
+    )
+    end: str = Field(default="", description="When it ends; it is rotated two years before.")
+    rotation: str = Field(
+        default="",
+        description="Trusting: the next authority is trusted and issues nothing yet; Issuing: it issues everything, the former one is still "
+        "trusted; empty = nothing is under way.",
+    )
+    trust: str = Field(default="", description="Names the authorities that members trust; empty until the first rotation.")
+
+
 class EtcdStatus(StatusModel):
     """What the managed etcd is."""
 

@@ -56,7 +56,7 @@ def _phases() -> set[str]:
     for definition in definitions().values():
         properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
         for place, node in reference.fields(properties["status"], "status"):
-            if place.endswith((".phase", ".state", ".decision", ".etcdSecurity")):
+            if place.endswith((".phase", ".state", ".decision", ".etcdSecurity", ".rotation")):
                 found |= set(re.findall(r"[A-Z][A-Za-z]+", node.get("description", "")))
     return found
 

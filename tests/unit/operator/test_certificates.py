@@ -17,6 +17,8 @@ from magnetar_operator.certificates import (
     Pair,
     Subject,
     authority_problem,
+    end_ms,
+    is_old,
     issue,
     leaf_problem,
     make_authority,
@@ -99,10 +101,24 @@ def test_whatever_is_wrong_with_a_certificate_is_noticed() -> None:
 
 
 def test_an_authority_issues_nothing_that_outlives_it() -> None:
-    assert authority_problem(AUTHORITY, NOW_MS + 9 * 364 * DAY_MS) == ""
-    assert "ends before" in authority_problem(AUTHORITY, NOW_MS + 9 * 366 * DAY_MS)
+    last_year = NOW_MS + (3650 - 100) * DAY_MS
+    assert authority_problem(AUTHORITY, last_year) == ""
+    assert loaded(issue(AUTHORITY, BROKER, last_year)).not_valid_after_utc == loaded(AUTHORITY).not_valid_after_utc
+    assert "it has ended" in authority_problem(AUTHORITY, NOW_MS + 3650 * DAY_MS)
     assert "not a certificate authority" in authority_problem(LEAF, NOW_MS)
     assert "cannot be read" in authority_problem(Pair(AUTHORITY.certificate, b"x"), NOW_MS)
+
+
+def test_an_authority_is_old_two_years_before_its_end() -> None:
+    assert not is_old(AUTHORITY, NOW_MS + (3650 - 730) * DAY_MS)
+    assert is_old(AUTHORITY, NOW_MS + (3650 - 729) * DAY_MS)
+
+
+def test_the_end_of_a_bundle_is_that_of_its_first_certificate_to_end() -> None:
+    ends = int(loaded(LEAF).not_valid_after_utc.timestamp() * 1000)
+    assert end_ms(AUTHORITY.certificate + LEAF.certificate) == ends
+    assert end_ms(b"x") is None
+    assert end_ms(b"") is None
 
 
 def test_material_of_others_is_checked_before_it_is_used() -> None:
