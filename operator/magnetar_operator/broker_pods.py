@@ -16,6 +16,16 @@ from magnetar_operator.rolling import BrokerPod, difference_of
 from magnetar_operator.scaling import Cordon
 
 NODE_LOST_S = 30.0
+LAST_WORDS_MAX = 300
+_IMAGE_TROUBLE = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "ImageInspectError",
+    "RegistryUnavailable",
+)
+_ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 
 LostNodes = tuple[tuple[str, float], ...]
 """Nodes that do not answer, and for how many seconds."""
@@ -60,17 +70,44 @@ def phase_of(pod: Manifest, cordons: Mapping[str, Cordon]) -> str:
 
 def trouble_of(pod: Manifest) -> str:
     """Why the pod is not ready, in the words of the kubelet or the scheduler; "" if they say nothing."""
+    problem = problem_of(pod)
+    return problem.message if problem is not None else str(pod.get("status", {}).get("message", ""))
+
+
+def problem_of(pod: Manifest) -> Problem | None:
+    """What keeps the pod from becoming ready, if it is more than time."""
     status = pod.get("status", {})
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return f"not scheduled: {scheduled.get('message', scheduled.get('reason', ''))}"
-    for container in status.get("containerStatuses", []):
-        waiting = container.get("state", {}).get("waiting")
-        ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
-        if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
-            last = f"; it ended with exit code {ended.get('exitCode')}" if ended else ""
-            return f"{waiting.get('reason')}: {waiting.get('message', '')}{last}".strip(": ")
-    return str(status.get("message", ""))
+        return Problem(Reason.POD_UNSCHEDULABLE, f"not scheduled: {scheduled.get('message', scheduled.get('reason', ''))}")
+    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        problem = _container_problem(container)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _container_problem(container: Manifest) -> Problem | None:
+    waiting = container.get("state", {}).get("waiting") or {}
+    reason = str(waiting.get("reason", ""))
+    said = f"{reason}: {waiting.get('message', '')}".removesuffix(": ")
+    if reason in _IMAGE_TROUBLE:
+        return Problem(Reason.IMAGE_UNAVAILABLE, said)
+    ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
+    if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff") and not container.get("ready"):
+        # The kubelet's own words tell how long it pauses, which is news again and again.
+        cause = f" ({ended['reason']})" if ended.get("reason") else ""
+        last = _last_words(str(ended.get("message", "")))
+        return Problem(Reason.POD_CRASHING, f"it ended with exit code {ended.get('exitCode')}{cause}{last}")
+    if reason == "CrashLoopBackOff":
+        return Problem(Reason.POD_CRASHING, "it ends again and again")
+    return Problem(Reason.CONTAINER_NOT_STARTED, said) if reason not in ("", *_ON_ITS_WAY) else None
+
+
+def _last_words(message: str) -> str:
+    """The last line of what a container left, which of a traceback is the error."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return f", saying: {lines[-1][:LAST_WORDS_MAX]}" if lines else ""
 
 
 def first_leaving(pods: Sequence[Manifest]) -> str:
@@ -81,6 +118,15 @@ def first_leaving(pods: Sequence[Manifest]) -> str:
 def first_trouble(pods: Sequence[Manifest]) -> str:
     """The first pod that is not ready and of which something is said, with what is said of it; "" if there is none."""
     return next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in pods if not is_ready(pod) and trouble_of(pod)), "")
+
+
+def first_problem(pods: Sequence[Manifest]) -> Problem | None:
+    """What keeps the first pod that does not come up by itself from being ready, and what to do."""
+    for pod in sorted_by_ordinal(pods):
+        problem = problem_of(pod) if not (is_ready(pod) or is_terminating(pod)) else None
+        if problem is not None:
+            return Problem(problem.reason, f"{name_of(pod)}: {problem.message}. {problem.reason.remedy}")
+    return None
 
 
 def lost_nodes_problem(nodes: LostNodes) -> Problem | None:

@@ -1,7 +1,8 @@
 """Making children what they should be.
 
 Owns: reading what is there, carrying out a plan of objects, and what is told of it. Imports: world, planning, desired, resources, conditions.
-Invariants: what the API server refuses becomes a problem, and the other objects are still applied; another owner's object is never touched.
+Invariants: what the API server refuses becomes a problem, and the other objects are still applied (unless the namespace is going: then none is);
+another owner's object is never touched.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.desired import Identity, identity_of
 from magnetar_operator.models.base import CustomResource
 from magnetar_operator.planning import Create, Remove, Step, Taken, describe, plan
-from magnetar_operator.refusals import ApiRefused
+from magnetar_operator.refusals import ApiRefused, NamespaceTerminating
 from magnetar_operator.resources import BY_KIND, CHILDREN, POD, Resource
 from magnetar_operator.world import World
 
@@ -51,6 +52,8 @@ async def apply_children(
     for step in plan(wanted, have, owner.metadata.uid):
         try:
             problem = await _perform(world, owner, step)
+        except NamespaceTerminating:
+            raise  # nothing else can be made either
         except ApiRefused as error:
             problem = Problem(Reason.REFUSED, str(error))
             await world.events.once(owner, "Warning", Reason.REFUSED.word, str(error))

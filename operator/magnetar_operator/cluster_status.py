@@ -13,6 +13,7 @@ from magnetar_operator import names
 from magnetar_operator.broker_pods import (
     LostNodes,
     first_leaving,
+    first_problem,
     first_trouble,
     is_ready,
     lost_nodes_problem,
@@ -113,7 +114,19 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
 def _degradation(cluster: BrokerCluster, observed: Observed) -> list[Problem]:
     unreadable = observed.state is None and cluster.status.storage_id
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
-    return [problem for problem in (store, lost_nodes_problem(observed.lost_nodes), observed.copies_problem) if problem is not None]
+    found = (store, lost_nodes_problem(observed.lost_nodes), _storage_problem(cluster, observed), first_problem(observed.pods))
+    return [problem for problem in (*found, observed.copies_problem) if problem is not None]
+
+
+def _storage_problem(cluster: BrokerCluster, observed: Observed) -> Problem | None:
+    """The brokers' volume is awaited and not bound: what is said of their pods follows from it."""
+    claim = observed.child("PersistentVolumeClaim", claim_name(cluster))
+    if claim is None or claim.get("status", {}).get("phase", "Pending") == "Bound" or any(map(is_ready, observed.pods)):
+        return None
+    trouble = first_trouble(observed.pods)
+    if not trouble:
+        return None  # nobody has asked for it yet, or it has only just been asked for
+    return Problem(Reason.STORAGE_PENDING, f"claim {claim_name(cluster)} is not bound; {trouble}. {Reason.STORAGE_PENDING.remedy}")
 
 
 def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, conditions: tuple[Condition, ...]) -> BrokerClusterStatus:

@@ -125,6 +125,31 @@ class Reason(enum.Enum):
         "A restart waits until the other brokers are ready.",
         "Repair the pod named; a sick outdated pod is restarted first.",
     )
+    IMAGE_UNAVAILABLE = (
+        "ImageUnavailable",
+        "The image of a pod cannot be pulled; pods that run are not touched.",
+        "Correct spec.image, or name the registry's secret in spec.image.pullSecrets; the kubelet tries again by itself.",
+    )
+    POD_CRASHING = (
+        "PodCrashing",
+        "A pod's process ends by itself and is not ready again; the message has its exit code and last words.",
+        "kubectl logs --previous shows why; undo the last change of spec.config or the image, or give more memory if it was OOMKilled.",
+    )
+    POD_UNSCHEDULABLE = (
+        "PodUnschedulable",
+        "No node takes a pod.",
+        "Free or add a node, or correct resources, podTemplate (nodeSelector, tolerations, affinity) or the volume's access mode.",
+    )
+    CONTAINER_NOT_STARTED = (
+        "ContainerNotStarted",
+        "The kubelet cannot start a pod's container.",
+        "The message names what is missing, such as a secret or a volume; kubectl describe the pod.",
+    )
+    NAMESPACE_TERMINATING = (
+        "NamespaceTerminating",
+        "The Kubernetes namespace is being deleted, so that the operator makes nothing in it any more.",
+        "Wait; a namespace that does not finish holds finalizers: kubectl get namespace -o yaml names them.",
+    )
     NODE_LOST = (
         "NodeLost",
         "A broker's node has not answered for a while; its pod is deleted by force.",

@@ -18,7 +18,7 @@ from magnetar_operator import broker_cluster, data_job, names, passes, topic_nam
 from magnetar_operator.builders.etcd_tls import client_secret
 from magnetar_operator.conditions import Reason
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.refusals import ApiConflict, ApiRefused, ApiUnavailable, KubernetesError, NotLeading
+from magnetar_operator.refusals import ApiConflict, ApiRefused, ApiUnavailable, KubernetesError, NamespaceTerminating, NotLeading
 from magnetar_operator.resources import CUSTOM
 from magnetar_operator.work_queue import Key, WorkQueue
 from magnetar_operator.world import InvalidResource, World, stopped_status
@@ -33,6 +33,7 @@ RECONCILERS: dict[str, Reconciler] = {
     "DataJob": data_job.reconcile,
 }
 PASS_TIMEOUT_S = 60.0
+TERMINATING_S = 60.0
 STANDBY_POLL_S = 0.5
 
 
@@ -107,6 +108,9 @@ class Controller:
 
     async def _failed(self, key: Key, error: MagnetarError | TimeoutError) -> None:
         """Back off; say on the object what only a person can mend."""
+        if isinstance(error, NamespaceTerminating):
+            await self._leave(key, error)
+            return
         delay_s = self._queue.add_failed(key, error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0)
         if isinstance(error, ApiConflict | NotLeading):
             log.info("reconcile.again", error=str(error), delay_s=round(delay_s, 1))
@@ -121,6 +125,12 @@ class Controller:
         elif isinstance(error, ApiRefused):
             self._metrics.terminal_errors.labels(key.kind).inc()
             await self._tell(key, Reason.REFUSED, str(error))
+
+    async def _leave(self, key: Key, error: NamespaceTerminating) -> None:
+        """Its namespace is being deleted: nothing is made in it for a while, perhaps for ever. What is deleted in it is still seen."""
+        self._queue.add_after(key, TERMINATING_S)
+        log.info("reconcile.namespace_terminating", error=str(error), delay_s=TERMINATING_S)
+        await self._tell(key, Reason.NAMESPACE_TERMINATING, f"namespace {key.namespace} is being deleted")
 
     async def _broken(self, key: Key, error: BaseException) -> None:
         """An error that nobody foresaw: the log has all of it, the object its name."""

@@ -14,6 +14,7 @@ from magnetar_operator import names
 from magnetar_operator.broker_pods import (
     LostNodes,
     first_leaving,
+    first_problem,
     first_trouble,
     is_ready,
     lost_nodes_problem,
@@ -97,7 +98,8 @@ def _progress(
 def _degradation(resource: TransactionCoordinator, observed: ObservedCoordinators) -> list[Problem]:
     unreadable = observed.state is None and resource.status.announced
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
-    return [problem for problem in (store, lost_nodes_problem(observed.lost_nodes)) if problem is not None]
+    found = (store, lost_nodes_problem(observed.lost_nodes), first_problem(observed.pods))
+    return [problem for problem in found if problem is not None]
 
 
 def derive(

@@ -27,7 +27,7 @@ from magnetar_operator.etcd_security import Security, listening, plan_security
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.etcd import EtcdAuthorityStatus
 from magnetar_operator.planning import Taken
-from magnetar_operator.refusals import ApiRefused
+from magnetar_operator.refusals import ApiRefused, NamespaceTerminating
 from magnetar_operator.resources import POD, SECRET, STATEFUL_SET
 from magnetar_operator.world import World
 
@@ -110,6 +110,8 @@ async def _ensure_secrets(
         if isinstance(step, Write):
             try:
                 found[step.manifest["metadata"]["name"]] = await _write(world, cluster, step)
+            except NamespaceTerminating:
+                raise
             except ApiRefused as error:
                 problems.append(Problem(Reason.REFUSED, str(error)))
         elif isinstance(step, Lost):

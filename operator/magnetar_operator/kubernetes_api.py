@@ -190,7 +190,8 @@ class KubernetesApi:
         document = _document(answer.body)
         if not 200 <= answer.status < 300:
             text = f"{method} {path.partition('?')[0]}: {answer.status} {_reason(document, answer)}"
-            raise from_status(answer.status, text, answer.retry_after_s)
+            causes = [cause.get("reason", "") for cause in (document.get("details") or {}).get("causes") or ()]
+            raise from_status(answer.status, text, answer.retry_after_s, causes)
         if writes and self._written is not None and "uid" in document.get("metadata", {}):
             self._written(document)
         return document

@@ -6,6 +6,8 @@ Invariant: the class says what to do: correct the object, try again, or give way
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from magnetar.errors import MagnetarError, Retry
 
 
@@ -31,12 +33,18 @@ class ApiRefused(KubernetesError):
     retry = Retry.NEVER
 
 
+class NamespaceTerminating(ApiRefused):
+    """403: the Kubernetes namespace is being deleted, and nothing can be made in it any more."""
+
+
 class NotLeading(KubernetesError):
     """This process may not change anything now: another one leads, or could."""
 
 
-def from_status(status: int, text: str, retry_after_s: float) -> KubernetesError:
-    """The error of one answer."""
+def from_status(status: int, text: str, retry_after_s: float, causes: Iterable[str] = ()) -> KubernetesError:
+    """The error of one answer; `causes` are the reasons that its details name."""
+    if status == 403 and "NamespaceTerminating" in causes:
+        return NamespaceTerminating(text, status)
     if status == 409:
         return ApiConflict(text, status)
     if status in (408, 429) or status >= 500 or status == 401:

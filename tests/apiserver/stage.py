@@ -167,6 +167,8 @@ class Kubelet:
     def __init__(self, scene: Scene, stateful_set: str = "main-broker") -> None:
         self._scene, self._name = scene, stateful_set
         self.sick: set[str] = set()
+        self.says: dict[str, dict[str, Any]] = {}
+        """What it reports of sick pods, by name, beside their not being ready."""
 
     def step(self) -> None:
         found = self._scene.stateful_set(self._name)
@@ -198,15 +200,27 @@ class Kubelet:
         return made
 
     def _report(self, name: str, pod: dict[str, Any]) -> None:
-        ready = "False" if name in self.sick else "True"
-        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}
-        known = pod.get("status", {})
-        if known.get("phase") == "Running" and [c["status"] for c in known.get("conditions", []) if c["type"] == "Ready"] == [
-            ready
-        ]:
+        sick, known = name in self.sick, pod.get("status", {})
+        told = self.says.get(name, {}) if sick else {}
+        ready = {"type": "Ready", "status": "False" if sick else "True"}
+        wanted = {
+            "phase": told.get("phase", "Running"),
+            "conditions": [ready, *told.get("conditions", [])],
+            "containerStatuses": told.get("containerStatuses", []),
+        }
+        shown = {
+            "phase": known.get("phase"),
+            "conditions": [{key: condition.get(key) for key in ready} for condition in known.get("conditions", [])],
+            "containerStatuses": known.get("containerStatuses", []),
+        }
+        same_words = [status.get("state") for status in shown["containerStatuses"]] == [
+            status.get("state") for status in wanted["containerStatuses"]
+        ]
+        kinds = [{key: condition.get(key) for key in ready} for condition in wanted["conditions"]]
+        if same_words and (shown["phase"], shown["conditions"]) == (wanted["phase"], kinds):
             return
         self._scene.plane.request(
-            "PATCH", f"{self._scene.core('pods', name)}/status", {"status": status}, "application/merge-patch+json"
+            "PATCH", f"{self._scene.core('pods', name)}/status", {"status": wanted}, "application/merge-patch+json"
         )
 
     def at_work(self) -> AbstractAsyncContextManager[None]:

@@ -139,6 +139,8 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in (*CONTAINER_PORTS, *parts.ports)],
         "resources": {key: dict(value) for key, value in parts.resources.model_dump().items() if value},
         "securityContext": container_security(),
+        # Conditions repeat the last words of a process that ended by an error.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         # A process starts in under a second, but first waits for etcd: the start may take minutes, silence afterwards may not.
         "startupProbe": _probe("/live", period=1, failures=300),
         "readinessProbe": _probe("/ready", period=2, failures=2),
