@@ -275,11 +275,11 @@ class ServiceNotReady(MagnetarError):
 
 
 class NotOwner(ServiceNotReady):
-    """The bundle of this topic is served elsewhere; `http_url` is where to ask by HTTP ("" = not known)."""
+    """The bundle of this topic is served elsewhere; `http_url` is where to ask by HTTP, `http_url_tls` by HTTPS ("" = not known)."""
 
-    def __init__(self, message: str, http_url: str = "") -> None:
+    def __init__(self, message: str, http_url: str = "", http_url_tls: str = "") -> None:
         super().__init__(message)
-        self.http_url = http_url
+        self.http_url, self.http_url_tls = http_url, http_url_tls
 
 
 class StorageError(MagnetarError):

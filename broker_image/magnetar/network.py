@@ -1,13 +1,14 @@
 """Connections between processes.
 
 Owns: the interface through which server and client open and accept byte streams, and its asyncio implementation.
-Imports: asyncio only. The simulation passes a network of its own whose transports offer the methods named here.
+Imports: asyncio, ssl. The simulation passes a network of its own whose transports offer the methods named here.
 Invariant: protocols see asyncio's `BufferedProtocol` contract and nothing else, so real and simulated streams are interchangeable.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -41,6 +42,14 @@ class Network(Protocol):
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         """Open a connection; returns the protocol after its connection_made. Raises OSError if refused or unreachable."""
         ...
+
+
+async def connect_over(network: Network, host: str, port: int, factory: Callable[[], P], tls: ssl.SSLContext | None) -> P:
+    """Open a connection by TLS; without a context a plain one of `network`. Raises OSError (a refused handshake is one)."""
+    if tls is None:
+        return await network.connect(host, port, factory)
+    _, protocol = await asyncio.get_running_loop().create_connection(factory, host, port, ssl=tls, server_hostname=host)
+    return protocol
 
 
 class _AsyncioListener:

@@ -46,10 +46,10 @@ def add_refusals(application: FastAPI) -> None:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, MagnetarError)
-    if isinstance(error, NotOwner) and error.http_url:
+    if isinstance(error, NotOwner) and (owner := error.http_url_tls if request.url.scheme == "https" else error.http_url):
         query = f"?{request.url.query}" if request.url.query else ""
         path = request.scope.get("raw_path") or request.url.path.encode()
-        return RedirectResponse(f"{error.http_url}{path.decode('ascii')}{query}", status_code=TEMPORARY_REDIRECT)
+        return RedirectResponse(f"{owner}{path.decode('ascii')}{query}", status_code=TEMPORARY_REDIRECT)
     return JSONResponse({"reason": str(error)}, status_code=error.http_status)
 
 

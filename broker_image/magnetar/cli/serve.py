@@ -27,6 +27,8 @@ from magnetar.server.process import EMBEDDED, BrokerProcess, ProcessOptions, def
 from magnetar.server.settings import BrokerSettings
 
 if TYPE_CHECKING:
+    import ssl
+
     from magnetar.client.connection import Credentials
 
 _STARTED = time.monotonic()
@@ -86,7 +88,10 @@ class BrokerOptions:
 def run_standalone(options: StandaloneOptions) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     _configure(options.log_level)
-    for port, option in ((options.broker_port, "BROKER_PORT"), (options.http_port, "HTTP_PORT")):
+    ports = [(options.broker_port, "BROKER_PORT"), (options.http_port, "HTTP_PORT")]
+    if options.access.tls:
+        ports += [(options.access.tls_port, "MAGNETAR_TLS_PORT"), (options.access.https_port, "MAGNETAR_HTTPS_PORT")]
+    for port, option in ports:
         require_free_port(options.bind, port, option)
     process_options = _process_options(options, "standalone", options.storage, EMBEDDED, data_directory=options.data_dir)
     checks: list[asyncio.Task[None]] = []
@@ -115,7 +120,7 @@ async def _check_and_print(service_url: str, options: StandaloneOptions, process
     from magnetar.client import Client
 
     try:
-        async with asyncio.timeout(15), Client(service_url, credentials=_credentials(process)) as client:
+        async with asyncio.timeout(15), Client(service_url, credentials=_credentials(process), tls=_tls(process)) as client:
             consumer = await client.subscribe(SELF_CHECK_TOPIC, "self-check")
             producer = await client.create_producer(SELF_CHECK_TOPIC)
             await producer.send(b"self-check")
@@ -145,6 +150,12 @@ Paste into a second terminal:
 Ctrl-C stops; {hint}.""",
         flush=True,
     )
+
+
+def _tls(process: BrokerProcess) -> ssl.SSLContext | None:
+    """How the self-check reaches a server without plain ports."""
+    context = process.broker.context if process.broker is not None else None
+    return context.tls.to_peers() if context is not None and context.tls is not None else None
 
 
 def _credentials(process: BrokerProcess) -> Credentials | None:

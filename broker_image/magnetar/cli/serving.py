@@ -113,11 +113,28 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         "MAGNETAR_SECURITY",
     )
 
+    _option(
+        parser,
+        "--tls",
+        "",
+        "Directory with tls.crt, tls.key and perhaps ca.crt (of clients), followed while the server runs; empty = no TLS.",
+        "MAGNETAR_TLS",
+    )
+    _option(parser, "--tls-port", 6651, "Port for Pulsar clients by TLS.", "MAGNETAR_TLS_PORT", type=int)
+    _option(parser, "--https-port", 8443, "Port for REST, health and metrics by TLS.", "MAGNETAR_HTTPS_PORT", type=int)
+    _option(
+        parser,
+        "--plain",
+        "open",
+        "What ports without TLS are for: open (anybody), internal (processes of the cluster, and probes), closed (there are none).",
+        "MAGNETAR_PLAIN",
+    )
+
 
 def _access(options: argparse.Namespace) -> Any:
     from magnetar.server.access import AccessOptions
 
-    return AccessOptions(security=options.security)
+    return AccessOptions(options.security, options.tls, options.tls_port, options.https_port, options.plain)
 
 
 def _listeners(options: argparse.Namespace) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -65,15 +66,17 @@ class Client:
         partitions_check_s: float | None = PARTITIONS_CHECK_S,
         token: str | Callable[[], str] | None = None,
         credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`token`: a JSON Web Token, or what gives the one of the moment whenever the broker asks; `credentials` for any other method.
 
         `partitions_check_s`: how often producers, consumers and readers of partitioned topics look for new partitions; None: never.
+        `tls`: whom to believe and what to show at `pulsar+ssl://` addresses (None = what the system trusts).
         """
         if token is not None:
             credentials = Credentials("token", token.encode() if isinstance(token, str) else lambda: token().encode())
         credentials = credentials or Credentials()
-        pool = Pool(network or AsyncioNetwork(), service_url, credentials, connect_timeout_s, keep_alive_s)
+        pool = Pool(network or AsyncioNetwork(), service_url, credentials, connect_timeout_s, keep_alive_s, tls)
         self.clock = clock or SystemClock()
         self._session = Session(pool, self.clock, operation_timeout_s)
         self._producer_ids = itertools.count()

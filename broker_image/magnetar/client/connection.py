@@ -73,8 +73,10 @@ class Credentials:
 class Connection(asyncio.BufferedProtocol):
     """A protocol of `Network.connect`; use it after `await connection.ready`."""
 
-    def __init__(self, credentials: Credentials, proxy_to: str | None = None, keep_alive_s: float = KEEP_ALIVE_S) -> None:
-        self._credentials = credentials
+    def __init__(
+        self, credentials: Credentials, proxy_to: str | None = None, keep_alive_s: float = KEEP_ALIVE_S, *, tls: bool = False
+    ) -> None:
+        self._credentials, self._tls = credentials, tls
         self._proxy_to = proxy_to
         self._keep_alive_s = keep_alive_s
         self._loop = asyncio.get_running_loop()
@@ -293,12 +295,16 @@ class Connection(asyncio.BufferedProtocol):
     def _on_close_producer(self, command: api.BaseCommand) -> None:
         producer = self.producers.pop(command.close_producer.producer_id, None)
         if producer is not None:
-            producer.on_detached(command.close_producer.assignedBrokerServiceUrl or None)
+            producer.on_detached(self._assigned(command.close_producer))
 
     def _on_close_consumer(self, command: api.BaseCommand) -> None:
         consumer = self.consumers.pop(command.close_consumer.consumer_id, None)
         if consumer is not None:
-            consumer.on_detached(command.close_consumer.assignedBrokerServiceUrl or None)
+            consumer.on_detached(self._assigned(command.close_consumer))
+
+    def _assigned(self, closed: api.CommandCloseProducer | api.CommandCloseConsumer) -> str | None:
+        """Where to go next, by TLS if we came by it."""
+        return (closed.assignedBrokerServiceUrlTls if self._tls else closed.assignedBrokerServiceUrl) or None
 
     def _on_active_change(self, command: api.BaseCommand) -> None:
         consumer = self.consumers.get(command.active_consumer_change.consumer_id)

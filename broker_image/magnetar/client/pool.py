@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from magnetar.client.connection import KEEP_ALIVE_S, Connection, Credentials
 from magnetar.client.failures import ConnectionLost
 from magnetar.errors import InvalidRequest, ServiceNotReady
-from magnetar.network import Network
+from magnetar.network import Network, connect_over
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 
 REDIRECTS_MAX = 20
-DEFAULT_PORT = 6650
+DEFAULT_PORT, DEFAULT_TLS_PORT = 6650, 6651
+TLS_SCHEME = "pulsar+ssl"
 
 
 class Endpoint(NamedTuple):
@@ -28,6 +30,7 @@ class Endpoint(NamedTuple):
 
     host: str
     port: int
+    tls: bool = False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -41,15 +44,16 @@ class Address(NamedTuple):
 
 
 def parse_endpoint(url: str) -> Endpoint:
-    """Parse `pulsar://host:port`. Raises InvalidRequest."""
+    """Parse `pulsar://host:port` or `pulsar+ssl://host:port`. Raises InvalidRequest."""
     parts = urlsplit(url)
+    tls = parts.scheme == TLS_SCHEME
     try:
-        port = parts.port or DEFAULT_PORT
+        port = parts.port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
     except ValueError as failure:
         raise InvalidRequest(f"service url {url!r} has no valid port; write pulsar://host:6650") from failure
-    if parts.scheme != "pulsar" or not parts.hostname or parts.path not in ("", "/"):
-        raise InvalidRequest(f"service url {url!r} is not valid; write pulsar://host:6650 (TLS is not offered by this client)")
-    return Endpoint(parts.hostname, port)
+    if parts.scheme not in ("pulsar", TLS_SCHEME) or not parts.hostname or parts.path not in ("", "/"):
+        raise InvalidRequest(f"service url {url!r} is not valid; write pulsar://host:6650 or {TLS_SCHEME}://host:6651")
+    return Endpoint(parts.hostname, port, tls)
 
 
 def parse_service_url(url: str) -> tuple[Endpoint, ...]:
@@ -68,7 +72,10 @@ class Pool:
         credentials: Credentials,
         connect_timeout_s: float,
         keep_alive_s: float = KEEP_ALIVE_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls`: whom to believe and what to show at `pulsar+ssl://` addresses; None = what the system trusts."""
+        self._tls = tls
         self._network = network
         self._credentials = credentials
         self._connect_timeout_s = connect_timeout_s
@@ -94,11 +101,16 @@ class Pool:
     async def _open(self, address: Address) -> Connection:
         proxy_to = None if address.logical == address.physical else str(address.logical)
         connection: Connection | None = None
-        host, port = address.physical
+        physical = address.physical
+        tls = (self._tls or ssl.create_default_context()) if physical.tls else None
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._network.connect(
-                    host, port, lambda: Connection(self._credentials, proxy_to, self._keep_alive_s)
+                connection = await connect_over(
+                    self._network,
+                    physical.host,
+                    physical.port,
+                    lambda: Connection(self._credentials, proxy_to, self._keep_alive_s, tls=physical.tls),
+                    tls,
                 )
                 await connection.ready
         except (OSError, TimeoutError, ConnectionLost) as failure:
@@ -125,7 +137,8 @@ class Pool:
             request_id = self.next_request_id()
             answer = await connection.request(request_id, requests.lookup(request_id, topic, authoritative=authoritative))
             found = answer.lookup_response
-            address = self._address(parse_endpoint(found.brokerServiceUrl), found.proxy_through_service_url)
+            url = found.brokerServiceUrlTls if address.physical.tls else found.brokerServiceUrl
+            address = self._address(parse_endpoint(url), found.proxy_through_service_url)
             if found.response == api.CommandLookupTopicResponse.Connect:
                 return address
             authoritative = found.authoritative

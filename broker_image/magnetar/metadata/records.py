@@ -13,7 +13,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
@@ -24,9 +24,16 @@ R = TypeVar("R", bound="Record")
 
 RESTORE_STRIDE = 1 << 40
 INTERNAL_LISTENER = "internal"
+OVER_TLS = "/tls"
+LEFT_OUT = "left out"
 """The listener that every broker has."""
 COORDINATORS_MAX = 16
 """Transaction coordinators of one cluster."""
+
+
+def _optional() -> Any:
+    """A text that is left out while it is empty: brokers of the version before, which refuse what they do not know, read on."""
+    return dataclasses.field(default="", metadata={LEFT_OUT: True})
 
 
 class BundleState(enum.StrEnum):
@@ -84,7 +91,8 @@ def _json(body: dict[str, Any]) -> bytes:
 
 def _members(value: Any) -> dict[str, Any]:
     """A nested record as JSON has it."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+    return {field.name: item for field, item in found if item or LEFT_OUT not in field.metadata}
 
 
 @lru_cache(maxsize=512)
@@ -200,17 +208,34 @@ class BundleRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ListenerAddress:
-    """Where clients of one listener reach a broker; `http_url` "" means that the listener has none."""
+    """Where clients of one listener reach a broker; "" means that the listener has no such address."""
 
     service_url: str
     http_url: str = ""
+    service_url_tls: str = _optional()
+    http_url_tls: str = _optional()
+
+
+def over_tls(listener: str) -> str:
+    """What connections by TLS call a listener; no listener can be named so."""
+    return listener if listener.endswith(OVER_TLS) else listener + OVER_TLS
+
+
+def service_url_on(listener: str, internal: ListenerAddress, others: Mapping[str, ListenerAddress]) -> str | None:
+    """The address on a listener, or by TLS on `over_tls(listener)`; None if there is none."""
+    name = listener.removesuffix(OVER_TLS)
+    address = internal if name == INTERNAL_LISTENER else others.get(name)
+    if address is None:
+        return None
+    return (address.service_url_tls if listener.endswith(OVER_TLS) else address.service_url) or None
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationRecord(Record):
     """`incarnations/<id>`, bound to the broker's lease: this process serves.
 
-    `service_url` and `http_url` are those of the internal listener, which brokers use among themselves; `listeners` has the others by name.
+    `service_url` and `http_url` are those of the internal listener, which brokers use among themselves (by TLS if there is no plain port);
+    `listeners` has the others by name. The `_tls` ones are "" for a broker without TLS.
     """
 
     broker: str
@@ -220,13 +245,13 @@ class IncarnationRecord(Record):
     version: str
     draining: bool = False
     listeners: dict[str, ListenerAddress] = dataclasses.field(default_factory=dict)
+    service_url_tls: str = _optional()
+    http_url_tls: str = _optional()
 
     def service_url_on(self, listener: str) -> str | None:
-        """The broker's address on a listener; None if it has no such listener."""
-        if listener == INTERNAL_LISTENER:
-            return self.service_url
-        address = self.listeners.get(listener)
-        return address.service_url if address is not None else None
+        """The broker's address on a listener, or by TLS on `over_tls(listener)`; None if it has none."""
+        internal = ListenerAddress(self.service_url, self.http_url, self.service_url_tls, self.http_url_tls)
+        return service_url_on(listener, internal, self.listeners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,3 +468,5 @@ class CoordinatorClaimRecord(Record):
     http_url: str
     started_ms: int
     version: str
+    service_url_tls: str = _optional()
+    http_url_tls: str = _optional()

@@ -14,7 +14,7 @@ from magnetar.metadata.records import INTERNAL_LISTENER, BundleState
 from magnetar.names import TopicName
 from magnetar.server.administration.brokers import BrokerAdministration
 from magnetar.server.administration.explain import ExplainAdministration
-from magnetar.server.lookups import address_of
+from magnetar.server.lookups import addresses_of
 
 
 class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
@@ -92,13 +92,21 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
         ownership, service = self._broker.ownership, self._broker.service
         if (coordinator := await service.coordinators.holder_of(topic)) is not None:
-            return {"brokerUrl": coordinator.service_url, "httpUrl": coordinator.http_url, "nativeUrl": coordinator.service_url}
+            return _found(coordinator.service_url, coordinator.http_url, coordinator.service_url_tls, coordinator.http_url_tls)
         if not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
             await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
         owner = await ownership.owner_of(topic)
-        url = address_of(owner, listener or INTERNAL_LISTENER)
-        http_url = owner.listeners[listener].http_url if listener in owner.listeners else ""
-        return {"brokerUrl": url, "httpUrl": http_url or owner.http_url, "nativeUrl": url}
+        url, url_tls = addresses_of(owner, listener or INTERNAL_LISTENER)
+        http_url, http_url_tls = "", ""
+        if listener in owner.listeners:
+            http_url, http_url_tls = owner.listeners[listener].http_url, owner.listeners[listener].http_url_tls
+        return _found(url, http_url or owner.http_url, url_tls, http_url_tls or owner.http_url_tls)
 
     async def bundle_range(self, topic: TopicName) -> str:
         return (await self._broker.ownership.bundle_of(topic)).range
+
+
+def _found(url: str, http_url: str, url_tls: str, http_url_tls: str) -> dict[str, str]:
+    """Pulsar's LookupData, without what is not there."""
+    found = {"brokerUrl": url, "httpUrl": http_url, "nativeUrl": url, "brokerUrlTls": url_tls, "httpUrlTls": http_url_tls}
+    return {name: address for name, address in found.items() if address}

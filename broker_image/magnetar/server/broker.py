@@ -20,7 +20,7 @@ from magnetar import __version__
 from magnetar.clock import Clock
 from magnetar.errors import InvalidRequest, MagnetarError, StorageError, StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import INTERNAL_LISTENER, CordonRecord, IncarnationRecord
+from magnetar.metadata.records import INTERNAL_LISTENER, OVER_TLS, CordonRecord, IncarnationRecord, ListenerAddress, over_tls
 from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.network import Listener, Network
 from magnetar.server.connection import Connection
@@ -45,6 +45,7 @@ from magnetar.storage.volume import Volume
 if TYPE_CHECKING:
     from magnetar.server.security.authentication import Authenticator
     from magnetar.server.security.guard import Guard
+    from magnetar.server.tls import TlsDoor
 
 log = structlog.get_logger(__name__)
 
@@ -79,11 +80,15 @@ class BrokerPorts:
     lease: LeaseFactory
     usage: Usage
     security: Authenticator | None = None
+    tls: TlsDoor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """Names and addresses. `advertised_host` is what clients of the internal listener are told; port 0 binds any free port."""
+    """Names and addresses. `advertised_host` is what clients of the internal listener are told; port 0 binds any free port.
+
+    `http_url` is what other processes use; `tls_port` is for a process with TLS, which may leave the plain port closed.
+    """
 
     name: str
     bind_host: str
@@ -91,6 +96,9 @@ class BrokerIdentity:
     port: int
     http_url: str
     listeners: ListenerOptions = field(default_factory=ListenerOptions)
+    tls_port: int = 0
+    http_url_tls: str = ""
+    opens_plain: bool = True
 
 
 class Broker:
@@ -109,6 +117,7 @@ class Broker:
         self._registering: asyncio.Task[None] | None = None
         self._emptying: asyncio.Task[None] | None = None
         self.guard: Guard | None = None
+        self._plain_url = self.service_url_tls = ""
 
     # --- life ------------------------------------------------------------------------------------------------------------------
 
@@ -147,12 +156,14 @@ class Broker:
             restore=joined.restore,
             service_url=self.service_url,
             http_url=identity.http_url,
-            listeners=Listeners(self.service_url, identity.listeners),
+            listeners=Listeners(ListenerAddress(self._plain_url, service_url_tls=self.service_url_tls), identity.listeners),
             log=self._log,
             metrics=self.metrics,
             damage=self._damage(),
             fail=self.fail,
             security=ports.security,
+            tls=ports.tls,
+            http_url_tls=identity.http_url_tls,
         )
         self._lease = ports.lease(self._lease_lost)
         self.lease_id = await self._lease.start()
@@ -277,13 +288,32 @@ class Broker:
 
     async def _listen(self) -> None:
         """Open the main port, and those that belong to one listener each. Raises OSError."""
-        network, identity = self._ports.network, self._identity
-        main = await network.listen(identity.bind_host, identity.port, self._accept)
-        self._doors.append(main)
+        identity, tls = self._identity, self._ports.tls
+        internal = identity.listeners.advertised.get(INTERNAL_LISTENER, ListenerAddress(""))
+        if identity.opens_plain:
+            port = await self._open(INTERNAL_LISTENER, identity.bind_host, identity.port, None)
+            self._plain_url = internal.service_url or f"pulsar://{identity.advertised_host}:{port}"
+        if tls is not None:
+            name = over_tls(INTERNAL_LISTENER)
+            port = await self._open(name, identity.bind_host, identity.tls_port, name)
+            self.service_url_tls = internal.service_url_tls or f"pulsar+ssl://{identity.advertised_host}:{port}"
         for name, (host, port) in identity.listeners.bound.items():
-            self._doors.append(await network.listen(host, port, partial(self._accept, name)))
-        internal = identity.listeners.advertised.get(INTERNAL_LISTENER)
-        self.service_url = internal.service_url if internal is not None else f"pulsar://{identity.advertised_host}:{main.port}"
+            await self._open(name, host, port, name)
+        self.service_url = self._plain_url or self.service_url_tls
+
+    async def _open(self, name: str, host: str, port: int, listener: str | None) -> int:
+        """Open a port whose connections belong to `listener`; the one bound. Raises OSError, InvalidRequest."""
+        accept: Callable[[], Connection] = partial(self._accept, listener)
+        if not name.endswith(OVER_TLS):
+            door = await self._ports.network.listen(host, port, accept)
+        elif self._ports.tls is not None:
+            door = await self._ports.tls.listen(host, port, accept)
+        else:
+            raise InvalidRequest(
+                f"bind-addresses: {name.removesuffix(OVER_TLS)} has a port for pulsar+ssl, which needs --tls; add it"
+            )
+        self._doors.append(door)
+        return door.port
 
     async def _start_guard(self) -> None:
         """Have commands checked, where clients are asked who they are. Raises StoreError."""
@@ -312,6 +342,8 @@ class Broker:
             version=__version__,
             draining=draining,
             listeners=dict(self.context.listeners.advertised),
+            service_url_tls=self.service_url_tls,
+            http_url_tls=self._identity.http_url_tls,
         )
         self._registered_at = await self._store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
 
@@ -322,6 +354,17 @@ class Broker:
         gauge("magnetar_storage_damage_met", "Operations that met damage", lambda: table.met)
         gauge("magnetar_log_stalled", "1 while the log waits for space on the volume", lambda: self._log.stalled is not None)
         gauge("magnetar_log_files_abandoned", "Log files left after a failed write or flush", lambda: self._log.files_abandoned)
+        security, tls = self._ports.security, self._ports.tls
+        if security is not None:
+            gauge(
+                "magnetar_security_reloads_failed", "Security documents that were not used", lambda: security.source.reloads_failed
+            )
+        if tls is not None:
+            certificates = tls.certificates
+            gauge("magnetar_tls_certificate_expires_seconds", "End of the certificate, unix time", lambda: certificates.expires_s)
+            gauge("magnetar_tls_reloads_failed", "Certificates that were not used", lambda: certificates.reloads_failed)
+            gauge("magnetar_tls_handshakes_failed", "TLS handshakes that failed or took too long", lambda: tls.failed)
+            gauge("magnetar_tls_handshakes_dropped", "Connections dropped because too many shook hands", lambda: tls.dropped)
         return table
 
     # --- watching over ourselves -----------------------------------------------------------------------------------------------

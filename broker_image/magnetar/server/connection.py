@@ -16,12 +16,14 @@ import structlog
 
 from magnetar import __version__
 from magnetar.errors import ChecksumMismatch, LimitExceeded, ProtocolError, UnsupportedCommand, WireCode
+from magnetar.metadata.records import OVER_TLS
 from magnetar.server.acknowledgements import acknowledge_span
 from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.in_flight import InFlight
 from magnetar.server.send_group import SendGroup
 from magnetar.server.sessions import ConsumerSession, ProducerSession
 from magnetar.server.slow_peer import SlowPeer
+from magnetar.server.tls import common_name
 from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer, verify_entry
@@ -69,8 +71,9 @@ class Connection(asyncio.BufferedProtocol):
     """asyncio's side of one client."""
 
     def __init__(self, table: ConnectionTable, service: Callable[[], Service], listener: str | None = None) -> None:
-        """`listener`: whose port this is; None = the main one. It becomes the one that a LOOKUP names."""
+        """`listener`: whose port this is, `over_tls` one of TLS; None = the main one. It becomes the one that a LOOKUP names."""
         self._table, self._service_of, self.listener = table, service, listener
+        self.tls = listener is not None and listener.endswith(OVER_TLS)
         self.settings = table.settings
         self._inbound = InboundBuffer(self.settings.max_message_bytes)
         self._out: list[Buffer] = []
@@ -93,10 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
-        self.client_version = ""
+        self.client_version = self.peer = self.common_name = ""
         self.protocol_version = 0
-        self.peer = ""
-        self.common_name = ""
         self.principal: Principal | None = None
 
     # --- asyncio ---------------------------------------------------------------------------------------------------------------
@@ -105,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self.settings.write_buffer_bytes_max)
         self.peer = str(self._transport.get_extra_info("peername"))
+        self.common_name = common_name(self._transport) if self.tls else ""
         try:
             self._table.add(self)
         except LimitExceeded as error:
@@ -411,9 +413,10 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- sessions --------------------------------------------------------------------------------------------------------------
 
-    def handed_over(self, listeners: Listeners, successor: Successor | None) -> str | None:
-        """The address of the successor for this client; None if the client must look the topic up."""
-        return listeners.handed_over(self.listener, successor) if successor is not None else None
+    def handed_over(self, listeners: Listeners, successor: Successor | None) -> tuple[str | None, str | None]:
+        """The successor's address for this client, plain or by TLS as it came here; neither if the client must look the topic up."""
+        url = listeners.handed_over(self.listener, successor) if successor is not None else None
+        return (None, url) if self.tls else (url, None)
 
     def ignore_producer(self, session: ProducerSession) -> None:
         """A producer is being closed: drop it here; its late SENDs are ignored for a while."""

@@ -22,6 +22,7 @@ from magnetar.storage.volume import Volume
 
 if TYPE_CHECKING:
     from magnetar.server.security.authentication import Authenticator
+    from magnetar.server.tls import TlsDoor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class BrokerContext:
     `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing, `restore` the cluster's restore number;
     `service_url` and `http_url` are what other brokers use; `listeners` says what clients are told.
     `security` is how clients and other processes show who they are (None: nobody is asked).
+    `tls` is how this process speaks TLS (None: it does not).
     `fail` ends this incarnation at once, with a reason: it acknowledges nothing after the call.
     """
 
@@ -50,3 +52,5 @@ class BrokerContext:
     damage: DamageTable
     fail: Callable[[str], None]
     security: Authenticator | None = None
+    tls: TlsDoor | None = None
+    http_url_tls: str = ""

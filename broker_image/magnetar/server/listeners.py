@@ -16,13 +16,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from magnetar.errors import InvalidRequest
-from magnetar.metadata.records import INTERNAL_LISTENER, ListenerAddress
+from magnetar.metadata.records import INTERNAL_LISTENER, ListenerAddress, over_tls, service_url_on
 
 LISTENERS_MAX = 16
 HOST_PLACEHOLDER = "{host}"
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 _SEPARATORS = re.compile(r"[,\s]+")
-_SCHEMES = ("pulsar", "http")
+_SCHEMES = ("pulsar", "pulsar+ssl", "http", "https")
+_ORDER = ("pulsar", "http", "pulsar+ssl", "https")
+"""As the fields of a `ListenerAddress`."""
 Advertised = Mapping[str, ListenerAddress]
 Successor = Callable[[str], str | None]
 """Where a bundle is served next, by listener; None: that broker has no such listener."""
@@ -44,8 +46,8 @@ class ListenerOptions:
 class Listeners:
     """The addresses of this broker, as they are now."""
 
-    def __init__(self, service_url: str, options: ListenerOptions) -> None:
-        self._service_url, self._bound = service_url, frozenset(options.bound)
+    def __init__(self, internal: ListenerAddress, options: ListenerOptions) -> None:
+        self._internal, self._bound = internal, frozenset(options.bound)
         self.advertised: dict[str, ListenerAddress] = {}
         self.use(options.advertised)
 
@@ -56,11 +58,8 @@ class Listeners:
         return changed
 
     def service_url_on(self, listener: str) -> str | None:
-        """This broker's address on a listener."""
-        if listener == INTERNAL_LISTENER:
-            return self._service_url
-        address = self.advertised.get(listener)
-        return address.service_url if address is not None else None
+        """This broker's address on a listener, or by TLS on `over_tls(listener)`."""
+        return service_url_on(listener, self._internal, self.advertised)
 
     def handed_over(self, listener: str | None, successor: Successor) -> str | None:
         """The address to give to a client on `listener`; None: it must look the topic up again.
@@ -71,6 +70,9 @@ class Listeners:
         if listener is None:
             shared = any(name not in self._bound for name in self.advertised)
             return None if shared else successor(INTERNAL_LISTENER)
+        if listener == over_tls(INTERNAL_LISTENER):
+            others = (over_tls(name) for name, address in self.advertised.items() if address.service_url_tls)
+            return None if any(name not in self._bound for name in others) else successor(listener)
         return successor(listener)
 
 
@@ -94,7 +96,8 @@ def options_of(advertised: str, bind_addresses: str, file: str, host: str) -> Li
 
 
 def parse_listeners(text: str, host: str = "") -> dict[str, ListenerAddress]:
-    """Listeners of `name:pulsar://host:port` items, each of which may have a `name:http://host:port` beside it; `{host}` stands for `host`.
+    """Listeners of `name:pulsar://host:port` or `name:pulsar+ssl://host:port` items, each of which may have `http` and `https` ones beside it;
+    `{host}` stands for `host`.
 
     Raises InvalidRequest naming the item and what it should look like.
     """
@@ -113,21 +116,25 @@ def parse_listeners(text: str, host: str = "") -> dict[str, ListenerAddress]:
         raise InvalidRequest(f"advertised-listeners: {len(found)} listeners are more than {LISTENERS_MAX}; leave some out")
     owners: dict[str, str] = {}
     for name, urls in found.items():
-        if "pulsar" not in urls:
+        service_urls = [urls[scheme] for scheme in ("pulsar", "pulsar+ssl") if scheme in urls]
+        if not service_urls:
             raise InvalidRequest(f"advertised-listeners: {name} has no pulsar:// address; add {name}:pulsar://host:port")
-        other = owners.setdefault(urls["pulsar"], name)
-        if other != name:
-            raise InvalidRequest(f"advertised-listeners: {urls['pulsar']} is given for {other} and {name}; use one name for it")
-    return {name: ListenerAddress(urls["pulsar"], urls.get("http", "")) for name, urls in found.items()}
+        for url in service_urls:
+            other = owners.setdefault(url, name)
+            if other != name:
+                raise InvalidRequest(f"advertised-listeners: {url} is given for {other} and {name}; use one name for it")
+    return {name: ListenerAddress(*(urls.get(scheme, "") for scheme in _ORDER)) for name, urls in found.items()}
 
 
 def parse_bind_addresses(text: str) -> dict[str, tuple[str, int]]:
-    """Host and port of each listener that has a port of its own, from `name:pulsar://0.0.0.0:port` items. Raises InvalidRequest."""
+    """Host and port of each listener that has a port of its own, from `name:pulsar://0.0.0.0:port` items; those of `pulsar+ssl` are for
+    `over_tls(name)`. Raises InvalidRequest."""
     bound: dict[str, tuple[str, int]] = {}
     for item in _items(text):
-        name, _, url = _split(item, "bind-addresses", ("pulsar",))
+        named, scheme, url = _split(item, "bind-addresses", ("pulsar", "pulsar+ssl"))
+        name = named if scheme == "pulsar" else over_tls(named)
         address = _host_and_port(url, item, "bind-addresses")
-        if name in bound or name == INTERNAL_LISTENER or address in bound.values():
+        if name in bound or named == INTERNAL_LISTENER or address in bound.values():
             raise InvalidRequest(
                 f"bind-addresses: {item!r}: a listener has one port, alone, and {INTERNAL_LISTENER} has --broker-port; leave it out"
             )

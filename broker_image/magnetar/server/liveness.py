@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from magnetar import __version__
 from magnetar.metadata.records import IncarnationRecord
+from magnetar.network import connect_over
 from magnetar.server.context import BrokerContext
 from magnetar.server.shared_task import outcome
 from magnetar.wire import requests
@@ -110,7 +111,8 @@ class Liveness:
         handshake: _Handshake | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                handshake = await self._context.network.connect(parts.hostname or "", parts.port or 0, _Handshake)
+                tls = self._context.tls.to_peers() if parts.scheme == "pulsar+ssl" and self._context.tls is not None else None
+                handshake = await connect_over(self._context.network, parts.hostname or "", parts.port or 0, _Handshake, tls)
                 return await handshake.answered
         except (OSError, TimeoutError):
             return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 
 from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicExists, TopicNotFound
-from magnetar.metadata.records import INTERNAL_LISTENER, IncarnationRecord
+from magnetar.metadata.records import INTERNAL_LISTENER, OVER_TLS, IncarnationRecord, over_tls
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import PARTITIONED
 from magnetar.server.connection import Connection
@@ -32,12 +32,13 @@ BYTES_SCHEMA = getattr(api.Schema, "None")
 """The type of plain bytes: a topic has no version of it, which an empty version says."""
 
 
-def address_of(owner: IncarnationRecord, listener: str) -> str:
-    """The owner's address for clients of a listener. Raises ServiceNotReady in Pulsar's words, which clients know."""
-    url = owner.service_url_on(listener)
-    if url is None:
-        raise ServiceNotReady(f"the broker do not have {listener} listener")
-    return url
+def addresses_of(owner: IncarnationRecord, listener: str) -> tuple[str, str]:
+    """The owner's addresses for clients of a listener, plain and by TLS; "" = it has none. Raises ServiceNotReady in Pulsar's words."""
+    name = listener.removesuffix(OVER_TLS)
+    url, url_tls = owner.service_url_on(name), owner.service_url_on(over_tls(name))
+    if url is None and url_tls is None:
+        raise ServiceNotReady(f"the broker do not have {name} listener")
+    return url or "", url_tls or ""
 
 
 class Lookups:
@@ -54,12 +55,14 @@ class Lookups:
         self._context.metrics.lookups += 1
         topic = TopicName.parse(lookup.topic)
         listener = lookup.advertised_listener_name.strip() or connection.listener or INTERNAL_LISTENER
+        if connection.tls:
+            listener = over_tls(listener)
         if (coordinator := await self.coordinators.holder_of(topic)) is not None:
-            url = coordinator.service_url
+            url, url_tls = coordinator.service_url, coordinator.service_url_tls
         else:
-            url = address_of(await self._ownership.owner_of(topic), listener)
+            url, url_tls = addresses_of(await self._ownership.owner_of(topic), listener)
         connection.listener = listener
-        connection.queue(commands.lookup_connect(lookup.request_id, url))
+        connection.queue(commands.lookup_connect(lookup.request_id, url, url_tls or None))
 
     async def partitioned_metadata(self, connection: Connection, request: api.CommandPartitionedTopicMetadata) -> None:
         partitions = await self.partitions(TopicName.parse(request.topic), request.metadata_auto_creation_enabled)

@@ -26,7 +26,7 @@ from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
-from magnetar.server.access import AccessOptions
+from magnetar.server.access import CLOSED, INTERNAL, AccessOptions
 from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
 from magnetar.server.garbage import GarbageSchedule
@@ -34,6 +34,7 @@ from magnetar.server.http import HttpListener
 from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
 from magnetar.server.settings import BrokerSettings
+from magnetar.server.tls import TlsCertificates, TlsDoor
 from magnetar.storage.opening import is_directory, open_volume
 
 if TYPE_CHECKING:
@@ -107,17 +108,16 @@ class BrokerProcess:
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
         self._take_signals()
         options = self._options
-        async with self._open_security() as security, self._open_store() as (store, lease):
+        async with self._open_security() as security, self._open_tls() as tls, self._open_store() as (store, lease):
             volume = await open_volume(self.volume_location, self._clock)
             application = create_application(BrokerAdminPort(self), self._gate(security))
             if options.store == EMBEDDED:
                 # The store is ours alone: jobs beside this process commit through it.
                 application.include_router(store_router(store))
             http = HttpListener(application, options.bind_host, options.http_port)
-            http_port = await http.open()
-            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security)
+            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
             try:
-                await self._serve(ports, self._identity(http_port))
+                await self._serve(ports, await self._identity(http, tls))
             finally:
                 if self._collecting is not None:
                     self._collecting.cancel()
@@ -130,16 +130,23 @@ class BrokerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
 
-    def _identity(self, http_port: int) -> BrokerIdentity:
-        """Who this process is to clients and to the cluster; `http_port` is the one that was bound."""
-        options = self._options
+    async def _identity(self, http: HttpListener, tls: TlsDoor | None) -> BrokerIdentity:
+        """Who this process is to clients and to the cluster, with its HTTP ports open. Raises OSError."""
+        options, plain = self._options, self._options.access.plain != CLOSED
+        http_port = await http.open(plain=plain)
+        secure = (
+            f"https://{options.advertised_host}:{await http.open_tls(tls, options.access.https_port)}" if tls is not None else ""
+        )
         return BrokerIdentity(
             name=options.name,
             bind_host=options.bind_host,
             advertised_host=options.advertised_host,
             port=options.broker_port,
-            http_url=f"http://{options.advertised_host}:{http_port}",
+            http_url=f"http://{options.advertised_host}:{http_port}" if plain else secure,
             listeners=options.listeners,
+            tls_port=options.access.tls_port,
+            http_url_tls=secure,
+            opens_plain=plain,
         )
 
     def back_off_s(self, failures: int, longest_s: float) -> float:
@@ -205,10 +212,25 @@ class BrokerProcess:
         from magnetar.server.security.source import SecuritySource
 
         source = SecuritySource(Path(options.access.security), self._clock, alone=options.store == EMBEDDED)
-        self.security = Authenticator(source, self._clock)
+        self.security = Authenticator(source, self._clock, plain_is_internal=options.access.plain == INTERNAL)
         following = asyncio.create_task(source.follow(), name="security")
         try:
             yield self.security
+        finally:
+            following.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _open_tls(self) -> AsyncIterator[TlsDoor | None]:
+        """How this process speaks TLS, following its files; None if it does not. Raises InvalidRequest."""
+        access = self._options.access
+        access.check()
+        if not access.tls:
+            yield None
+            return
+        security, certificates = self.security, TlsCertificates(Path(access.tls))
+        following = asyncio.create_task(certificates.follow(), name="tls")
+        try:
+            yield TlsDoor(certificates, lambda: security.source.current.document.internal_ca_file if security is not None else "")
         finally:
             following.cancel()
 

@@ -123,7 +123,7 @@ class ProducerSession:
         if not known:
             self.closed = True
             return
-        frame = commands.close_producer(self.producer_id, self.connection.handed_over(self.topic.context.listeners, successor))
+        frame = commands.close_producer(self.producer_id, *self.connection.handed_over(self.topic.context.listeners, successor))
         self._leaving = True
         if self.pending and not self.topic.context.log.fenced:
             self.topic.context.log.append((), 0, 0, lambda _place: self._leave(frame))
@@ -180,8 +180,8 @@ class ConsumerSession:
         if not self.closed:
             self.closed = True
             self.connection.forget_consumer(self)
-            url = self.connection.handed_over(self.subscription.topic.context.listeners, successor)
-            self.connection.queue(commands.close_consumer(self.consumer_id, url))
+            addresses = self.connection.handed_over(self.subscription.topic.context.listeners, successor)
+            self.connection.queue(commands.close_consumer(self.consumer_id, *addresses))
 
     def tell_active(self, active: bool) -> None:
         """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""

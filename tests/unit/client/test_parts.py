@@ -71,10 +71,11 @@ def test_backoff_doubles_with_jitter_up_to_its_limit_and_starts_anew() -> None:
 
 
 def test_service_urls() -> None:
-    """Several hosts, default port, IPv6; what this client cannot do says so."""
+    """Several hosts, default ports, IPv6, TLS; what is none says so."""
     assert parse_service_url("pulsar://a:1,b,[::1]:2") == (Endpoint("a", 1), Endpoint("b", 6650), Endpoint("::1", 2))
     assert str(Endpoint("::1", 2)) == "[::1]:2"
-    for bad in ("http://a:1", "pulsar+ssl://a:6651", "pulsar://", "pulsar://a:x"):
+    assert parse_service_url("pulsar+ssl://a,b:1") == (Endpoint("a", 6651, True), Endpoint("b", 1, True))
+    for bad in ("http://a:1", "ssl://a:6651", "pulsar://", "pulsar://a:x"):
         with pytest.raises(InvalidRequest, match="pulsar://host:6650"):
             parse_service_url(bad)
 

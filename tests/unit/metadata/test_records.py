@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from magnetar.metadata.records import (
     ClusterRecord,
     CoordinatorRecord,
     CoordinatorState,
+    IncarnationRecord,
+    ListenerAddress,
     LogPosition,
     LogRange,
     NamespaceRecord,
@@ -125,3 +127,12 @@ def test_a_coordinator_without_a_log_is_what_components_without_logs_of_coordina
     assert plain.encode() == b'{"epoch":3,"incarnation":"tx-coordinator-0.a","open_transactions":2,"schema":1,"state":"Serving"}'
     assert CoordinatorRecord.decode(plain.encode()) == plain
     assert json.loads(COORDINATOR.encode())["schema"] == 2
+
+
+def test_addresses_by_tls_are_left_out_while_there_are_none() -> None:
+    """A broker of the version before refuses fields that it does not know: it reads on until somebody switches TLS on."""
+    record = IncarnationRecord("b", "pulsar://a:1", "http://a:2", 0, "v", listeners={"x": ListenerAddress("pulsar://x:1")})
+    assert b"tls" not in record.encode()
+    secure = replace(record, service_url_tls="pulsar+ssl://a:3", http_url_tls="https://a:4")
+    assert IncarnationRecord.decode(secure.encode()) == secure
+    assert IncarnationRecord.decode(record.encode()) == record

@@ -23,6 +23,7 @@ from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
 from magnetar.server.security.authentication import Authenticator
 from magnetar.server.settings import BrokerSettings
+from magnetar.server.tls import TlsDoor
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.volume import Volume
 from magnetar.wire import pulsar_api_pb2 as api
@@ -189,9 +190,10 @@ class Node:
         settings: BrokerSettings,
         listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
         security: Authenticator | None = None,
+        tls: TlsDoor | None = None,
     ) -> None:
         self.store, self.volume, self.name, self.settings, self.listeners = store, volume, name, settings, listeners
-        self.security = security
+        self.security, self.tls = security, tls
 
     async def start(self) -> Broker:
         """A new incarnation, ready."""
@@ -203,6 +205,7 @@ class Node:
             lease=lambda on_lost: LeaseKeeper(self.store, CLOCK, self.settings.lease_ttl_s, on_lost),
             usage=ProcessUsage(),
             security=self.security,
+            tls=self.tls,
         )
         broker = Broker(ports, BrokerIdentity(self.name, HOST, HOST, 0, f"http://{HOST}:0", self.listeners), self.settings)
         try:
@@ -230,12 +233,13 @@ async def running_broker(
     name: str = "broker-0",
     listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
     security: Authenticator | None = None,
+    tls: TlsDoor | None = None,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
     """One broker, alone in its cluster unless `store` is shared."""
     async with volume_in(directory) as volume:
         own = store or MemoryStore(CLOCK)
-        broker = await Node(own, volume, name, replace(SETTINGS, **settings), listeners, security).start()
+        broker = await Node(own, volume, name, replace(SETTINGS, **settings), listeners, security, tls).start()
         try:
             yield broker
         finally:

@@ -48,7 +48,7 @@ def test_listeners_are_read_as_pulsar_spells_them() -> None:
     [
         ("pulsar://h:1", "name:pulsar://host:port"),
         ("a b:pulsar://h:1", "'a'"),
-        ("a:pulsar+ssl://h:1", "name:pulsar://host:port"),
+        ("a:kafka://h:1", "name:pulsar://host:port"),
         ("a:pulsar://h", "names no host and port"),
         ("a:pulsar://h:99999", "names no host and port"),
         ("a:pulsar://h:1/path", "names no host and port"),
@@ -80,8 +80,8 @@ def test_a_client_that_may_be_of_another_listener_is_handed_no_address() -> None
         "b", "pulsar://b:1", "", 0, "", listeners={"external": ListenerAddress("pulsar://x:2")}
     ).service_url_on
     external = {"external": ListenerAddress("pulsar://me:2")}
-    own_port = Listeners("pulsar://a:1", ListenerOptions(external, {"external": (HOST, 2)}))
-    shared_port = Listeners("pulsar://a:1", ListenerOptions(external))
+    own_port = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions(external, {"external": (HOST, 2)}))
+    shared_port = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions(external))
     assert own_port.handed_over(None, successor) == "pulsar://b:1"
     assert shared_port.handed_over(None, successor) is None
     for listeners in (own_port, shared_port):
@@ -266,3 +266,17 @@ def test_an_internal_listener_replaces_the_advertised_address(tmp_path: Path) ->
             assert broker.context.listeners.service_url_on(INTERNAL_LISTENER) == broker.service_url
 
     asyncio.run(main())
+
+
+def test_a_listener_may_have_addresses_by_tls() -> None:
+    """Clients that came by TLS are handed to the successor's TLS address; where several share the TLS port they look up."""
+    found = parse_listeners("external:pulsar+ssl://h:1,external:https://h:2,internal:pulsar://a:1")
+    assert found["external"] == ListenerAddress("", "", "pulsar+ssl://h:1", "https://h:2")
+    assert parse_bind_addresses("external:pulsar+ssl://0.0.0.0:7") == {"external/tls": ("0.0.0.0", 7)}
+    record = IncarnationRecord("b", "pulsar://a:1", "", 0, "", listeners=dict(found), service_url_tls="pulsar+ssl://a:2")
+    alone = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions())
+    assert alone.handed_over("internal/tls", record.service_url_on) == "pulsar+ssl://a:2"
+    assert alone.handed_over("external/tls", record.service_url_on) == "pulsar+ssl://h:1"
+    assert alone.handed_over("external", record.service_url_on) is None
+    shared = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions({"external": found["external"]}))
+    assert shared.handed_over("internal/tls", record.service_url_on) is None

@@ -40,7 +40,7 @@ class Caller:
     """A broker whose cluster asks for no tokens."""
 
     network = AsyncioNetwork()
-    security = None
+    security = tls = None
 
 
 def exchange(answer: bytes) -> tuple[Any, bytes]:

@@ -80,7 +80,7 @@ class Administration:
         ownership = self._broker.ownership
         owner = await ownership.owner_of(topic)
         if owner.broker != self._broker.context.broker:
-            raise NotOwner(f"topic {topic} is served by {owner.broker}; ask {owner.http_url}", owner.http_url)
+            raise NotOwner(f"topic {topic} is served by {owner.broker}; ask {owner.http_url}", owner.http_url, owner.http_url_tls)
 
     async def _host(self, topic: TopicName, *, create: bool = False) -> TopicHost:
         """The topic as served here. Raises TopicNotFound, NotOwner, NamespaceNotFound."""

@@ -14,9 +14,11 @@ import dataclasses
 from typing import Any
 
 from magnetar.client import Client
+from magnetar.client.connection import Credentials
 from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
 from magnetar.metadata.records import IncarnationRecord, LoadRecord
 from magnetar.names import CLUSTER_NAME, NamespaceName
+from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.administration.statistics import topic_stats
 from magnetar.server.administration.tenants import TenantAdministration
 from magnetar.server.broker import Broker
@@ -170,7 +172,12 @@ class BrokerAdministration(TenantAdministration):
 async def _publish_and_read(broker: Broker) -> None:
     topic = f"persistent://{HEALTH_NAMESPACE}/healthcheck-{broker.context.broker}"
     payload = f"{broker.incarnation}-{broker.context.clock.random_bits(32):08x}".encode()
-    client = Client(broker.service_url, network=broker.context.network, clock=broker.context.clock, operation_timeout_s=HEALTH_S)
+    context = broker.context
+    shown = Credentials(INTERNAL_METHOD, context.security.internal_token().encode()) if context.security is not None else None
+    tls = context.tls.to_peers() if context.tls is not None and broker.service_url == broker.service_url_tls else None
+    client = Client(
+        broker.service_url, network=context.network, clock=context.clock, operation_timeout_s=HEALTH_S, credentials=shown, tls=tls
+    )
     async with client:
         producer = await client.create_producer(topic)
         sent = await producer.send(payload)
@@ -180,7 +187,7 @@ async def _publish_and_read(broker: Broker) -> None:
 
 
 def _address(record: IncarnationRecord) -> str:
-    return record.http_url.removeprefix("http://")
+    return record.http_url.partition("://")[2]
 
 
 def _percent(load: LoadRecord | None, field: str) -> float:

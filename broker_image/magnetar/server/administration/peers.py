@@ -25,11 +25,12 @@ from magnetar.errors import (
     UnsupportedCommand,
 )
 from magnetar.names import TopicName
-from magnetar.network import Network
+from magnetar.network import Network, connect_over
 from magnetar.security.authorization import INTERNAL_METHOD
 
 if TYPE_CHECKING:
     from magnetar.server.security.authentication import Authenticator
+    from magnetar.server.tls import TlsDoor
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 16 << 20
@@ -83,6 +84,11 @@ class Caller(Protocol):
         ...
 
     @property
+    def tls(self) -> TlsDoor | None:
+        """How others are reached by https."""
+        ...
+
+    @property
     def security(self) -> Authenticator | None:
         """Makes the tokens that others ask for; None: they ask for none."""
         ...
@@ -108,7 +114,8 @@ async def ask_broker(caller: Caller, http_url: str, method: str, path: str, body
     head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     try:
         async with asyncio.timeout(timeout_s):
-            exchange = await caller.network.connect(where.hostname or "", where.port or 80, _Exchange)
+            tls = caller.tls.to_peers() if where.scheme == "https" and caller.tls is not None else None
+            exchange = await connect_over(caller.network, where.hostname or "", where.port or 80, _Exchange, tls)
             assert exchange.transport is not None
             try:
                 exchange.transport.write(head.encode() + data)

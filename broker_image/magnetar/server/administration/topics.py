@@ -239,7 +239,9 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         if str(bundle) not in ownership.owned:
             owner = await ownership.resolve(bundle)
             if owner.broker != self._broker.context.broker:
-                raise NotOwner(f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}", owner.http_url)
+                raise NotOwner(
+                    f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}", owner.http_url, owner.http_url_tls
+                )
             await ownership.serving(bundle)
 
     async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:

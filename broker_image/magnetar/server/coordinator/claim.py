@@ -157,6 +157,8 @@ class CoordinatorClaim:
             name=self._identity.name,
             service_url=self._identity.service_url,
             http_url=self._identity.http_url,
+            service_url_tls=self._identity.service_url_tls,
+            http_url_tls=self._identity.http_url_tls,
             started_ms=self._clock.wall_ms(),
             version=__version__,
         )

@@ -24,6 +24,8 @@ class CoordinatorIdentity:
     incarnation: str
     service_url: str
     http_url: str
+    service_url_tls: str = ""
+    http_url_tls: str = ""
 
 
 def tcid_of(name: str) -> int:

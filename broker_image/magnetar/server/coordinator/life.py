@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
 
 from magnetar.errors import StorageError, StoreError, StoreUnavailable
+from magnetar.metadata.records import INTERNAL_LISTENER, over_tls
 from magnetar.network import Listener
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
 from magnetar.server.connection import Connection
@@ -44,6 +46,7 @@ class Coordinator:
         self._service = CoordinatorService(self.tcid, metrics)
         self._claim: CoordinatorClaim | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._doors: list[Listener] = []
         self._ready = self._stopping = False
 
     # --- life ------------------------------------------------------------------------------------------------------------------
@@ -53,13 +56,15 @@ class Coordinator:
         ports, names = self._ports, self._names
         joined = await join_cluster(ports.store, ports.volume, ports.clock)
         store = guarded(ports.store, joined.restore, self.fail)
-        self._listener: Listener = await ports.network.listen(names.bind_host, names.port, self._accept)
+        plain, secure = await self._listen()
         identity = CoordinatorIdentity(
             tcid=self.tcid,
             name=names.name,
             incarnation=self.incarnation,
-            service_url=f"pulsar://{names.advertised_host}:{self._listener.port}",
+            service_url=plain or secure,
             http_url=names.http_url,
+            service_url_tls=secure,
+            http_url_tls=names.http_url_tls,
         )
         self._lease = ports.lease(self.fail)
         lease = await self._lease.start()
@@ -80,6 +85,18 @@ class Coordinator:
         log.info(
             "coordinator.ready", tcid=self.tcid, incarnation=self.incarnation, epoch=claim.epoch, service_url=identity.service_url
         )
+
+    async def _listen(self) -> tuple[str, str]:
+        """Open the ports; their addresses, plain and by TLS ("" = there is none). Raises OSError."""
+        ports, names, plain, secure = self._ports, self._names, "", ""
+        if names.opens_plain:
+            self._doors.append(await ports.network.listen(names.bind_host, names.port, self._accept))
+            plain = f"pulsar://{names.advertised_host}:{self._doors[-1].port}"
+        if ports.tls is not None:
+            accept = partial(self._accept, over_tls(INTERNAL_LISTENER))
+            self._doors.append(await ports.tls.listen(names.bind_host, names.tls_port, accept))
+            secure = f"pulsar+ssl://{names.advertised_host}:{self._doors[-1].port}"
+        return plain, secure
 
     @property
     def ready(self) -> bool:
@@ -135,8 +152,8 @@ class Coordinator:
         self._ready = False
         self._metrics.held.set(0)
         await self._quiet()
-        if hasattr(self, "_listener"):
-            self._listener.close()
+        for door in self._doors:
+            door.close()
         self._connections.close()
         if hasattr(self, "_lease"):
             with contextlib.suppress(StoreError):
@@ -184,5 +201,5 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accept(self) -> Connection:
-        return Connection(self._connections, lambda: self._service)
+    def _accept(self, listener: str | None = None) -> Connection:
+        return Connection(self._connections, lambda: self._service, listener)

@@ -46,14 +46,13 @@ class CoordinatorProcess(BrokerProcess):
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
         self._take_signals()
         options = self._options
-        async with self._open_security() as security, self._open_store() as (store, lease):
+        async with self._open_security() as security, self._open_tls() as tls, self._open_store() as (store, lease):
             volume = await open_volume(self.volume_location, self._clock)
             application = coordinator_application(self._ready, self.metrics.exposition, self._gate(security))
             http = HttpListener(application, options.bind_host, options.http_port)
-            http_port = await http.open()
-            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security)
+            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
             try:
-                await self._lives(ports, self._identity(http_port))
+                await self._lives(ports, await self._identity(http, tls))
             finally:
                 await http.close()
                 await volume.close()

@@ -30,8 +30,9 @@ VERIFIED_MAX = 1000
 class Authenticator:
     """Answers from the document of the moment."""
 
-    def __init__(self, source: SecuritySource, clock: Clock) -> None:
-        self.source, self._clock = source, clock
+    def __init__(self, source: SecuritySource, clock: Clock, *, plain_is_internal: bool = False) -> None:
+        """`plain_is_internal`: ports without TLS answer nobody but processes of the cluster."""
+        self.source, self._clock, self._plain_is_internal = source, clock, plain_is_internal
         self._verified: dict[bytes, Principal] = {}
         source.listen(self._verified.clear)
 
@@ -58,6 +59,11 @@ class Authenticator:
         if not method or method == "none":
             raise AuthenticationFailed("No credentials passed, and there is no anonymous role")
         raise AuthenticationFailed(f"Unsupported authentication method: {method[:40]!r}")
+
+    def check_port(self, principal: Principal, *, tls: bool) -> None:
+        """Raises NotAuthorized for a client on a port that is none for clients."""
+        if self._plain_is_internal and not tls and not principal.internal:
+            raise NotAuthorized("This port is for the processes of the cluster; connect by TLS: pulsar+ssl:// or https://")
 
     def behind_proxy(self, principal: Principal, original: str) -> Principal:
         """The principal of a peer that speaks for `original` ("" = for itself). Raises NotAuthorized, in Pulsar's words."""

@@ -63,6 +63,7 @@ class Handshakes:
         method = connect.auth_method_name or _named(connect)
         try:
             found = self._authenticator.principal(method, connect.auth_data, connection.common_name)
+            self._authenticator.check_port(found, tls=connection.tls)
             found = self._authenticator.behind_proxy(found, connect.original_principal)
         except MagnetarError as error:
             self._refuse(connection, error)

@@ -14,13 +14,11 @@ from fastapi import Request
 
 from magnetar.errors import NotAuthorized
 from magnetar.security.authorization import Place, Right, Rules, allowed
+from magnetar.server.http import COMMON_NAME
 from magnetar.server.security.authentication import Authenticator
 
 if TYPE_CHECKING:
     from magnetar.server.security.guard import Guard
-
-COMMON_NAME = "magnetar.common_name"
-"""Key of an ASGI scope: the common name of the verified certificate of a client."""
 
 
 class RestGate:
@@ -38,6 +36,7 @@ class RestGate:
         principal = self._authenticator.of_request(
             headers.get("authorization", ""), headers.get("x-pulsar-auth-method-name", ""), common_name
         )
+        self._authenticator.check_port(principal, tls=request.scope["scheme"] == "https")
         principal = self._authenticator.behind_proxy(principal, headers.get("x-original-principal", ""))
         refusal = f"Unauthorized: {request.method} {request.url.path[:200]} needs {right.value}, which this role is not granted"
         guard = self._guard()

@@ -1,0 +1,215 @@
+"""TLS: messages pass by it, certificates are replaced while it is spoken, and who only pretends to shake hands costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+from fastapi import FastAPI, Request
+
+from dev.certificates import Authority
+from magnetar.client import Client
+from magnetar.errors import InvalidRequest, NotAuthorized
+from magnetar.server.access import AccessOptions
+from magnetar.server.broker import Broker
+from magnetar.server.http import COMMON_NAME, HttpListener
+from magnetar.server.security.authentication import Authenticator
+from magnetar.server.tls import TlsCertificates, TlsDoor
+from tests.unit.server.brokers import CLOCK, HOST, TOPIC, Type, open_peer, running_broker
+from tests.unit.server.secured import DOCUMENT, appoint, authenticator, show, token
+
+LOOPS = [asyncio.run, uvloop.run]
+
+
+@asynccontextmanager
+async def tls_broker(
+    directory: Path, certificates: Path, security: Authenticator | None = None
+) -> AsyncIterator[tuple[Broker, TlsDoor]]:
+    door = TlsDoor(TlsCertificates(certificates))
+    async with running_broker(directory, tls=door, security=security) as broker:
+        yield broker, door
+
+
+@pytest.mark.parametrize("run_on", LOOPS)
+def test_messages_pass_by_tls_and_lookups_stay_on_it(tmp_path: Path, run_on: Any) -> None:
+    """Small ones and ones that fill many TLS records, on the loop of tests and on that of servers."""
+    authority = Authority(tmp_path / "ca")
+
+    async def run() -> None:
+        async with tls_broker(tmp_path / "volume", authority.server()) as (broker, _):
+            assert broker.service_url_tls.startswith("pulsar+ssl://")
+            async with Client(broker.service_url_tls, tls=authority.context()) as client:
+                consumer = await client.subscribe(TOPIC, "s")
+                producer = await client.create_producer(TOPIC)
+                payloads = [bytes([number]) * 10 ** (number % 6) * 9 for number in range(1, 40)]
+                await asyncio.gather(*(producer.send(payload) for payload in payloads))
+                for payload in payloads:
+                    message = await consumer.receive()
+                    assert message.value == payload
+                    await consumer.acknowledge(message)
+            async with Client(broker.service_url) as plain:
+                await (await plain.create_producer(TOPIC)).send(b"plain")
+
+    run_on(run())
+
+
+def test_a_client_that_trusts_another_authority_is_not_fooled(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
+
+    async def run() -> None:
+        async with tls_broker(tmp_path / "volume", ours.server()) as (broker, _):
+            client = Client(broker.service_url_tls, tls=theirs.context(), operation_timeout_s=1.0)
+            async with client:
+                with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
+                    await client.create_producer(TOPIC)
+
+    asyncio.run(run())
+
+
+async def _shown(port: int, context: ssl.SSLContext) -> int:
+    """Serial number of the certificate that a port shows."""
+    _, writer = await asyncio.open_connection(HOST, port, ssl=context)
+    try:
+        return int(writer.get_extra_info("peercert")["serialNumber"], 16)
+    finally:
+        writer.transport.abort()
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> None:
+    """Who is connected stays; a pair that does not match changes nothing and counts once."""
+    authority = Authority(tmp_path / "ca")
+    directory = authority.server()
+
+    async def run() -> None:
+        async with tls_broker(tmp_path / "volume", directory) as (broker, door), asyncio.timeout(60):
+            following = asyncio.create_task(door.certificates.follow())
+            context, port = authority.context(), _port(broker.service_url_tls)
+            async with Client(broker.service_url_tls, tls=context) as client:
+                producer = await client.create_producer(TOPIC)
+                before = await _shown(port, context)
+                key = (directory / "tls.key").read_bytes()
+                (directory / "tls.key").write_bytes(authority.client("x").joinpath("tls.key").read_bytes())
+                while not door.certificates.reloads_failed:
+                    await asyncio.sleep(0.01)
+                assert await _shown(port, context) == before
+                (directory / "tls.key").write_bytes(key)
+                authority.server()
+                while await _shown(port, context) == before:
+                    await asyncio.sleep(0.01)
+                await producer.send(b"on the connection from before")
+                assert door.certificates.expires_s > CLOCK.wall_ms() / 1000
+            following.cancel()
+
+    asyncio.run(run())
+
+
+def test_files_that_are_no_pair_stop_the_start_by_their_name(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    directory = authority.server(clients=True)
+    for name, content in (
+        ("tls.crt", b"no"),
+        ("tls.key", authority.client("x").joinpath("tls.key").read_bytes()),
+        ("ca.crt", b"no"),
+    ):
+        before = (directory / name).read_bytes()
+        (directory / name).write_bytes(content)
+        with pytest.raises(InvalidRequest, match=r"tls: .*(tls|ca)\.crt") as refused:
+            TlsCertificates(directory)
+        assert "PRIVATE" not in str(refused.value)
+        (directory / name).write_bytes(before)
+    (directory / "tls.key").unlink()
+    with pytest.raises(InvalidRequest, match=r"tls\.key"):
+        TlsCertificates(directory)
+
+
+def test_who_does_not_finish_a_handshake_is_dropped_and_only_so_many_may_be_at_it(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+
+    async def run() -> None:
+        door = TlsDoor(TlsCertificates(authority.server()), handshakes_max=2, handshake_s=2.0)
+        listener = await door.listen(HOST, 0, asyncio.Protocol)
+        idle = [await asyncio.open_connection(HOST, listener.port) for _ in range(2)]
+        while len(door._unfinished) < 2:
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection(HOST, listener.port)
+        assert await reader.read() == b""  # the third is dropped as it comes
+        assert door.dropped == 1
+        writer.close()
+        for late, waiting in idle:
+            assert await late.read() == b""  # the first two when their time is over
+            waiting.close()
+        assert door.failed == 2
+        assert await _shown(listener.port, authority.context())
+        listener.close()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await run()
+
+    asyncio.run(bounded())
+
+
+def test_a_clients_certificate_is_its_role(tmp_path: Path) -> None:
+    """Also by HTTPS; one of another authority is refused in the handshake."""
+    authority = Authority(tmp_path / "ca")
+    document = DOCUMENT.replace("authentication: {", "authentication: {tls: true, ")
+
+    async def run() -> None:
+        found = authenticator(tmp_path / "security", document)
+        async with tls_broker(tmp_path / "volume", authority.server(clients=True), found) as (broker, door):
+            await appoint(broker, "chief")
+            async with Client(broker.service_url_tls, tls=authority.context("chief")) as client:
+                await (await client.create_producer(TOPIC)).send(b"a")
+            async with Client(broker.service_url_tls, tls=authority.context("other")) as client:
+                with pytest.raises(Exception, match="not authorized"):
+                    await client.create_producer(TOPIC)
+            application = FastAPI()
+
+            @application.get("/name")
+            async def name(request: Request) -> str:
+                return f"{request.scope[COMMON_NAME]} {request.url.scheme}"
+
+            http = HttpListener(application, HOST, 0)
+            await http.open(plain=False)
+            port = await http.open_tls(door, 0)
+            async with httpx.AsyncClient(verify=authority.context("chief")) as client:
+                assert (await client.get(f"https://{HOST}:{port}/name")).json() == "chief https"
+            async with httpx.AsyncClient(verify=authority.context()) as client:
+                assert (await client.get(f"https://{HOST}:{port}/name")).json() == " https"
+            await http.close()
+
+    asyncio.run(run())
+
+
+def test_plain_ports_may_be_for_the_cluster_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        found = Authenticator(authenticator(tmp_path / "security").source, CLOCK, plain_is_internal=True)
+        async with running_broker(tmp_path / "volume", security=found) as broker:
+            async with open_peer(broker, handshake=False) as peer:
+                assert (await show(peer, token("admin"))).type == Type.ERROR
+            async with open_peer(broker, handshake=False) as peer:
+                assert (await show(peer, found.internal_token(), "magnetar-internal")).type == Type.CONNECTED
+        with pytest.raises(NotAuthorized, match=r"pulsar\+ssl"):
+            found.check_port(found.principal("token", token("admin").encode(), ""), tls=False)
+        found.check_port(found.principal("token", token("admin").encode(), ""), tls=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "wrong", [AccessOptions(plain="shut"), AccessOptions(plain="closed"), AccessOptions(tls="d", plain="internal")]
+)
+def test_options_that_leave_no_way_in_are_refused(wrong: AccessOptions) -> None:
+    with pytest.raises(InvalidRequest, match="plain"):
+        wrong.check()
