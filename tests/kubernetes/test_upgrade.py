@@ -5,13 +5,16 @@ Runs after the other tests of this folder: the old version has the whole Kuberne
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,21 @@ metadata: {{name: old, namespace: {NAMESPACE}}}
 spec:
   replicas: 2
   storage: {{volumeClaim: {{accessModes: [ReadWriteMany], size: 10Gi}}}}
+---
+apiVersion: magnetar.io/v1alpha1
+kind: TopicNamespace
+metadata: {{name: orders, namespace: {NAMESPACE}}}
+spec:
+  clusterRef: {{name: old}}
+  tenant: shop
+  namespace: orders
+  bundles: 4
+  policies: {{message_ttl_in_seconds: 3600}}
+  properties: {{team: blue}}
 """
+POLICIES = "/admin/v2/namespaces/shop/orders"
+STORY = ("DriftCorrected", "Recreated", "Conflict")
+"""Events of a resource whose record two versions would fight about, or that one of them would not recognise."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,39 @@ def _is_ready(node: Node) -> bool:
     return ready == "True" and status.get("readyReplicas") == 2 and not status.get("pendingRestarts")
 
 
+def _rest(node: Node, path: str) -> Any:
+    """What the cluster's brokers answer."""
+    address = node.get("service", "old", "-n", NAMESPACE)["spec"]["clusterIP"]
+    with urllib.request.urlopen(f"http://{address}:8080{path}", timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def _serves_namespace(node: Node, generation: int, ttl_s: int) -> bool:
+    """Whether the TopicNamespace is Ready for that generation, and the brokers have what it says beside what REST set."""
+    status = node.get("topicnamespace", "orders", "-n", NAMESPACE).get("status", {})
+    ready = {entry["type"]: (entry["status"], entry["observedGeneration"]) for entry in status.get("conditions", [])}.get("Ready")
+    if ready != ("True", generation) or status.get("appliedGeneration") != generation:
+        return False
+    try:
+        ttl, properties = _rest(node, f"{POLICIES}/messageTTL"), _rest(node, f"{POLICIES}/properties")
+    except OSError:
+        return False  # the broker behind the service is just being replaced
+    return bool(ttl == ttl_s and properties == {"team": "blue", "cost": "low"})
+
+
+def _change_namespace(node: Node, generation: int, ttl_s: int, by: Version) -> None:
+    """The operator of this version takes an edit over, and nothing that REST set is lost by it."""
+    patch = json.dumps({"spec": {"policies": {"message_ttl_in_seconds": ttl_s}}})
+    node.run("patch", "topicnamespace", "orders", "-n", NAMESPACE, "--type", "merge", "-p", patch)
+    node.wait(f"{by.name} serves generation {generation} of the namespace", lambda: _serves_namespace(node, generation, ttl_s), 120)
+
+
+def _told_of_namespace(node: Node) -> list[str]:
+    """Events about the TopicNamespace that an upgrade must not cause."""
+    events = node.get("events", "", "-n", NAMESPACE, "--field-selector", "involvedObject.kind=TopicNamespace")["items"]
+    return [f"{event['reason']}: {event['message']}" for event in events if event["reason"] in STORY]
+
+
 def _roll_to(node: Node, version: Version, traffic: Traffic) -> None:
     """Install a version and wait until every broker runs it; for a while old and new ones serve the same clients."""
     before = traffic.total()
@@ -122,6 +172,20 @@ def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]
     node.restrict(NAMESPACE)
     node.run("apply", "-f", "-", given=MANIFEST)
     node.wait("the old version's cluster is Ready", lambda: _is_ready(node), 180)
+    address = node.get("service", "old", "-n", NAMESPACE)["spec"]["clusterIP"]
+
+    def set_by_rest() -> bool:
+        """A property of the namespace that no resource speaks of: it is there once the resource has made the namespace."""
+        request = urllib.request.Request(f"http://{address}:8080{POLICIES}/property/cost/low", method="PUT")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return bool(answer.status < 300)
+        except urllib.error.HTTPError as error:
+            with error:
+                return False  # 404 until the operator has made the namespace
+
+    node.wait("the namespace is there", set_by_rest)
+    node.wait("the old version serves the namespace", lambda: _serves_namespace(node, 1, 3600))
     yield
     _install(node, new)
     node.run("delete", "namespace", NAMESPACE, "--wait=true")
@@ -129,16 +193,24 @@ def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]
 
 @pytest.mark.usefixtures("old_cluster")
 def test_upgrade_rollback_and_upgrade_fail_no_send(node: Node, versions: tuple[Version, Version]) -> None:
-    """Brokers of both versions serve side by side; nothing acknowledged is lost; the way back works as well."""
+    """Brokers of both versions serve side by side; nothing acknowledged is lost; the way back works as well.
+
+    A TopicNamespace goes along: each version recognises the record as its own, takes an edit over, and leaves alone what REST set.
+    """
     old, new = versions
-    with Traffic(
-        node.service_url("old", NAMESPACE), [f"persistent://public/default/upgrade-{number}" for number in range(6)]
-    ) as traffic:
+    topics = [f"persistent://{place}/upgrade-{number}" for place in ("public/default", "shop/orders") for number in range(3)]
+    bundles = _rest(node, f"{POLICIES}/bundles")["boundaries"]
+    with Traffic(node.service_url("old", NAMESPACE), topics) as traffic:
         node.wait("traffic flows", lambda: traffic.total() > 100)
-        _roll_to(node, new, traffic)
-        _roll_to(node, old, traffic)
-        _roll_to(node, new, traffic)
+        ttl_s = 3600
+        for generation, version in enumerate((new, old, new), start=2):
+            _roll_to(node, version, traffic)
+            node.wait("the namespace is as before", partial(_serves_namespace, node, generation - 1, ttl_s))
+            ttl_s += 60
+            _change_namespace(node, generation, ttl_s, version)
         traffic.verify()
+    assert _rest(node, f"{POLICIES}/bundles")["boundaries"] == bundles
+    assert _told_of_namespace(node) == []
 
 
 def _reconciled(pod: dict[str, Any]) -> bool:
