@@ -48,6 +48,7 @@ class ServerProcess:
         self.directory, self.name, self._volume = directory, name, volume
         self._advertise, self._listener, self._role = advertise, listener, role
         self.broker_port, self.http_port = free_port(), free_port()
+        self.tls_port, self.https_port = free_port(), free_port()
         self._store = store
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,6 +63,16 @@ class ServerProcess:
     def external_url(self) -> str:
         """Where clients of the listener `external` go."""
         return f"pulsar://{self._listener}:{self.broker_port}"
+
+    @property
+    def service_url_tls(self) -> str:
+        """Where clients go by TLS, if the environment gives the server certificates."""
+        return f"pulsar+ssl://{self._advertise}:{self.tls_port}"
+
+    @property
+    def https_url(self) -> str:
+        """The server's own REST port by TLS."""
+        return f"https://{HOST}:{self.https_port}"
 
     @property
     def http_url(self) -> str:
@@ -82,6 +93,8 @@ class ServerProcess:
         """Start (again) on the same directory and ports; seconds until ready."""
         self.directory.mkdir(parents=True, exist_ok=True)
         ports = ["--broker-port", str(self.broker_port), "--http-port", str(self.http_port)]
+        if "MAGNETAR_TLS" in self._environment:
+            ports += ["--tls-port", str(self.tls_port), "--https-port", str(self.https_port)]
         if self._store is None:
             command = ["standalone", "--data-dir", str(self.directory / "data"), *ports, "--log-level", "info"]
             command += ["--storage", self._volume] if self._volume else []

@@ -45,6 +45,8 @@ type request struct {
 	URL                string `json:"url"`
 	OperationTimeoutMs int64  `json:"operation_timeout_ms"`
 	Transactions       bool   `json:"transactions"`
+	TokenFile          string `json:"token_file"`
+	TrustFile          string `json:"trust_file"`
 	TimeoutMs          int64  `json:"timeout_ms"`
 	Count              int    `json:"count"`
 
@@ -154,11 +156,22 @@ func createClient(r *request) (any, error) {
 		MemoryLimitBytes:  64 << 20,
 		Logger:            log.NewLoggerWithSlog(slog.New(handler)),
 		EnableTransaction: r.Transactions,
+
+		Authentication:        authentication(r),
+		TLSTrustCertsFilePath: r.TrustFile,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return keep(client), nil
+}
+
+// authentication is a token read again whenever the broker asks, or nothing.
+func authentication(r *request) pulsar.Authentication {
+	if r.TokenFile == "" {
+		return nil
+	}
+	return pulsar.NewAuthenticationTokenFromFile(r.TokenFile)
 }
 
 func milliseconds(value int64, otherwise time.Duration) time.Duration {

@@ -6,9 +6,13 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.security.KeyPair;
 import java.security.KeyPairGenerator;
 import java.util.Base64;
@@ -21,6 +25,8 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
+import org.apache.pulsar.client.api.AuthenticationFactory;
+import org.apache.pulsar.client.api.ClientBuilder;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientSharedResources;
 
@@ -80,7 +86,15 @@ public final class Main {
     }
 
     private static Object createClient(Request request) throws Exception {
-        return keep(PulsarClient.builder()
+        ClientBuilder builder = PulsarClient.builder();
+        if (request.has("token_file")) {
+            Path file = Path.of(request.text("token_file"));
+            builder.authentication(AuthenticationFactory.token(() -> read(file)));
+        }
+        if (request.has("trust_file")) {
+            builder.tlsTrustCertsFilePath(request.text("trust_file"));
+        }
+        return keep(builder
             .serviceUrl(request.text("url"))
             .operationTimeout(request.number("operation_timeout_ms", 30_000), TimeUnit.MILLISECONDS)
             .lookupTimeout(request.number("operation_timeout_ms", 30_000), TimeUnit.MILLISECONDS)
@@ -91,6 +105,14 @@ public final class Main {
             .sharedResources(RESOURCES)
             .enableTransaction(request.flag("transactions", false))
             .build());
+    }
+
+    private static String read(Path file) {
+        try {
+            return Files.readString(file);
+        } catch (IOException failure) {
+            throw new UncheckedIOException(failure);
+        }
     }
 
     private static JsonObject answer(JsonObject line) {
