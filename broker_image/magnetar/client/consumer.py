@@ -49,6 +49,11 @@ class Consumer(Generic[T]):
         return any(partition.active is not False for partition in self._partitions)
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether single messages are redelivered (Shared, Key_Shared), else everything unacknowledged."""
+        return self._partitions[0].one_by_one
+
+    @property
     def end_of_topic(self) -> bool:
         """Whether the topic is terminated and everything was delivered."""
         return all(partition.end_of_topic for partition in self._partitions)

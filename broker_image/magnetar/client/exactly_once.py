@@ -18,7 +18,7 @@ from magnetar.client.backoff import Backoff
 from magnetar.client.client import Client
 from magnetar.client.consumer import Consumer
 from magnetar.client.failures import TransactionAborted, TransactionOutcomeUnknown
-from magnetar.client.messages import Message
+from magnetar.client.messages import Message, MessageId
 from magnetar.client.schemas import T
 from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction, TransactionState
 from magnetar.errors import MagnetarError, Retry, TransactionConflict
@@ -53,10 +53,11 @@ async def exactly_once(
     backoff = Backoff(client.clock, last_s=RETRY_LAST_S)
     committed = failures = 0
     while messages := await consumer.batch_receive(messages_max, idle_s):
+        acknowledged: set[MessageId] = set()
         try:
-            await _attempt(client, consumer, work, messages, transaction_timeout_s)
+            await _attempt(client, consumer, work, messages, acknowledged, transaction_timeout_s)
         except MagnetarError as failure:
-            consumer.redeliver(messages)
+            _have_redelivered(consumer, messages, acknowledged)
             failures += 1
             if not _worth_another(failure) or failures >= FAILURES_IN_A_ROW_MAX:
                 raise
@@ -76,12 +77,34 @@ async def exactly_once(
     return committed
 
 
-async def _attempt(client: Client, consumer: Consumer[T], work: Work[T], messages: Sequence[Message[T]], timeout_s: float) -> None:
+def _have_redelivered(consumer: Consumer[T], messages: Sequence[Message[T]], acknowledged: set[MessageId]) -> None:
+    """What the transaction acknowledged comes again with its abort; asked for as well, it would come twice.
+
+    Where single messages are not redelivered, everything starts anew, so that what waits here does not come twice.
+    """
+    consumer.redeliver([message for message in messages if not consumer.one_by_one or message.id not in acknowledged])
+
+
+async def _attempt(
+    client: Client,
+    consumer: Consumer[T],
+    work: Work[T],
+    messages: Sequence[Message[T]],
+    acknowledged: set[MessageId],
+    timeout_s: float,
+) -> None:
+    """One transaction; fills in what it acknowledged. Raises what went wrong."""
     async with client.transaction(timeout_s=timeout_s) as txn:
         await work(messages, txn)
         if txn.state is not TransactionState.OPEN:
             raise TransactionAborted(f"transaction {txn} was ended by the work itself: {txn.state.value}")
-        await asyncio.gather(*(consumer.acknowledge(message, txn=txn) for message in messages))
+        outcomes = await asyncio.gather(*(consumer.acknowledge(message, txn=txn) for message in messages), return_exceptions=True)
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if outcome is None:
+                acknowledged.add(message.id)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 def _worth_another(failure: MagnetarError) -> bool:

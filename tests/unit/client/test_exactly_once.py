@@ -58,6 +58,7 @@ def test_an_aborted_batch_is_delivered_again_and_a_conflict_is_waited_for() -> N
         def refuse(_: Session, ask: Any) -> bytes:
             broker.script["end_txn"] = coordinator.end
             broker.script["ack"] = conflict
+            broker.deliver(0, [entry(b"x")])  # what the transaction had acknowledged comes again with its abort
             return transactions.end_txn_response(ask.request_id, txn_of(ask), Refusal(WireCode.INVALID_TXN_STATUS, "is ABORTED"))
 
         def conflict(_: Session, ack: Any) -> bytes:
@@ -75,6 +76,7 @@ def test_an_aborted_batch_is_delivered_again_and_a_conflict_is_waited_for() -> N
         assert await exactly_once(client, consumer, work, idle_s=1) == 1
         assert attempts == [TxnId(0, 0), TxnId(0, 1), TxnId(0, 2)]
         assert coordinator.ended == {TxnId(0, 1): False, TxnId(0, 2): True}
+        assert len(broker.of("redeliver_unacknowledged_messages")) == 1  # after the conflict only
 
     run(scenario)
 
@@ -139,5 +141,30 @@ def test_a_final_refusal_is_raised_and_the_messages_come_again() -> None:
         with pytest.raises(NotAllowed):
             await exactly_once(client, consumer, work)
         await broker.arrival("redeliver_unacknowledged_messages")
+
+    run(scenario)
+
+
+def test_an_exclusive_subscription_starts_anew_after_a_failure() -> None:
+    """What waits here would come twice otherwise: a new consumer epoch drops it, and order is kept."""
+
+    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+        def refuse(_: Session, ask: Any) -> bytes:
+            broker.script["end_txn"] = coordinator.end
+            return transactions.end_txn_response(ask.request_id, txn_of(ask), Refusal(WireCode.TRANSACTION_NOT_FOUND, "timed out"))
+
+        def again(_: Session, ask: Any) -> None:
+            broker.deliver(0, [entry(b"0"), entry(b"1")], consumer_epoch=ask.consumer_epoch)
+
+        broker.script.update(end_txn=refuse, redeliver_unacknowledged_messages=again)
+        consumer = await client.subscribe("in", "s")
+        broker.deliver(0, [entry(b"0"), entry(b"1")])
+        seen: list[bytes] = []
+
+        async def work(messages: Sequence[Message], _: Transaction) -> None:
+            seen.extend(message.value for message in messages)
+
+        assert await exactly_once(client, consumer, work, messages_max=1, idle_s=1) == 2
+        assert seen == [b"0", b"0", b"1"]
 
     run(scenario)
