@@ -85,6 +85,12 @@ class Pool:
         self._opening: dict[Address, asyncio.Task[Connection]] = {}
         self._request_ids = itertools.count(1)
 
+    def begin_at(self, service_url: str, tls: ssl.SSLContext | None) -> None:
+        """Look up through another broker, and connect with another context, from here on. Raises InvalidRequest."""
+        self._tls = tls
+        self._services = itertools.cycle(parse_service_url(service_url))
+        self._service = next(self._services)
+
     def next_request_id(self) -> int:
         """Unique within this client."""
         return next(self._request_ids)

@@ -136,6 +136,19 @@ class BrokerSettings:
     listeners_check_s: float = _bounded(
         5.0, 0.05, 600, "interval of reading the addresses of advertised listeners again, where they come from a file"
     )
+    transactions_enabled: int = _bounded(0, 0, 1, "1: transaction coordinators begin transactions, 0: they refuse as Pulsar does")
+    transactions_open_max: int = _bounded(100_000, 1, 10_000_000, "transactions of one coordinator that have not ended")
+    transaction_participants_max: int = _bounded(10_000, 1, 1_000_000, "topics and subscriptions of one transaction")
+    transaction_timeout_max_s: float = _bounded(86_400.0, 1, 1 << 31, "longest timeout that a transaction may be given")
+    transaction_outcome_kept_s: float = _bounded(
+        600.0, 0, 1 << 31, "how long the outcome of a transaction can be asked for after its end, if its timeout is not longer"
+    )
+    transaction_end_patience_s: float = _bounded(
+        0.5, 0, 60, "how long the answer to a commit or abort that is decided waits for topics and subscriptions to carry it out"
+    )
+    transaction_participant_timeout_s: float = _bounded(
+        10.0, 0.1, 600, "how long a topic or subscription may take to carry out a commit or abort before it is asked again"
+    )
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 
     @staticmethod

@@ -197,3 +197,36 @@ def end_txn(request_id: int, txn: TxnId, *, commit: bool) -> bytes:
     action = api.COMMIT if commit else api.ABORT
     body = api.CommandEndTxn(request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least, txn_action=action)
     return encode_command(api.BaseCommand(type=Type.END_TXN, end_txn=body))
+
+
+# --- from a transaction coordinator to a broker ---------------------------------------------------------------------------------
+
+
+def end_txn_on_partition(request_id: int, txn: TxnId, topic: str, *, commit: bool, low_watermark: int) -> bytes:
+    """END_TXN_ON_PARTITION; every transaction of that coordinator up to `low_watermark` has ended everywhere (-1 = none)."""
+    body = api.CommandEndTxnOnPartition(
+        request_id=request_id,
+        txnid_most_bits=txn.most,
+        txnid_least_bits=txn.least,
+        topic=topic,
+        txn_action=api.COMMIT if commit else api.ABORT,
+    )
+    if low_watermark >= 0:
+        body.txnid_least_bits_of_low_watermark = low_watermark
+    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_PARTITION, end_txn_on_partition=body))
+
+
+def end_txn_on_subscription(
+    request_id: int, txn: TxnId, topic: str, subscription: str, *, commit: bool, low_watermark: int
+) -> bytes:
+    """END_TXN_ON_SUBSCRIPTION; `low_watermark` as above."""
+    body = api.CommandEndTxnOnSubscription(
+        request_id=request_id,
+        txnid_most_bits=txn.most,
+        txnid_least_bits=txn.least,
+        subscription=api.Subscription(topic=topic, subscription=subscription),
+        txn_action=api.COMMIT if commit else api.ABORT,
+    )
+    if low_watermark >= 0:
+        body.txnid_least_bits_of_low_watermark = low_watermark
+    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_SUBSCRIPTION, end_txn_on_subscription=body))

@@ -30,6 +30,13 @@ COORDINATOR_SETTINGS = (
     "lease_ttl_s",
     "requests_per_connection_max",
     "slow_peer_s",
+    "transaction_end_patience_s",
+    "transaction_outcome_kept_s",
+    "transaction_participant_timeout_s",
+    "transaction_participants_max",
+    "transaction_timeout_max_s",
+    "transactions_enabled",
+    "transactions_open_max",
     "write_buffer_bytes_max",
 )
 """Those that mean something to a transaction coordinator."""

@@ -47,7 +47,7 @@ def test_a_second_process_of_a_number_waits_until_the_first_one_has_left(backend
         await first.acquire(await store.grant_lease(60))
         second_lease = await store.grant_lease(60)
         waiting = asyncio.create_task(second.acquire(second_lease))
-        await first.settle(0)
+        await first.settle(lambda: 0)
         assert not waiting.done()
         with suppress(Fenced):  # an answer that was lost: the number was given back and taken before the second try
             await first.release(0)
@@ -55,7 +55,7 @@ def test_a_second_process_of_a_number_waits_until_the_first_one_has_left(backend
             await waiting
         assert second.epoch > first.epoch
         with pytest.raises(Fenced, match="another holder"):
-            await first.settle(1)
+            await first.settle(lambda: 1)
 
         taking = asyncio.create_task(third.acquire(await store.grant_lease(60)))
         await store.revoke_lease(second_lease)
@@ -80,18 +80,18 @@ def test_numbers_are_announced_in_order_and_only_below_the_limit(backend: Backen
         claims = [claim(store, backend, tcid, "a") for tcid in range(3)]
         for one in claims:
             await one.acquire(await store.grant_lease(60))
-        await claims[2].settle(0)
-        await claims[1].settle(0)
+        await claims[2].settle(lambda: 0)
+        await claims[1].settle(lambda: 0)
         assert await set_of(store) is None
-        await claims[0].settle(0)
+        await claims[0].settle(lambda: 0)
         assert await set_of(store) == CoordinatorSetRecord(limit=16, announced=1)
         async with asyncio.timeout(TIMEOUT_S):
             await claims[1].set_changed()
-        await claims[1].settle(0)
+        await claims[1].settle(lambda: 0)
         await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(2, 2, "shop/tx").encode())
         async with asyncio.timeout(TIMEOUT_S):
             await claims[2].set_changed()
-        await claims[2].settle(0)
+        await claims[2].settle(lambda: 0)
         assert await set_of(store) == CoordinatorSetRecord(2, 2, "shop/tx"), "beyond the limit nobody announces itself"
 
     backend.run(scenario)
@@ -103,20 +103,20 @@ def test_a_lowered_limit_is_confirmed_and_a_raised_one_brings_the_number_back(ba
     async def scenario(store: PatientStore) -> None:
         one = claim(store, backend, 0, "a")
         await one.acquire(await store.grant_lease(60))
-        await one.settle(4)
+        await one.settle(lambda: 4)
         assert (await record_of(store, 0)).state is CoordinatorState.SERVING
         await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(0, 0, "shop/tx").encode())
-        await one.settle(3)
+        await one.settle(lambda: 3)
         assert await record_of(store, 0) == CoordinatorRecord("tx-coordinator-0.a", 1, CoordinatorState.RETIRING, 3)
         revision = (await store.get(keys.coordinator(0))).mod_revision  # type: ignore[union-attr]
-        await one.settle(3)
+        await one.settle(lambda: 3)
         assert (await store.get(keys.coordinator(0))).mod_revision == revision, "what stands there is not written again"  # type: ignore[union-attr]
         await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 0, "shop/tx").encode())
-        await one.settle(3)
+        await one.settle(lambda: 3)
         assert (await record_of(store, 0)).state is CoordinatorState.SERVING
         assert await set_of(store) == CoordinatorSetRecord(1, 1, "shop/tx")
         await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(0, 0, "shop/tx").encode())
-        await one.settle(0)
+        await one.settle(lambda: 0)
         await one.release(0)
         assert await record_of(store, 0) == CoordinatorRecord("tx-coordinator-0.a", 1, CoordinatorState.RELEASED, 0)
         assert await store.get(keys.coordinator_claim(0)) is None
@@ -145,7 +145,7 @@ def test_a_life_that_has_not_looked_into_its_log_leaves_the_last_word_alone(back
         first, second = claim(store, backend, 0, "a"), claim(store, backend, 0, "b")
         lease = await store.grant_lease(60)
         await first.acquire(lease)
-        await first.settle(5)
+        await first.settle(lambda: 5)
         await store.revoke_lease(lease)
         await second.acquire(await store.grant_lease(60))
         await second.release(0)

@@ -10,7 +10,8 @@ log is in the record before, or with, its word that it serves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -46,6 +47,8 @@ class CoordinatorClaim:
         self._store, self._clock, self._identity, self._restore = store, clock, identity, restore
         self._revision = 0
         self._seen = self._set_revision = 0
+        self._settling = asyncio.Lock()
+        self._begins = False
         self._log: tuple[CheckpointPointer, tuple[LogRange, ...]] | None = None
         self.record: CoordinatorRecord | None = None
 
@@ -80,17 +83,31 @@ class CoordinatorClaim:
                 log.info("coordinator.claimed", tcid=self.tcid, epoch=self.epoch, incarnation=self._identity.incarnation)
                 return
 
-    async def settle(self, open_transactions: int) -> None:
+    @property
+    def begins(self) -> bool:
+        """Whether transactions may begin: from before a record says that they do not, until one says that they do."""
+        return self._begins
+
+    async def settle(self, open_transactions: Callable[[], int]) -> None:
         """Serve or retire as the set's limit says, and announce the number when it is its turn; nothing is written that stands there already.
 
-        Raises Fenced if somebody else has taken the number, StoreError.
+        `open_transactions` is asked when no more begin, if that is what will be written. Raises Fenced if somebody else has taken the number,
+        StoreError.
         """
+        async with self._settling:
+            await self._settle(open_transactions)
+            assert self.record is not None, "only a holder settles"
+            self._begins = self.record.state is CoordinatorState.SERVING
+
+    async def _settle(self, open_transactions: Callable[[], int]) -> None:
         while True:
             found = await self._store.range(keys.COORDINATOR_SET)
             item = _exact(found.items, keys.COORDINATOR_SET)
             known = CoordinatorSetRecord.decode(item.value) if item is not None else UNLIMITED
             self._seen, self._set_revision = found.revision, item.mod_revision if item is not None else 0
-            operations = self._settlement(known, open_transactions)
+            if self.tcid >= known.limit:
+                self._begins = False
+            operations = self._settlement(known, open_transactions())
             unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", self._set_revision)
             if not operations or await self._write((unchanged,), operations):
                 return

@@ -1,7 +1,8 @@
 """One life of a transaction coordinator.
 
-Owns: from joining the cluster to giving the number back: lease, listener, claim, following the set. Imports: server siblings, ports.
-Invariants: nothing is answered before the number is held and settled, and nothing after the lease may have ended or another life holds it;
+Owns: from joining the cluster to giving the number back: lease, listener, claim, log, following the set. Imports: server siblings, ports, client.
+Invariants: nothing is answered before the number is held, its log recovered, and both settled, nor after the lease may have ended or another life
+holds it; without `transactions_enabled` no log is written, and what an earlier life has left in one stays named in the number's record;
 `fail` ends this life at once and for good (the process then begins another one); a planned end gives the number back before the lease ends.
 """
 
@@ -15,22 +16,31 @@ from typing import Any
 
 import structlog
 
+from magnetar.client.connection import Credentials
 from magnetar.errors import StorageError, StoreError, StoreUnavailable
 from magnetar.metadata.records import INTERNAL_LISTENER, over_tls
+from magnetar.metadata.store import MetadataStore
 from magnetar.network import Listener
+from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
 from magnetar.server.connection import Connection
 from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
+from magnetar.server.coordinator.participants import WireParticipants
 from magnetar.server.coordinator.service import CoordinatorService
+from magnetar.server.coordinator.transaction_log import TransactionLog
+from magnetar.server.coordinator.transactions import Transactions, limits_of
 from magnetar.server.joining import guarded, join_cluster
 from magnetar.server.settings import BrokerSettings
+from magnetar.transactions.coordinator import CoordinatorCore
 
 log = structlog.get_logger(__name__)
 
 STORE_RETRY_S = 0.2
+RETIRING_REPORT_S = 1.0
+"""Interval at which a retiring number says how many transactions it has left."""
 
 
 class Coordinator:
@@ -43,8 +53,10 @@ class Coordinator:
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._connections = ConnectionTable.open_to(settings, ports.security)
-        self._service = CoordinatorService(self.tcid, metrics)
+        self._service = CoordinatorService(self.tcid, metrics, ports.security)
         self._claim: CoordinatorClaim | None = None
+        self._log: TransactionLog | None = None
+        self._participants: WireParticipants | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._doors: list[Listener] = []
         self._ready = self._stopping = False
@@ -71,7 +83,9 @@ class Coordinator:
         claim = CoordinatorClaim(store, ports.clock, identity, joined.restore)
         await self._unless_ended(claim.acquire(lease))
         self._claim = claim
-        await claim.settle(self._service.open_transactions)
+        if self._settings.transactions_enabled:
+            await self._unless_ended(self._recover(claim, store))
+        await claim.settle(self._open_transactions)
         if not self._lease.valid():
             self.fail("the lease was lost while we started")
         if self._ended.done():
@@ -80,6 +94,9 @@ class Coordinator:
         self._metrics.claims.inc()
         self._metrics.held.set(1)
         self._metrics.epoch.set(claim.epoch)
+        if self._service.transactions is not None:
+            self._service.transactions.begin()
+            self._spawn(self._report(claim), "retirement")
         self._connections.open_gate()
         self._spawn(self._follow(claim), "coordinator set")
         log.info(
@@ -98,10 +115,38 @@ class Coordinator:
             secure = f"pulsar+ssl://{names.advertised_host}:{self._doors[-1].port}"
         return plain, secure
 
+    async def _recover(self, claim: CoordinatorClaim, store: MetadataStore) -> None:
+        """Bring the number's transactions back. Raises StorageError, CorruptData."""
+        ports, settings = self._ports, self._settings
+        core = CoordinatorCore(self.tcid, limits_of(settings))
+        self._log = TransactionLog(ports.volume, ports.clock, claim, lambda error: self.fail(str(error)))
+        await self._log.recover(core)
+        security = ports.security
+        credentials = Credentials()
+        if security is not None:
+            credentials = Credentials(INTERNAL_METHOD, lambda: security.internal_token().encode())
+        timeout_s = settings.transaction_participant_timeout_s
+        self._participants = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
+        self._service.begin(
+            Transactions(core, self._log, self._participants, ports.clock, settings, self._metrics, self.fail), claim
+        )
+
+    def _open_transactions(self) -> int:
+        """Those that have not ended; while transactions are switched off, those that an earlier life has left."""
+        if self._service.transactions is not None:
+            return self._service.transactions.live
+        record = self._claim.record if self._claim is not None else None
+        return record.open_transactions if record is not None and record.chain else 0
+
     @property
     def ready(self) -> bool:
         """Whether this life holds its number and answers."""
         return self._ready and not self._stopping and not self._ended.done()
+
+    @property
+    def port(self) -> int:
+        """Where clients of the internal listener connect to."""
+        return self._doors[0].port
 
     async def ended(self) -> str:
         """Wait until this life has failed or was stopped; the reason."""
@@ -132,11 +177,12 @@ class Coordinator:
         await self._quiet()
         if self._claim is None:
             return
+        await self._end_log()
         try:
             async with asyncio.timeout(self._settings.drain_store_patience_s):
                 while True:
                     try:
-                        await self._claim.release(self._service.open_transactions)
+                        await self._claim.release(self._open_transactions())
                         log.info("coordinator.released", tcid=self.tcid, incarnation=self.incarnation)
                         return
                     except StoreError as error:
@@ -152,12 +198,22 @@ class Coordinator:
         self._ready = False
         self._metrics.held.set(0)
         await self._quiet()
+        await self._end_log()
         for door in self._doors:
             door.close()
         self._connections.close()
         if hasattr(self, "_lease"):
             with contextlib.suppress(StoreError):
                 await self._lease.stop(revoke=True)
+
+    async def _end_log(self) -> None:
+        """Drive nothing more, and seal the log."""
+        if self._service.transactions is not None:
+            await self._service.transactions.stop()
+        if self._participants is not None:
+            await self._participants.close()
+        if self._log is not None:
+            await self._log.close()
 
     # --- following -------------------------------------------------------------------------------------------------------------
 
@@ -166,13 +222,25 @@ class Coordinator:
         while True:
             try:
                 await claim.set_changed()
-                await claim.settle(self._service.open_transactions)
+                await claim.settle(self._open_transactions)
             except StorageError as error:
                 self.fail(str(error))
                 return
             except StoreError as error:
                 log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
+
+    async def _report(self, claim: CoordinatorClaim) -> None:
+        """While the number retires, say how many transactions are left."""
+        while True:
+            await asyncio.sleep(RETIRING_REPORT_S)
+            record = claim.record
+            if claim.begins or record is None or record.open_transactions == self._open_transactions():
+                continue
+            try:
+                await claim.settle(self._open_transactions)
+            except StoreError as error:
+                log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
 
     async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`, and end it when this life ends. Raises what `work` raises, StoreUnavailable if this life has ended."""

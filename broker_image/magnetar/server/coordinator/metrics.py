@@ -20,6 +20,14 @@ class CoordinatorMetrics:
             ["command", "outcome"],
             registry=self.registry,
         )
+        self.open_transactions = Gauge(
+            "magnetar_coordinator_transactions", "Transactions that have not ended everywhere", registry=self.registry
+        )
+        self.participant_failures = Counter(
+            "magnetar_coordinator_participant_failures",
+            "Attempts to end a transaction on a topic or subscription that failed and are tried again",
+            registry=self.registry,
+        )
         self.claims = Counter("magnetar_coordinator_claims", "Lives of this process that took its number", registry=self.registry)
         self.held = Gauge("magnetar_coordinator_held", "1 while this process holds its number and answers", registry=self.registry)
         self.epoch = Gauge("magnetar_coordinator_epoch", "Epoch of the life that holds the number", registry=self.registry)

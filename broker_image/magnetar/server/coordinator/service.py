@@ -1,55 +1,212 @@
 """What a transaction coordinator answers.
 
-Owns: the commands of its connections. Imports: wire, errors, refusals.
-Source: protocol 2.14. Until transactions are kept every request about them gets what Apache Pulsar says when they are switched off: an ERROR with
-a text that clients know.
-Invariants: every request gets exactly one answer; no official client waits for something that will not come.
+Owns: the commands of its connections. Imports: wire, errors, names, refusals, transactions.
+Source: protocol 2.14. While transactions are switched off every request about them gets what Apache Pulsar says then: an ERROR with a text that
+clients know.
+Invariants: every request gets exactly one answer, which names the error and says why; no official client waits for something that will not come;
+while the disk is behind nothing more is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from magnetar.errors import NotAllowed, TopicNotFound
+import structlog
+
+from magnetar.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    MagnetarError,
+    NotAllowed,
+    TopicNotFound,
+    TransactionCoordinatorNotFound,
+)
+from magnetar.names import TopicName
 from magnetar.server.connection import Connection
+from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
+from magnetar.server.coordinator.transactions import Transactions
 from magnetar.server.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
-from magnetar.wire import commands
+from magnetar.server.security.authentication import Authenticator
+from magnetar.transactions.coordinator_events import Caller
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.records import Action, Participant
+from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.transactions import Refusal
+
+log = structlog.get_logger(__name__)
 
 Type = api.BaseCommand.Type
+TIMEOUT_DEFAULT_MS = 60_000
+"""Of a transaction whose client names none: what Pulsar's clients name."""
+NAMES_BYTES_MAX = 4 << 20
+SUBSCRIPTION_LENGTH_MAX = 1024
+PENDING_BYTES_MAX = 16 << 20
+DISK_LOOK_S = 0.001
 
 
 class CoordinatorService:
-    """Answers the commands of all connections of one coordinator."""
+    """Answers the commands of all connections of one coordinator; those about transactions refuse until `begin`."""
 
-    def __init__(self, tcid: int, metrics: CoordinatorMetrics) -> None:
-        self._tcid, self._metrics = tcid, metrics
+    def __init__(self, tcid: int, metrics: CoordinatorMetrics, security: Authenticator | None = None) -> None:
+        self._tcid, self._metrics, self._security = tcid, metrics, security
+        self._claim: CoordinatorClaim | None = None
+        self.transactions: Transactions | None = None
+        self._handlers: dict[int, Callable[[Transactions, Connection, Any], Coroutine[Any, Any, bytes]]] = {
+            Type.TC_CLIENT_CONNECT_REQUEST: self._connect,
+            Type.NEW_TXN: self._new,
+            Type.ADD_PARTITION_TO_TXN: self._add_partitions,
+            Type.ADD_SUBSCRIPTION_TO_TXN: self._add_subscriptions,
+            Type.END_TXN: self._end,
+        }
 
-    @property
-    def open_transactions(self) -> int:
-        """Transactions that are not decided: none is ever begun while they are switched off."""
-        return 0
+    def begin(self, found: Transactions, claim: CoordinatorClaim) -> None:
+        """Answer about these transactions; new ones begin while `claim` says so."""
+        self.transactions, self._claim = found, claim
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
-        """Answer one command. Raises ProtocolError for what only a server may send."""
+        """Answer one command, now or later. Raises ProtocolError for what only a server may send."""
         kind = command.type
-        if kind == Type.TC_CLIENT_CONNECT_REQUEST:
+        if self.transactions is not None and kind in self._handlers:
+            body = getattr(command, commands.FIELD_OF_TYPE[kind])
+            connection.spawn(self._answer(self.transactions, connection, kind, body))
+        elif kind == Type.TC_CLIENT_CONNECT_REQUEST:
             # Apache Pulsar says NotAllowedError here, too; the Java client then closes its handler and waits for ever for itself. Its discovery,
             # which comes first, meets a topic that is not there: the client fails at once when it is told so here.
-            self._metrics.requests.labels(commands.FIELD_OF_TYPE[kind], "not_enabled").inc()
+            self._count(kind, "not_enabled")
             refuse(connection, kind, command, TopicNotFound(NOT_ENABLED))
         elif kind in TRANSACTION_KINDS:
-            self._metrics.requests.labels(commands.FIELD_OF_TYPE[kind], "not_enabled").inc()
+            self._count(kind, "not_enabled")
             refuse(connection, kind, command, NotAllowed(NOT_ENABLED))
         else:
             self._metrics.requests.labels("other", "not_offered").inc()
             text = f"{commands.FIELD_OF_TYPE[kind]} is for brokers; this is transaction coordinator {self._tcid}"
             refuse(connection, kind, command, NotAllowed(text))
 
+    def _count(self, kind: int, outcome: str) -> None:
+        self._metrics.requests.labels(commands.FIELD_OF_TYPE[kind], outcome).inc()
+
+    async def _answer(self, found: Transactions, connection: Connection, kind: int, body: Any) -> None:
+        try:
+            answer = await self._handlers[kind](found, connection, body)
+        except MagnetarError as error:
+            log.info("transaction.refused", command=commands.FIELD_OF_TYPE[kind], peer=connection.peer, error=str(error))
+            self._count(kind, "refused")
+            connection.queue(_refusal(kind, body, Refusal(error.wire_code, str(error))))
+        else:
+            self._count(kind, "done")
+            connection.queue(answer)
+
+    # --- commands --------------------------------------------------------------------------------------------------------------
+
+    async def _connect(self, _found: Transactions, _connection: Connection, request: api.CommandTcClientConnectRequest) -> bytes:
+        self._check_number(request.tc_id)
+        return transactions.coordinator_connected(request.request_id)
+
+    async def _new(self, found: Transactions, connection: Connection, request: api.CommandNewTxn) -> bytes:
+        self._check_number(request.tc_id)
+        assert self._claim is not None, "transactions have a claim"
+        if not self._claim.begins:
+            raise TransactionCoordinatorNotFound(
+                f"transaction coordinator {self._tcid} is retiring and begins no more transactions; use another one"
+            )
+        timeout_ms = request.txn_ttl_seconds or TIMEOUT_DEFAULT_MS
+        txn = await found.new(timeout_ms, self._caller(connection).principal)
+        return transactions.new_txn_response(request.request_id, txn)
+
+    async def _add_partitions(self, found: Transactions, connection: Connection, request: api.CommandAddPartitionToTxn) -> bytes:
+        txn = self._txn(request)
+        participants = _checked(Participant(_topic(name)) for name in request.partitions)
+        await found.join(txn.least, participants, self._caller(connection))
+        return transactions.add_partition_response(request.request_id, txn)
+
+    async def _add_subscriptions(
+        self, found: Transactions, connection: Connection, request: api.CommandAddSubscriptionToTxn
+    ) -> bytes:
+        txn = self._txn(request)
+        participants = _checked(Participant(_topic(named.topic), _subscription(named)) for named in request.subscription)
+        await found.join(txn.least, participants, self._caller(connection))
+        return transactions.add_subscription_response(request.request_id, txn)
+
+    async def _end(self, found: Transactions, connection: Connection, request: api.CommandEndTxn) -> bytes:
+        txn = self._txn(request)
+        if not request.HasField("txn_action"):
+            raise InvalidRequest("txn_action is missing; say COMMIT or ABORT")
+        await found.end(txn.least, Action(request.txn_action), self._caller(connection))
+        return transactions.end_txn_response(request.request_id, txn)
+
+    # --- checks ----------------------------------------------------------------------------------------------------------------
+
+    def _check_number(self, tcid: int) -> None:
+        if tcid != self._tcid:
+            raise TransactionCoordinatorNotFound(f"this is transaction coordinator {self._tcid}, not {tcid}; look it up again")
+
+    def _txn(self, request: Any) -> TxnId:
+        txn = TxnId(request.txnid_most_bits, request.txnid_least_bits)
+        self._check_number(txn.most)
+        return txn
+
+    def _caller(self, connection: Connection) -> Caller:
+        """Who asks: a role that a proxy speaks for acts for itself. Without authorization everybody may act on everything."""
+        found = connection.principal
+        if found is None or self._security is None:
+            return Caller()
+        document = self._security.source.current.document
+        supers = document.super_user_roles
+        superuser = found.internal or not document.authorization or all(role in supers for role in found.roles)
+        return Caller(found.original or found.role, superuser)
+
+    # --- back-pressure ---------------------------------------------------------------------------------------------------------
+
     def disk_is_behind(self) -> bool:
-        """Never: nothing that a client sends waits for a flush."""
-        return False
+        """Whether so much waits for a flush that no more requests are read."""
+        return self.transactions is not None and self.transactions.pending_bytes > PENDING_BYTES_MAX
 
     def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
-        resume()
+        """Call `resume` once it does not any more."""
+        if self.disk_is_behind():
+            asyncio.get_running_loop().call_later(DISK_LOOK_S, self.when_disk_catches_up, resume)
+        else:
+            resume()
+
+
+def _topic(text: str) -> str:
+    """The full name of a topic. Raises InvalidTopicName, NotAllowed."""
+    topic = TopicName.parse(text)
+    if not topic.persistent:
+        raise NotAllowed(f"topic {topic} is not persistent: it takes part in no transaction")
+    return str(topic)
+
+
+def _subscription(named: api.Subscription) -> str:
+    if not 0 < len(named.subscription) <= SUBSCRIPTION_LENGTH_MAX:
+        raise InvalidRequest(
+            f"subscription: a name of {len(named.subscription)} characters is out of range: use 1..{SUBSCRIPTION_LENGTH_MAX}"
+        )
+    return named.subscription
+
+
+def _checked(participants: Any) -> tuple[Participant, ...]:
+    """All of them, if they fit into one record. Raises LimitExceeded."""
+    found = tuple(participants)
+    size = sum(len(name.topic) + len(name.subscription.encode()) for name in found)
+    if size > NAMES_BYTES_MAX:
+        raise LimitExceeded(f"{len(found)} names of {size} bytes are too many for one request, the limit is {NAMES_BYTES_MAX}")
+    return found
+
+
+def _refusal(kind: int, body: Any, refusal: Refusal) -> bytes:
+    """A request's own response, with an error."""
+    if kind == Type.TC_CLIENT_CONNECT_REQUEST:
+        return transactions.coordinator_connected(body.request_id, refusal)
+    if kind == Type.NEW_TXN:
+        return transactions.new_txn_response(body.request_id, refusal)
+    txn = TxnId(body.txnid_most_bits, body.txnid_least_bits)
+    if kind == Type.ADD_PARTITION_TO_TXN:
+        return transactions.add_partition_response(body.request_id, txn, refusal)
+    if kind == Type.ADD_SUBSCRIPTION_TO_TXN:
+        return transactions.add_subscription_response(body.request_id, txn, refusal)
+    return transactions.end_txn_response(body.request_id, txn, refusal)

@@ -1,0 +1,280 @@
+"""Transactions of one coordinator: what its core decides, done.
+
+Owns: `Transactions`: requests in, records written, participants driven until they have answered, time. Imports: the core, the log, participants.
+Source: DESIGN 8, facts on transactions 2.3.
+Invariants: nothing is answered or driven but behind the records that it depends on; a decision is carried to every participant, again and again
+with a back-off, also after a restart; after the log has failed nothing leaves any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from magnetar.clock import Clock
+from magnetar.errors import MagnetarError, StorageError, StoreError, SubscriptionNotFound, TopicNotFound
+from magnetar.server.coordinator.metrics import CoordinatorMetrics
+from magnetar.server.coordinator.participants import Participants
+from magnetar.server.coordinator.transaction_log import TransactionLog
+from magnetar.server.settings import BrokerSettings
+from magnetar.transactions.coordinator import CoordinatorCore, Limits
+from magnetar.transactions.coordinator_events import (
+    Answer,
+    Await,
+    Caller,
+    Drive,
+    Effect,
+    EndRequested,
+    JoinRequested,
+    NewRequested,
+    ParticipantEnded,
+    PatienceOver,
+    Then,
+    Ticked,
+    Write,
+)
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.records import Action, Participant
+
+log = structlog.get_logger(__name__)
+
+DRIVEN_AT_ONCE_MAX = 1000
+RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
+RETRY_DOUBLINGS_MAX = 10
+TICK_LEAST_S = 0.05
+"""What becomes due within it is done together."""
+STORE_RETRY_S = 1.0
+
+
+def limits_of(settings: BrokerSettings) -> Limits:
+    """The core's limits."""
+    return Limits(
+        open_max=settings.transactions_open_max,
+        participants_max=settings.transaction_participants_max,
+        timeout_max_ms=int(settings.transaction_timeout_max_s * 1000),
+        outcome_kept_ms=int(settings.transaction_outcome_kept_s * 1000),
+    )
+
+
+class Transactions:
+    """Runs from `begin`, which follows the log's recovery and the claim's word, to `stop`. `fail` ends this life."""
+
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        transaction_log: TransactionLog,
+        participants: Participants,
+        clock: Clock,
+        settings: BrokerSettings,
+        metrics: CoordinatorMetrics,
+        fail: Callable[[str], None],
+    ) -> None:
+        self._core, self._log, self._participants, self._clock = core, transaction_log, participants, clock
+        self._settings, self._metrics, self._fail = settings, metrics, fail
+        self._wall_ms, self._began = clock.wall_ms(), clock.monotonic()
+        self._at_once = asyncio.Semaphore(DRIVEN_AT_ONCE_MAX)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ms = 0
+        self._checkpointing = self._stopped = False
+
+    # --- life ------------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Carry on with what the lives before have decided; follow time and the claim."""
+        self._perform(self._core.recovered(self._now_ms()))
+        self._spawn(self._watch_claim(), "claim")
+        self._spawn(self._tidy(), "tidy")
+
+    async def stop(self) -> None:
+        """Drive nothing more, and answer nobody."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def live(self) -> int:
+        """Transactions that have not ended everywhere."""
+        return self._core.live
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait for a flush."""
+        return self._log.pending_bytes
+
+    # --- requests --------------------------------------------------------------------------------------------------------------
+
+    async def new(self, timeout_ms: int, principal: str) -> TxnId:
+        """A new transaction, durable. Raises LimitExceeded, InvalidRequest."""
+        request = _request()
+        self._perform(self._core.handle(NewRequested(request, timeout_ms, principal, self._now_ms())))
+        return TxnId(self._core.tcid, await request)
+
+    async def join(self, least: int, participants: tuple[Participant, ...], caller: Caller) -> None:
+        """Add participants, durably. Raises TransactionNotFound, InvalidTxnStatus, LimitExceeded, NotAllowed."""
+        request = _request()
+        self._perform(self._core.handle(JoinRequested(request, least, participants, caller)))
+        await request
+
+    async def end(self, least: int, action: Action, caller: Caller) -> None:
+        """Decide, durably, and wait a little for the participants. Raises TransactionNotFound, InvalidTxnStatus, NotAllowed."""
+        request = _request()
+        self._perform(self._core.handle(EndRequested(request, least, action, caller, self._now_ms())))
+        await request
+
+    # --- effects ---------------------------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Iterable[Effect | Drive]) -> None:
+        for effect in effects:
+            if not isinstance(effect, Write):
+                self._happen(effect)
+            elif effect.lazy:
+                self._log.hold_back(effect.changes)
+            else:
+                self._log.append(effect.changes, _after(self._durable, effect.then))
+        self._metrics.open_transactions.set(self._core.live)
+        self._set_timer()
+        if self._log.checkpoint_due and not self._checkpointing:
+            self._checkpointing = True
+            self._spawn(self._checkpoint(), "checkpoint")
+
+    def _durable(self, then: tuple[Then, ...]) -> None:
+        for effect in then:
+            self._happen(effect)
+
+    def _happen(self, effect: Then) -> None:
+        if self._stopped:
+            return
+        if isinstance(effect, Answer):
+            request = effect.request
+            assert isinstance(request, asyncio.Future), "requests are made here"
+            if request.done():
+                return  # whoever asked has left
+            if effect.error is not None:
+                request.set_exception(effect.error)
+            else:
+                request.set_result(effect.least)
+        elif isinstance(effect, Drive):
+            self._spawn(self._drive(effect.least), f"end of {TxnId(self._core.tcid, effect.least)}")
+        else:
+            patience_s = self._settings.transaction_end_patience_s
+            asyncio.get_running_loop().call_later(patience_s, self._patience_over, effect)
+
+    def _patience_over(self, waits: Await) -> None:
+        if not self._stopped:
+            self._perform(self._core.handle(PatienceOver(waits.request, waits.least)))
+
+    # --- participants ----------------------------------------------------------------------------------------------------------
+
+    async def _drive(self, least: int) -> None:
+        """Have every participant carry the decision out."""
+        found = self._core.to_drive(least)
+        if found is None:
+            return
+        action, names = found
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(self._carry_out(TxnId(self._core.tcid, least), action, name))
+
+    async def _carry_out(self, txn: TxnId, action: Action, name: Participant) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._at_once:
+                    await self._tell(txn, action, name)
+                break
+            except (TopicNotFound, SubscriptionNotFound) as error:
+                log.info("transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error))
+                break
+            except MagnetarError as error:
+                failures += 1
+                self._metrics.participant_failures.inc()
+                if failures & (failures - 1) == 0:  # the first, second, fourth...
+                    log.warning(
+                        "transaction.participant_away",
+                        txn=str(txn),
+                        topic=name.topic,
+                        subscription=name.subscription,
+                        failures=failures,
+                        error=str(error),
+                    )
+            longest_s = min(RETRY_LAST_S, RETRY_BASE_S * 2.0 ** min(failures, RETRY_DOUBLINGS_MAX))
+            await asyncio.sleep(longest_s * self._clock.uniform(0.5, 1.0))
+        self._perform(self._core.handle(ParticipantEnded(txn.least, name, self._now_ms())))
+
+    async def _tell(self, txn: TxnId, action: Action, name: Participant) -> None:
+        low_watermark = self._core.low_watermark
+        if name.subscription:
+            await self._participants.end_on_subscription(name.topic, name.subscription, txn, action, low_watermark)
+        else:
+            await self._participants.end_on_partition(name.topic, txn, action, low_watermark)
+
+    # --- time ------------------------------------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        """The wall's time when this life began, and what has passed since: it never goes back."""
+        return self._wall_ms + int((self._clock.monotonic() - self._began) * 1000)
+
+    def _set_timer(self) -> None:
+        due_ms = self._core.due_ms
+        if due_ms is None or self._stopped or (self._timer is not None and self._timer_due_ms <= due_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due_ms = due_ms
+        delay_s = max(TICK_LEAST_S, (due_ms - self._now_ms()) / 1000)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._stopped:
+            self._perform(self._core.handle(Ticked(self._now_ms())))
+
+    # --- the log ---------------------------------------------------------------------------------------------------------------
+
+    async def _watch_claim(self) -> None:
+        """A life that has nothing to write learns that it was fenced."""
+        while True:
+            await asyncio.sleep(self._settings.claim_check_s)
+            await self._log.check_claim()
+
+    async def _tidy(self) -> None:
+        """What the lives before have left is not needed any more."""
+        await self._log.tidy()
+
+    async def _checkpoint(self) -> None:
+        while True:
+            try:
+                await self._log.checkpoint(self._core)
+                break
+            except StorageError:
+                raise
+            except StoreError as error:
+                log.warning("coordinator.checkpoint_delayed", tcid=self._core.tcid, error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+        self._checkpointing = False
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and task.exception() is not None and not self._stopped:
+            self._fail(f"{task.get_name()}: {task.exception()!r}")
+
+
+def _request() -> asyncio.Future[int]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _after(call: Callable[[tuple[Then, ...]], None], then: tuple[Then, ...]) -> Callable[[], None] | None:
+    return (lambda: call(then)) if then else None

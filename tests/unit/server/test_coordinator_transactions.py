@@ -1,0 +1,320 @@
+"""A coordinator as its clients and its brokers see it: every answer behind its record, every decision carried out, whatever happens between."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from magnetar.errors import WireCode
+from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
+from magnetar.storage import names
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.records import Action
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.transactions import Refusal
+from tests.unit.server.brokers import CLOCK
+from tests.unit.server.coordinators import TransactionPeer, running_coordinator, topic_server, transaction_peer
+from tests.unit.server.secured import authenticator, show, token
+
+COMMIT, ABORT = Action.COMMIT, Action.ABORT
+A, B = "persistent://public/default/a", "persistent://public/default/b"
+TIMEOUT_S = 30.0
+
+
+async def record_of(store: MemoryStore) -> CoordinatorRecord:
+    item = await store.get(keys.coordinator(0))
+    assert item is not None
+    return CoordinatorRecord.decode(item.value)
+
+
+def code(response: object) -> int | None:
+    """The error of a response, which always says why; None for success."""
+    if not response.HasField("error"):  # type: ignore[attr-defined]
+        return None
+    assert response.message  # type: ignore[attr-defined]
+    return response.error  # type: ignore[attr-defined,no-any-return]
+
+
+def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
+    """No log, no checkpoint, and the record that components without logs of coordinators read."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
+            item = await store.get(keys.coordinator(0))
+            assert item is not None
+            assert b'"schema":1' in item.value
+            await coordinator.stop()
+        left = [path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()]
+        assert not {names.LOGS, names.COORDINATORS, names.CLAIMS} & set(left)
+
+    asyncio.run(scenario())
+
+
+def test_the_course_of_a_transaction(tmp_path: Path) -> None:
+    """Its participants hear of the decision before the client does; the end can be asked for again, its opposite is told the outcome."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with (
+            topic_server(store) as broker,
+            running_coordinator(tmp_path, store, transaction_end_patience_s=30) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            assert code(await peer.connect()) is None
+            txn = await peer.begin(A)
+            assert txn == TxnId(0, 0)
+            assert code(await peer.acknowledge(txn, B, "shop")) is None
+            answer = await peer.end(txn)
+            assert (code(answer), answer.txnid_most_bits, answer.txnid_least_bits) == (None, 0, 0)
+            told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
+            assert told == {(A, txn, COMMIT), (f"{B}/shop", txn, COMMIT)}
+            assert code(await peer.end(txn)) is None
+            answer = await peer.end(txn, ABORT)
+            assert code(answer) == WireCode.INVALID_TXN_STATUS
+            assert "COMMITTED" in answer.message
+            assert code(await peer.join(txn, A)) == WireCode.INVALID_TXN_STATUS
+            assert code(await peer.end(TxnId(0, 7))) == WireCode.TRANSACTION_NOT_FOUND
+            second = await peer.begin(A)
+            assert code(await peer.end(second, ABORT)) is None
+            assert broker.told.get_nowait() == (A, second, ABORT)
+            assert broker.low_watermarks == [-1, -1, 0]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
+    """The answer comes after the patience; the broker is asked again until it answers."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with (
+            topic_server(store) as broker,
+            running_coordinator(
+                tmp_path, store, transaction_end_patience_s=0.05, transaction_participant_timeout_s=0.5
+            ) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            broker.silent = True
+            txn = await peer.begin(A)
+            assert code(await peer.end(txn)) is None
+            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+            broker.silent = False
+            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("gone", [WireCode.TOPIC_NOT_FOUND, WireCode.SUBSCRIPTION_NOT_FOUND])
+def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) -> None:
+    """Whatever else a broker refuses with is tried again."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        verdicts = [Refusal(WireCode.SERVICE_NOT_READY, "moving"), Refusal(WireCode.NOT_ALLOWED, "not yet"), Refusal(gone, "gone")]
+        async with (
+            topic_server(store) as broker,
+            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            broker.verdict = lambda _command: verdicts.pop(0)
+            assert code(await peer.end(await peer.begin(A))) is None
+            assert verdicts == []
+
+    asyncio.run(scenario())
+
+
+def test_a_transaction_that_is_forgotten_by_its_client_is_aborted(tmp_path: Path) -> None:
+    """At its timeout; a commit that comes later is told so."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with (
+            topic_server(store) as broker,
+            running_coordinator(tmp_path, store) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            txn = await peer.begin(timeout_ms=1000)
+            slow = await peer.begin(A, timeout_ms=2000)
+            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, slow, ABORT)
+            answer = await peer.end(txn)
+            assert code(answer) == WireCode.INVALID_TXN_STATUS
+            assert "ABORTED" in answer.message
+
+    asyncio.run(scenario())
+
+
+def test_the_next_life_carries_on(tmp_path: Path) -> None:
+    """After a crash: decisions are carried out, open transactions stay open, outcomes are known, ids are new."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with topic_server(store) as broker:
+            broker.silent = True
+            async with (
+                running_coordinator(tmp_path, store, transaction_end_patience_s=0) as first,
+                transaction_peer(first) as peer,
+            ):
+                decided, opened, over = await peer.begin(A), await peer.begin(B), await peer.begin()
+                assert code(await peer.end(decided)) is None
+                assert code(await peer.end(over, ABORT)) is None
+                first.fail("killed")
+            broker.silent = False
+            while not broker.told.empty():
+                broker.told.get_nowait()
+            async with running_coordinator(tmp_path, store) as second, transaction_peer(second) as peer:
+                assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, decided, COMMIT)
+                assert code(await peer.end(decided)) is None
+                assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS
+                assert code(await peer.end(opened)) is None
+                assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (B, opened, COMMIT)
+                assert await peer.begin() == TxnId(0, 3)
+                await second.stop()
+            assert (await record_of(store)).open_transactions == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_life_that_was_fenced_answers_nothing(tmp_path: Path) -> None:
+    """Its claim is gone: the request in flight ends with the connection, and the life with it."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_coordinator(tmp_path, store, claim_check_s=60) as coordinator, transaction_peer(coordinator) as peer:
+            await peer.begin()
+            (tmp_path / names.claim(coordinator.incarnation)).unlink()
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await peer.new()
+            async with asyncio.timeout(TIMEOUT_S):
+                await coordinator.ended()
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_life_learns_that_it_was_fenced(tmp_path: Path) -> None:
+    """It looks for its claim without anything to write."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_coordinator(tmp_path, store, claim_check_s=0.05) as coordinator:
+            (tmp_path / names.claim(coordinator.incarnation)).unlink()
+            async with asyncio.timeout(TIMEOUT_S):
+                await coordinator.ended()
+
+    asyncio.run(scenario())
+
+
+def test_a_retiring_number_begins_nothing_and_says_when_it_is_empty(tmp_path: Path) -> None:
+    """It ends what it has; the record tells the operator."""
+
+    async def until(store: MemoryStore, wanted: tuple[CoordinatorState, int]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            revision = 0
+            while True:
+                found = await store.range(keys.coordinator(0))
+                record = CoordinatorRecord.decode(found.items[0].value)
+                if (record.state, record.open_transactions) == wanted:
+                    return
+                revision = found.revision
+                async for _ in store.watch(keys.coordinator(0), revision + 1):
+                    break
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with (
+            topic_server(store),
+            running_coordinator(tmp_path, store) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            txn = await peer.begin(A)
+            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(0, 1, "test/tx").encode())
+            await until(store, (CoordinatorState.RETIRING, 1))
+            answer = await peer.new()
+            assert code(answer) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+            assert "retiring" in answer.message
+            assert code(await peer.end(txn)) is None
+            await until(store, (CoordinatorState.RETIRING, 0))
+            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+            await until(store, (CoordinatorState.SERVING, 0))
+            assert await peer.begin() == TxnId(0, 1)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
+    """Another coordinator's number, names that are none, timeouts and limits; the connection goes on."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with (
+            running_coordinator(tmp_path, store, transactions_open_max=1, transaction_timeout_max_s=100) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            elsewhere = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+            assert code(await peer.connect(1)) == elsewhere
+            assert code(await peer.end(TxnId(1, 0))) == elsewhere
+            assert code(await peer.new(100_001)) == WireCode.METADATA
+            txn = await peer.begin(timeout_ms=100_000)
+            assert code(await peer.new()) == WireCode.TOO_MANY_REQUESTS
+            assert code(await peer.join(txn, "a//b")) == WireCode.INVALID_TOPIC_NAME
+            assert code(await peer.join(txn, "non-persistent://public/default/a")) == WireCode.NOT_ALLOWED
+            assert code(await peer.acknowledge(txn, A, "")) == WireCode.METADATA
+            many = [f"persistent://public/default/{'x' * 900}{number}" for number in range(5000)]
+            assert code(await peer.join(txn, *many)) == WireCode.TOO_MANY_REQUESTS
+            assert code(await peer.end(txn)) is None
+
+    asyncio.run(scenario())
+
+
+def test_turned_off_again_the_log_stays_named(tmp_path: Path) -> None:
+    """What was open then is open when transactions are switched on again."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_coordinator(tmp_path, store) as coordinator, transaction_peer(coordinator) as peer:
+            txn = await peer.begin()
+            await coordinator.stop()
+        before = await record_of(store)
+        async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
+            record = await record_of(store)
+            assert (record.chain, record.checkpoint, record.open_transactions) == (before.chain, before.checkpoint, 1)
+            await coordinator.stop()
+        async with running_coordinator(tmp_path, store) as coordinator, transaction_peer(coordinator) as peer:
+            assert code(await peer.end(txn)) is None
+
+    asyncio.run(scenario())
+
+
+def test_only_its_role_may_end_a_transaction(tmp_path: Path) -> None:
+    """With security on: not another role, but a super user; a role that a proxy speaks for owns what is begun for it."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        security = authenticator(tmp_path / "security")
+        async with running_coordinator(tmp_path / "storage", store, security=security) as coordinator, AsyncExitStack() as stack:
+
+            async def peer_as(role: str, original: str = "") -> TransactionPeer:
+                peer = await stack.enter_async_context(transaction_peer(coordinator, handshake=False))
+                assert (await show(peer, token(role), original=original)).type == api.BaseCommand.CONNECTED
+                return peer
+
+            ann, eve, admin, ann_by_proxy = (
+                await peer_as("ann"),
+                await peer_as("eve"),
+                await peer_as("admin"),
+                await peer_as("proxy", "ann"),
+            )
+            txn, by_proxy = await ann.begin(), await ann_by_proxy.begin()
+            for other in (txn, by_proxy):
+                assert code(await eve.end(other)) == WireCode.NOT_ALLOWED
+                assert code(await eve.join(other, A)) == WireCode.NOT_ALLOWED
+            assert code(await admin.end(txn, ABORT)) is None
+            assert code(await ann.end(by_proxy)) is None
+
+    asyncio.run(scenario())
