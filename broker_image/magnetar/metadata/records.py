@@ -132,13 +132,17 @@ def _tuple_builder(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
 
 def _record_builder(cls: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(cls)
-    fields = {field.name: _builder(hints[field.name]) for field in dataclasses.fields(cls)}
+    fields = {field.name: (hints[field.name], _builder(hints[field.name])) for field in dataclasses.fields(cls)}
 
     def build(value: Any) -> Any:
-        unknown = _object(value).keys() - fields.keys()
-        if unknown:
-            raise ValueError(f"unknown fields {sorted(unknown)}")
-        return cls(**{name: fields[name](item) for name, item in value.items()})
+        if not _object(value).keys() <= fields.keys():
+            raise ValueError(f"unknown fields {sorted(value.keys() - fields.keys())}")
+        arguments = {}
+        for name, item in value.items():
+            kind, builder = fields[name]
+            # Most values are what JSON has already made of them.
+            arguments[name] = item if type(item) is kind else builder(item)
+        return cls(**arguments)
 
     return build
 

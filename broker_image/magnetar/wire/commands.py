@@ -23,6 +23,9 @@ PROTOCOL_VERSION = 21
 NO_REQUEST = -1
 UNSIGNED_MASK = (1 << 64) - 1
 Type = api.BaseCommand.Type
+# Protobuf looks every number up by name, at several times the cost of an attribute; several are read per command.
+for _name, _number in Type.items():
+    setattr(Type, _name, _number)
 FIELD_OF_TYPE: dict[int, str] = {number: name.lower() for name, number in Type.items()}
 
 

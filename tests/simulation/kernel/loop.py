@@ -58,7 +58,10 @@ class Step(asyncio.TimerHandle):
     __slots__ = ("args", "callback", "deadline", "dropped", "home", "node", "run_context")
 
     def __init__(self, node: Node, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context) -> None:
-        self.node, self.callback, self.args, self.run_context = node, callback, args, context
+        self.node = node
+        self.callback = callback
+        self.args = args
+        self.run_context = context
         self.dropped = False
         self.deadline = 0.0
         self.home: SimLoop | None = None
@@ -173,7 +176,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         if context is None:
             context = contextvars.copy_context()
         step = Step(context.get(NODE) or self.kernel, callback, args, context)
-        self._set_timer(when, step)
+        step.deadline, step.home = when, self
+        self._timer_number += 1
+        heapq.heappush(self._timers, (when, self._timer_number, step))
         return step
 
     def post(self, node: Node, callback: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -183,13 +188,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def post_at(self, node: Node, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Step:
         """As `post`, at the virtual time `when`."""
         step = Step(node, callback, args, node.context)
-        self._set_timer(when, step)
-        return step
-
-    def _set_timer(self, when: float, step: Step) -> None:
         step.deadline, step.home = when, self
         self._timer_number += 1
         heapq.heappush(self._timers, (when, self._timer_number, step))
+        return step
 
     def timer_cancelled(self) -> None:
         """Count a cancelled timer and sweep when they are many: timeouts that are never reached would pile up for minutes."""
@@ -280,12 +282,17 @@ class SimLoop(asyncio.AbstractEventLoop):
             return False
         if timers[0][0] > self._now:
             self._now = timers[0][0]
-        now, pop, enqueue = self._now, heapq.heappop, self._enqueue
+        now, pop, runnable = self._now, heapq.heappop, self._runnable
         while timers and timers[0][0] <= now:
             step = pop(timers)[2]
             step.home = None
-            if not step.dropped:
-                enqueue(step)
+            node = step.node
+            # As `_enqueue`, which is too often called from here for a call of its own.
+            if not step.dropped and node.alive:
+                ready = node.ready
+                if not ready and not node.paused:
+                    runnable.append(node)
+                ready.append(step)
         return True
 
     def run_until_complete(  # type: ignore[override]
@@ -341,8 +348,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)  # False; asked for every future and task, so without a frame of its own
 
     def is_running(self) -> bool:
         return asyncio.events._get_running_loop() is self

@@ -104,7 +104,14 @@ class SimVolume:
         """Where the process can be stopped: the next system call comes a little later, in a step of its own."""
         if not self._node.alive:
             await self._loop.create_future()
-        await asyncio.sleep(self._disk.chance.uniform(*self._weather.faults.disk_step_s))
+        loop = self._loop
+        woken: asyncio.Future[None] = loop.create_future()
+        # As `asyncio.sleep`, which takes half as long again: there are more of these steps than of any other.
+        timer = loop.post_at(self._node, loop.time() + self._disk.chance.uniform(*self._weather.faults.disk_step_s), _wake, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
 
     def _strikes(self, probability: float) -> bool:
         return probability > 0 and self._disk.chance.random() < probability
@@ -326,3 +333,8 @@ def _checked(name: str) -> str:
     if not name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
         raise StorageError(f"name {name!r} is not valid in a volume; use relative names without empty, . and .. parts")
     return name
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
