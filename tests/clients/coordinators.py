@@ -1,0 +1,135 @@
+"""Transaction coordinators for the tests of clients.
+
+Owns: `Wire`, a client that speaks the bare protocol, and `Stage`: a broker, its etcd, and coordinators by number. Imports: the cluster of the tests.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dev.server_process import HOST, ServerProcess
+from magnetar.metadata import keys
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord
+from magnetar.wire import commands
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.frames import encode_command
+from tests.clients.cluster import SETTINGS, Cluster
+
+Type = api.BaseCommand.Type
+ANSWER_S = 30.0
+CHANGE_S = 20.0
+PARKED_S = "2"
+
+
+class Wire:
+    """A client that speaks the bare protocol."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection((HOST, port), ANSWER_S)
+        self._numbers = iter(range(1, 1 << 20))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def connect(self) -> api.BaseCommand:
+        self._send(Type.CONNECT, api.CommandConnect(client_version="test", protocol_version=21))
+        return self._answer()
+
+    def ask(self, kind: int, body: object) -> Any:
+        """Send a request with the next number; the content of its answer, which must come."""
+        number = next(self._numbers)
+        body.request_id = number  # type: ignore[attr-defined]
+        self._send(kind, body)
+        answer = self._answer()
+        inner = getattr(answer, commands.FIELD_OF_TYPE[answer.type])
+        assert inner.request_id == number
+        return inner
+
+    def _send(self, kind: int, body: object) -> None:
+        command = api.BaseCommand(type=api.BaseCommand.Type.ValueType(kind))
+        getattr(command, commands.FIELD_OF_TYPE[kind]).CopyFrom(body)
+        self._socket.sendall(encode_command(command))
+
+    def _answer(self) -> api.BaseCommand:
+        while True:
+            total = int.from_bytes(self._exactly(4), "big")
+            frame = self._exactly(total)
+            command = commands.decode_command(frame, 4, 4 + int.from_bytes(frame[:4], "big"))
+            if command.type != Type.PING:
+                return command
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = self._socket.recv(count - len(data))
+            assert piece, "the connection was closed instead of an answer"
+            data += piece
+        return data
+
+
+class Stage:
+    """One broker, its etcd, and coordinators by number; `environment` holds for these."""
+
+    def __init__(self, directory: Path, environment: Mapping[str, str] = {}) -> None:
+        self._environment = {**SETTINGS, **environment}
+        self.cluster = Cluster(directory, brokers=1, environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S})
+        self.coordinators = [self.coordinator(tcid) for tcid in range(2)]
+
+    def coordinator(self, tcid: int) -> ServerProcess:
+        """A process for that number, not started."""
+        (member,) = self.cluster.members
+        host, port = member.address
+        return ServerProcess(
+            self.cluster.directory,
+            name=f"tx-coordinator-{tcid}",
+            store=f"etcd://{host}:{port}",
+            environment=self._environment,
+            role="coordinator",
+        )
+
+    @property
+    def broker(self) -> ServerProcess:
+        return self.cluster.brokers[self.cluster.entry]
+
+    def start(self) -> None:
+        self.cluster.start()
+
+    def stop(self) -> None:
+        for coordinator in self.coordinators:
+            if coordinator.running:
+                coordinator.kill()
+        self.cluster.stop()
+
+    def record(self, tcid: int) -> CoordinatorRecord | None:
+        value = self._get(keys.coordinator(tcid))
+        return CoordinatorRecord.decode(value) if value is not None else None
+
+    def announced(self) -> int:
+        value = self._get(keys.COORDINATOR_SET)
+        return CoordinatorSetRecord.decode(value).announced if value is not None else 0
+
+    def limit(self, limit: int) -> None:
+        """Write what the operator writes when the number of coordinators changes."""
+        record = CoordinatorSetRecord(limit, min(limit, self.announced()), "test/tx")
+
+        async def run(store: EtcdStore) -> None:
+            await store.put(keys.COORDINATOR_SET, record.encode())
+
+        self._with_store(run)
+
+    def _get(self, key: str) -> bytes | None:
+        found: list[bytes | None] = []
+
+        async def run(store: EtcdStore) -> None:
+            item = await store.get(key)
+            found.append(item.value if item is not None else None)
+
+        self._with_store(run)
+        return found[0]
+
+    def _with_store(self, act: object) -> None:
+        self.cluster._with_store(act)  # type: ignore[arg-type]

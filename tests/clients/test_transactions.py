@@ -1,0 +1,120 @@
+"""Transactions with real processes: a coordinator that is killed or stopped, an etcd, our client; what was told stays true."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from magnetar.client import Client
+from magnetar.errors import InvalidTxnStatus
+from magnetar.metadata.records import CoordinatorState
+from magnetar.transactions.ids import TxnId
+from magnetar.wire import pulsar_api_pb2 as api
+from tests.clients.coordinators import Stage, Type, Wire
+
+pytestmark = [pytest.mark.slow, pytest.mark.etcd]
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A broker and one coordinator that begins transactions."""
+    stage = Stage(tmp_path_factory.mktemp("transactions"), {"MAGNETAR_TRANSACTIONS_ENABLED": "1"})
+    try:
+        stage.start()
+        stage.coordinators[0].start()
+        yield stage
+    finally:
+        stage.stop()
+
+
+def test_outcomes_and_open_transactions_survive_the_loss_of_the_process(stage: Stage) -> None:
+    """SIGKILL between commits: the same client goes on, asks for outcomes again, and is told what it was told before."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(TIMEOUT_S), Client(stage.broker.service_url) as client:
+            committed, aborted, left_open = [client.transaction(timeout_s=600) for _ in range(3)]
+            for txn in (committed, aborted, left_open):
+                await txn.begin()
+            await committed.commit()
+            await aborted.abort()
+            await asyncio.to_thread(stage.coordinators[0].kill)
+            await asyncio.to_thread(stage.coordinators[0].start)
+            again = client._coordinators
+            (await again.commit(committed.id, TIMEOUT_S)).accepted()
+            (await again.abort(aborted.id)).accepted()
+            with pytest.raises(InvalidTxnStatus, match="is COMMITTED"):
+                (await again.abort(committed.id)).accepted()
+            with pytest.raises(InvalidTxnStatus, match="is ABORTED"):
+                (await again.commit(aborted.id, TIMEOUT_S)).accepted()
+            await left_open.commit()
+            async with client.transaction() as later:
+                assert later.id > max(committed.id, aborted.id, left_open.id)
+
+    asyncio.run(scenario())
+
+
+def test_a_planned_restart_fails_no_transaction(stage: Stage) -> None:
+    """SIGTERM and another process under a client that begins and commits all the while: every commit succeeds, every id is new."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(TIMEOUT_S), Client(stage.broker.service_url) as client:
+            ids: list[TxnId] = []
+            warm, restarted = asyncio.Event(), asyncio.Event()
+
+            async def work() -> None:
+                while not restarted.is_set() or len(ids) < 50:
+                    async with client.transaction() as txn:
+                        ids.append(txn.id)
+                    if len(ids) >= 20:
+                        warm.set()
+
+            async def restart() -> None:
+                await warm.wait()
+                assert await asyncio.to_thread(stage.coordinators[0].stop) == 0
+                await asyncio.to_thread(stage.coordinators[0].start)
+                restarted.set()
+
+            await asyncio.gather(work(), restart())
+            assert len(set(ids)) == len(ids)
+            assert ids == sorted(ids)
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_that_wakes_up_after_a_takeover_answers_nothing(stage: Stage) -> None:
+    """SIGSTOP for longer than the lease; another process takes the number; after SIGCONT no transaction begins or ends at the former one."""
+    client = Wire(stage.coordinators[0].broker_port)
+    second = stage.coordinator(0)
+    try:
+        client.connect()
+        before = client.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=600_000, tc_id=0))
+        assert not before.HasField("error")
+        stage.coordinators[0].signal(signal.SIGSTOP)
+        second.start()
+        record = stage.record(0)
+        assert record is not None
+        assert record.state is CoordinatorState.SERVING
+        stage.coordinators[0].signal(signal.SIGCONT)
+        with pytest.raises((AssertionError, ConnectionError)):  # the connection ends instead of an answer
+            client.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=600_000, tc_id=0))
+        wire = Wire(second.broker_port)
+        try:
+            wire.connect()
+            ended = wire.ask(
+                Type.END_TXN, api.CommandEndTxn(txnid_most_bits=0, txnid_least_bits=before.txnid_least_bits, txn_action=0)
+            )
+            assert not ended.HasField("error"), ended
+            after = wire.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=600_000, tc_id=0))
+            assert after.txnid_least_bits > before.txnid_least_bits
+        finally:
+            wire.close()
+    finally:
+        client.close()
+        stage.coordinators[0].kill()
+        if second.running:
+            second.stop()
