@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -36,6 +38,13 @@ REVOKED_S = 30.0
 def token(role: str, seconds: float = 3600, key: SecretKey = KEY) -> str:
     """A token for a role, good for so long."""
     return make(key, "HS256", {"sub": role, "exp": time.time() + seconds})
+
+
+def shown(*arguments: str) -> str:
+    """Standard output of the command line, which must succeed."""
+    done = subprocess.run([sys.executable, "-m", "magnetar", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class Secured:
@@ -171,6 +180,28 @@ def test_java_and_go_get_in_by_token_and_are_refused_in_their_words(
         if driver.language == "java" or said == "Authorization":  # Go, too, tries on when it is not let in
             assert said in f"{error.value.kind} {error.value.message}"
         refused.close()
+
+
+def test_the_command_line_shows_its_token_by_tls(secured: Secured, topic: str, tmp_path: Path) -> None:
+    """It makes the token itself, as the guide says."""
+    file, key = tmp_path / "token", tmp_path / "key"
+    shown("token", "create-secret-key", "--output", str(key))
+    assert len(key.read_bytes()) == 32
+    assert key.stat().st_mode & 0o077 == 0
+    file.write_text(
+        shown("token", "create", "--secret-key", str(secured.directory / "key"), "--subject", "admin", "--expires", "1h")
+    )
+    access = ["--token-file", str(file), "--tls-ca", str(secured.authority.file)]
+    by_rest = [*access, "--url", secured.process.https_url]
+    shown("topics", "create", topic, *by_rest)
+    shown("produce", topic, "-m", "hello", *access, "--service-url", secured.process.service_url_tls)
+    assert "hello" in shown("topics", "peek", topic, *by_rest)
+    assert "serving" in shown("status", *by_rest)
+    refused = subprocess.run(
+        [sys.executable, "-m", "magnetar", "status", *by_rest[2:]], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 1
+    assert "--token-file" in refused.stderr
 
 
 @pytest.mark.etcd

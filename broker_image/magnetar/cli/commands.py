@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from magnetar.cli.access import Access
 from magnetar.cli.bundles import bundles
 from magnetar.cli.kubectl import Context, Kubectl, Namespace
 from magnetar.cli.metadata import metadata
@@ -20,8 +21,9 @@ from magnetar.cli.names import pairs_of, topic_of
 from magnetar.cli.namespaces import namespaces
 from magnetar.cli.screen import OutputFormat, Screen
 from magnetar.cli.serving import SUMMARIES, serve
-from magnetar.cli.session import DEFAULT_SERVICE_URL, NoColor, Output, ServiceUrl, Session, connected
+from magnetar.cli.session import DEFAULT_SERVICE_URL, NoColor, Output, ServiceUrl, Session, admitted, connected
 from magnetar.cli.subscriptions import subscriptions
+from magnetar.cli.tokens import tokens
 from magnetar.cli.topics import Topic, topics
 
 COMPLETION_VARIABLE = "_MAGNETAR_COMPLETE"
@@ -153,7 +155,9 @@ def drain(
 
 
 @application.command()
+@admitted
 def produce(
+    access: Access,
     topic: Topic,
     message: Annotated[
         list[str] | None, typer.Option("--message", "-m", help="One message; may be repeated. Default: lines of stdin.")
@@ -172,11 +176,13 @@ def produce(
     from magnetar.cli.messages import Publishing, run_produce
 
     publishing = Publishing(str(topic_of(topic)), message, key, pairs_of(properties, "--property"), count, rate)
-    run_produce(service_url, Screen(output, no_color), publishing)
+    run_produce(access, service_url, Screen(output, no_color), publishing)
 
 
 @application.command()
+@admitted
 def consume(
+    access: Access,
     topic: Topic,
     subscription: Annotated[str, typer.Option("--subscription", "-s", help="Subscription name.")],
     kind: Annotated[SubscriptionType, typer.Option("--type", "-t", help="Subscription type.")] = SubscriptionType.EXCLUSIVE,
@@ -200,7 +206,7 @@ def consume(
 
     earliest = initial is InitialPosition.EARLIEST
     consuming = Consuming(str(topic_of(topic)), subscription, kind.value, earliest, count, timeout_s, acknowledge)
-    run_consume(service_url, Screen(output, no_color), consuming)
+    run_consume(access, service_url, Screen(output, no_color), consuming)
 
 
 @application.command()
@@ -264,7 +270,14 @@ def offer_completion() -> None:
         completion_init()
 
 
-GROUPS = {"topics": topics, "subscriptions": subscriptions, "namespaces": namespaces, "bundles": bundles, "metadata": metadata}
+GROUPS = {
+    "topics": topics,
+    "subscriptions": subscriptions,
+    "namespaces": namespaces,
+    "bundles": bundles,
+    "metadata": metadata,
+    "token": tokens,
+}
 for _name, _group in GROUPS.items():
     application.add_typer(_group, name=_name)
 

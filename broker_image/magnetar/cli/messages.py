@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from magnetar.cli.access import Access
 from magnetar.cli.failures import CommandFailed, Unreachable
 from magnetar.cli.screen import OutputFormat, Screen
 from magnetar.client import Client, Consumer, Message
@@ -54,9 +55,9 @@ class Consuming:
     acknowledge: bool
 
 
-def run_produce(service_url: str, screen: Screen, publishing: Publishing) -> None:
+def run_produce(access: Access, service_url: str, screen: Screen, publishing: Publishing) -> None:
     """Publish, and wait until everything is durable."""
-    sent = asyncio.run(_reached(service_url, lambda url: _produce(url, publishing)))
+    sent = asyncio.run(_reached(service_url, lambda url: _produce(access.client(url), publishing)))
     screen.done(f"{sent} message{'s' if sent != 1 else ''} published and durable", topic=publishing.topic, messages=sent)
 
 
@@ -74,13 +75,13 @@ async def _reached(service_url: str, work: Callable[[str], Coroutine[Any, Any, i
     if not answering:
         raise Unreachable(f"no answer from {', '.join(failures)}", REMEDY)
     try:
-        return await work(f"pulsar://{','.join(answering)}")
+        return await work(f"{service_url.partition('://')[0]}://{','.join(answering)}")
     except ConnectionLost as error:
         raise Unreachable(f"{service_url}: {error}", REMEDY) from error
 
 
-async def _produce(service_url: str, publishing: Publishing) -> int:
-    async with Client(service_url) as client:
+async def _produce(opened: Client, publishing: Publishing) -> int:
+    async with opened as client:
         producer = await client.create_producer(publishing.topic)
         pending: list[asyncio.Future[Any]] = []
         sent = 0
@@ -130,9 +131,9 @@ async def _paced(texts: AsyncIterator[str], rate: float) -> AsyncIterator[str]:
         yield text
 
 
-def run_consume(service_url: str, screen: Screen, consuming: Consuming) -> None:
+def run_consume(access: Access, service_url: str, screen: Screen, consuming: Consuming) -> None:
     """Print messages until there were enough. Raises CommandFailed if they do not come in time."""
-    received = asyncio.run(_reached(service_url, lambda url: _consume(url, screen, consuming)))
+    received = asyncio.run(_reached(service_url, lambda url: _consume(access.client(url), screen, consuming)))
     if received < consuming.count:
         raise CommandFailed(
             f"{received} of {consuming.count} messages came before {consuming.timeout_s:g} s passed without one",
@@ -140,8 +141,8 @@ def run_consume(service_url: str, screen: Screen, consuming: Consuming) -> None:
         )
 
 
-async def _consume(service_url: str, screen: Screen, consuming: Consuming) -> int:
-    async with Client(service_url) as client:
+async def _consume(opened: Client, screen: Screen, consuming: Consuming) -> int:
+    async with opened as client:
         consumer = await client.subscribe(
             consuming.topic,
             consuming.subscription,

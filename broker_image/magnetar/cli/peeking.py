@@ -10,11 +10,12 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 
+from magnetar.cli.access import Access
 from magnetar.cli.failures import Refused
 from magnetar.cli.messages import line_of, value_of
 from magnetar.cli.rest import NOT_FOUND, Rest, topic_path
 from magnetar.cli.session import Session
-from magnetar.client import EARLIEST, Client, Message, MessageId
+from magnetar.client import EARLIEST, Message, MessageId
 from magnetar.names import TopicName
 
 _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
@@ -26,8 +27,10 @@ def run_peek(session: Session, topics: Sequence[TopicName], subscription: str, c
     for topic in topics:
         if len(found) < count:
             start, acknowledged = _start(session.rest, topic, subscription)
-            url = session.rest.get(f"/lookup/v2/topic{topic_path(topic).removeprefix('/admin/v2')}")["nativeUrl"]
-            found += asyncio.run(_read(url, topic, start, acknowledged, count - len(found)))
+            owner = session.rest.get(f"/lookup/v2/topic{topic_path(topic).removeprefix('/admin/v2')}")
+            plain, secure = owner.get("brokerUrl", ""), owner.get("brokerUrlTls", "")
+            url = (secure or plain) if session.rest.urls[0].startswith("https:") else (plain or secure)
+            found += asyncio.run(_read(session.access, url, topic, start, acknowledged, count - len(found)))
 
     def render() -> None:
         for message in found:
@@ -57,10 +60,10 @@ def _start(rest: Rest, topic: TopicName, subscription: str) -> tuple[MessageId, 
 
 
 async def _read(
-    url: str, topic: TopicName, start: MessageId, acknowledged: Callable[[MessageId], bool], count: int
+    access: Access, url: str, topic: TopicName, start: MessageId, acknowledged: Callable[[MessageId], bool], count: int
 ) -> list[Message]:
     found: list[Message] = []
-    async with Client(url) as client:
+    async with access.client(url) as client:
         reader = await client.create_reader(str(topic), start, receiver_queue=min(count, 1000))
         while len(found) < count and await reader.has_message_available():
             message = await reader.receive()

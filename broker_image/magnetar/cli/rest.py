@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from magnetar.cli.access import ANYBODY, Access
 from magnetar.cli.failures import Refused, Unreachable, WrongUsage
 from magnetar.names import NamespaceName, TopicName
 
@@ -23,7 +25,7 @@ REDIRECTS_MAX = 5
 NOT_FOUND, CONFLICT, PRECONDITION, UNAVAILABLE = 404, 409, 412, 503
 REDIRECTS = (301, 302, 307, 308)
 HINTS: Mapping[int, str] = {
-    401: "Give credentials that the server accepts",
+    401: "Give credentials that the server accepts: --token-file, or --tls-cert and --tls-key",
     403: "Ask whoever runs the cluster for the permission",
     NOT_FOUND: "Check the name: `magnetar topics list NAMESPACE` and `magnetar namespaces list` show what there is",
     405: "This server does not offer it: compare `magnetar status --output json` (version) on both sides",
@@ -42,11 +44,16 @@ class _NoAnswer(Exception):
 class Rest:
     """A client of the brokers at `urls`: http://host:port, or several of them separated by commas."""
 
-    def __init__(self, urls: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, urls: str, timeout_s: float = TIMEOUT_S, access: Access = ANYBODY) -> None:
         self.urls = tuple(_checked(url.strip()) for url in urls.split(",") if url.strip())
         if not self.urls:
             raise WrongUsage(f"--url: {urls!r} names no server", f"write http://host:port, such as {DEFAULT_URL}")
-        self._timeout_s = timeout_s
+        self._timeout_s, self._access = timeout_s, access
+        self._tls: ssl.SSLContext | None = None
+
+    def at(self, url: str, timeout_s: float) -> Rest:
+        """The same client of another server."""
+        return Rest(url, timeout_s, self._access)
 
     def request(self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> Any:
         """The decoded JSON answer, None if it has no body. Raises Refused, Unreachable."""
@@ -94,7 +101,7 @@ class Rest:
         asked = url
         for hop in range(REDIRECTS_MAX):
             try:
-                status, location, text = _exchange(method, asked, target, body, self._timeout_s)
+                status, location, text = self._exchange(method, asked, target, body)
             except _NoAnswer as error:
                 if hop == 0:
                     raise
@@ -104,6 +111,8 @@ class Rest:
                 ) from error
             if status in REDIRECTS and location:
                 parts = urlsplit(location)
+                if url.startswith("https:") and parts.scheme == "http":
+                    raise Unreachable(f"{url} sent us on to {location}, which is not by TLS", "have its brokers run with --tls")
                 asked = f"{parts.scheme}://{parts.netloc}" if parts.netloc else asked
                 target = f"{parts.path}?{parts.query}" if parts.query else parts.path
                 continue
@@ -111,6 +120,36 @@ class Rest:
         raise Refused(
             UNAVAILABLE, f"{method} {target}: sent from broker to broker {REDIRECTS_MAX} times; ownership is changing, try again"
         )
+
+    def _exchange(self, method: str, url: str, target: str, body: Any) -> tuple[int, str, bytes]:
+        """Status, Location and body. Raises _NoAnswer, WrongUsage."""
+        parts = urlsplit(url)
+        connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if token := self._access.shown_token():
+            headers["Authorization"] = f"Bearer {token}"
+        sent = False
+        try:
+            connection.connect()
+            assert connection.sock is not None
+            connection.sock.settimeout(self._timeout_s)
+            sent = True
+            connection.request(method, target, None if body is None else json.dumps(body).encode(), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get("Location", ""), answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            reason = (
+                getattr(error, "verify_message", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
+            )
+            raise _NoAnswer(reason, sent) from error
+        finally:
+            connection.close()
+
+    def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+        if scheme != "https":
+            return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+        self._tls = self._tls or self._access.tls()
+        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
 
 
 def _checked(url: str) -> str:
@@ -127,28 +166,6 @@ def _checked(url: str) -> str:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _exchange(method: str, url: str, target: str, body: Any, timeout_s: float) -> tuple[int, str, bytes]:
-    """Status, Location and body. Raises _NoAnswer."""
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S)
-    sent = False
-    try:
-        connection.connect()
-        assert connection.sock is not None
-        connection.sock.settimeout(timeout_s)
-        sent = True
-        data = None if body is None else json.dumps(body).encode()
-        connection.request(method, target, data, {"Content-Type": "application/json", "Accept": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.headers.get("Location", ""), answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise _NoAnswer(reason, sent) from error
-    finally:
-        connection.close()
 
 
 def _decoded(method: str, target: str, status: int, text: bytes) -> Any:

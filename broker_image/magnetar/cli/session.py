@@ -1,6 +1,7 @@
 """What every command that asks a cluster has in common.
 
-Owns: the options --url, --output and --no-color, and the `Session` that a command gets in their place. Imports: typer, rest, screen.
+Owns: the options --url, --output and --no-color, those about who asks (--token, --tls-ca and so on), and the `Session` and `Access` that a
+command gets in their place. Imports: typer, access, rest, screen.
 Invariant: each such command takes the same options under the same names and environment variables.
 """
 
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from magnetar.cli.access import Access
 from magnetar.cli.rest import DEFAULT_URL, Rest
 from magnetar.cli.screen import OutputFormat, Screen
 
@@ -27,6 +29,23 @@ NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text; so does N
 ServiceUrl = Annotated[
     str, typer.Option("--service-url", envvar="MAGNETAR_SERVICE_URL", help="Where clients connect: pulsar://a:6650,b:6650.")
 ]
+Token = Annotated[
+    str, typer.Option("--token", envvar="MAGNETAR_TOKEN", show_envvar=True, help="A JSON Web Token; better in a file.")
+]
+TokenFile = Annotated[str, typer.Option("--token-file", envvar="MAGNETAR_TOKEN_FILE", help="File with a token.")]
+TlsCa = Annotated[
+    str, typer.Option("--tls-ca", envvar="MAGNETAR_TLS_CA", help="Whom to believe: certificates in PEM; default: the system's.")
+]
+TlsCert = Annotated[str, typer.Option("--tls-cert", envvar="MAGNETAR_TLS_CERT", help="Certificate to show.")]
+TlsKey = Annotated[str, typer.Option("--tls-key", envvar="MAGNETAR_TLS_KEY", help="Its key.")]
+ACCESS = {
+    "token": (Token, ""),
+    "token_file": (TokenFile, ""),
+    "tls_ca": (TlsCa, ""),
+    "tls_cert": (TlsCert, ""),
+    "tls_key": (TlsKey, ""),
+}
+"""In the order of `Access`'s fields."""
 DEFAULT_SERVICE_URL = "pulsar://127.0.0.1:6650"
 
 
@@ -36,24 +55,43 @@ class Session:
 
     rest: Rest
     screen: Screen
+    access: Access
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameter `session` is made of the common options."""
+
+    def session(url: str, output: OutputFormat, no_color: bool, *shown: str) -> Session:
+        access = Access(*shown)
+        return Session(Rest(url, access=access), Screen(output, no_color), access)
+
+    common = {"url": (Url, DEFAULT_URL), "output": (Output, OutputFormat.TABLE), "no_color": (NoColor, False)}
+    return _made_of(function, "session", {**common, **ACCESS}, session)
+
+
+def admitted(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `access` is made of the options about who asks."""
+    return _made_of(function, "access", ACCESS, Access)
+
+
+def _made_of(
+    function: Callable[..., None], parameter: str, options: Mapping[str, tuple[Any, Any]], make: Callable[..., Any]
+) -> Callable[..., None]:
+    """A command that takes options in the place of one parameter, which is made of them."""
     signature = inspect.signature(function, eval_str=True)
-    own = [found.replace(kind=inspect.Parameter.KEYWORD_ONLY) for found in signature.parameters.values() if found.name != "session"]
-    defaults = {"url": (Url, DEFAULT_URL), "output": (Output, OutputFormat.TABLE), "no_color": (NoColor, False)}
-    common = [
+    own = [found.replace(kind=inspect.Parameter.KEYWORD_ONLY) for found in signature.parameters.values() if found.name != parameter]
+    added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in defaults.items()
+        for name, (annotation, default) in options.items()
     ]
 
     @functools.wraps(function)
-    def run(*, url: str, output: OutputFormat, no_color: bool, **arguments: Any) -> None:
-        function(Session(Rest(url), Screen(output, no_color)), **arguments)
+    def run(**arguments: Any) -> None:
+        made = make(*(arguments.pop(name) for name in options))
+        function(**{parameter: made}, **arguments)
 
-    run.__signature__ = signature.replace(parameters=[*own, *common])  # type: ignore[attr-defined]
-    run.__annotations__ = {found.name: found.annotation for found in (*own, *common)}
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {found.name: found.annotation for found in (*own, *added)}
     return run
 
 

@@ -48,7 +48,7 @@ def look(rest: Rest, order: str, count: int) -> dict[str, Any]:
     silent: list[str] = []
     topics: list[dict[str, Any]] = []
     with ThreadPoolExecutor(ASKED_PARALLEL_MAX) as pool:
-        for row, found in zip(live, pool.map(_topics_of, live), strict=True):
+        for row, found in zip(live, pool.map(lambda row: _topics_of(rest, row), live), strict=True):
             if found is None:
                 silent.append(f"{row['broker']} ({row['http_url']}) does not answer from here")
             else:
@@ -65,10 +65,16 @@ def look(rest: Rest, order: str, count: int) -> dict[str, Any]:
     }
 
 
-def _topics_of(broker: Mapping[str, Any]) -> dict[str, Any] | None:
+def _address(rest: Rest, broker: Mapping[str, Any]) -> str:
+    """A broker's REST, by TLS if we came by it and it has that."""
+    secure = broker.get("http_url_tls") if rest.urls[0].startswith("https:") else ""
+    return str(secure or broker["http_url"])
+
+
+def _topics_of(rest: Rest, broker: Mapping[str, Any]) -> dict[str, Any] | None:
     """Statistics of all topics that a broker serves, None if it does not answer."""
     try:
-        found: dict[str, Any] = Rest(broker["http_url"], TIMEOUT_S).get("/admin/v2/broker-stats/topics")
+        found: dict[str, Any] = rest.at(_address(rest, broker), TIMEOUT_S).get("/admin/v2/broker-stats/topics")
     except MagnetarError:
         return None
     return found

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from magnetar.errors import InvalidRequest
 
 DOCUMENT_BYTES_MAX = 256 << 10
@@ -47,6 +45,8 @@ class SecurityDocument:
 
 def parse_document(text: str) -> SecurityDocument:
     """The document in YAML. Raises InvalidRequest naming the field, what it holds and what it should hold."""
+    import yaml  # not for who only needs the shapes
+
     if len(text.encode()) > DOCUMENT_BYTES_MAX:
         raise InvalidRequest(f"security: the document has more than {DOCUMENT_BYTES_MAX} bytes; shorten its lists of roles")
     try:

@@ -60,6 +60,8 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
                     "out": load.record.message_rate_out if load is not None else 0.0,
                     "state": state,
                     "http_url": viewed.record.http_url,
+                    "service_url_tls": viewed.record.service_url_tls,
+                    "http_url_tls": viewed.record.http_url_tls,
                     "version": viewed.record.version,
                     "started_ms": viewed.record.started_ms,
                     "producers": load.record.producers if load is not None else 0,
