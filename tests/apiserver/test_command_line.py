@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from magnetar.cli.commands import application
+from magnetar.cli.conditions import look, problems_of
 from magnetar.cli.kubectl import PROGRAM_VARIABLE, Kubectl
 from magnetar.cli.planning import run_plan
 from magnetar.cli.replacing import run_replace
@@ -98,6 +99,35 @@ def test_the_guides_commands_for_kubernetes_succeed(scene: Scene, cluster_etcd: 
             assert (tmp_path / "magnetar-report.tar.gz").stat().st_size > 1000
             await brokers.own("public/default/0x00000000_0x80000000", lives[0])  # so that it cannot be over before it is taken back
             await asyncio.to_thread(_undo, scene, before)
+
+    asyncio.run(scenario())
+
+
+def test_status_finds_the_resources_of_the_brokers_it_asks(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """By the storage that both name, with what the operator says of them; a namespace without it has nothing to show."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
+            storage_id = "5e" * 16  # what the played brokers registered
+            scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "replicas": 0})
+            spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
+            scene.create("TopicNamespace", "orders", spec)
+            scene.create("TopicNamespace", "rival", spec)
+
+            def both() -> list[dict[str, Any]] | None:
+                found, _ = look(scene.namespace, "", storage_id)
+                reasons = {one["name"]: {said["type"]: said["reason"] for said in one["conditions"]}.get("Ready") for one in found}
+                return found if reasons == {"main": "AsDesired", "orders": "AsDesired", "rival": "Conflict"} else None
+
+            found = await until("all three with their reasons", both, PATIENCE_S)
+            (problem,) = problems_of(found)
+            assert problem.startswith(
+                f"TopicNamespace {scene.namespace}/rival: Conflict: TopicNamespace {scene.namespace}/orders is older"
+            )
+            assert await asyncio.to_thread(look, "default", "", storage_id) == (
+                [],
+                "no BrokerCluster of this namespace has this storage",
+            )
 
     asyncio.run(scenario())
 

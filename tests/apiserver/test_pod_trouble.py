@@ -176,7 +176,7 @@ def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_spins(
         async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator, Kubelet(scene).at_work():
             scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=0))
             path = scene.path("brokerclusters", "main")
-            await until("it is worked on", lambda: scene.condition(path).get("reason") == "Stopped" or scene.stateful_set())
+            await until("it is worked on", scene.stateful_set)
             await settled(operator)
             scene.plane.must("DELETE", f"/api/v1/namespaces/{scene.namespace}")
             for kind in CHILDREN:

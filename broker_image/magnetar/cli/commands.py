@@ -74,11 +74,16 @@ class Shell(enum.StrEnum):
 def status(
     session: Session,
     bundles: Annotated[bool, typer.Option("--bundles", help="All bundles, however many.")] = False,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
-    """Brokers, bundles, damage; exit 1 if anything is wrong."""
+    """Brokers, bundles, conditions; exit 1 if any is wrong.
+
+    Where kubectl reaches the cluster's custom resources (--namespace and --context say where), their conditions are shown beside.
+    """
     from magnetar.cli.status import run_status
 
-    raise typer.Exit(run_status(session, bundles))
+    raise typer.Exit(run_status(session, bundles, namespace, context))
 
 
 @application.command()

@@ -45,10 +45,11 @@ _UNREACHABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """One user, one context, one namespace ("" = as the kubeconfig says)."""
+    """One user, one context, one namespace ("" = as the kubeconfig says); how long an answer may take."""
 
     namespace: str = ""
     context: str = ""
+    timeout_s: float = TIMEOUT_S
 
     def run(self, arguments: Sequence[str], text: str = "") -> str:
         """What kubectl prints. Raises CommandFailed without kubectl, Unreachable, Refused."""
@@ -61,11 +62,11 @@ class Kubectl:
         ]
         try:
             done = subprocess.run(
-                [program, *chosen, *arguments], input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+                [program, *chosen, *arguments], input=text, capture_output=True, text=True, timeout=self.timeout_s, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise Unreachable(
-                f"kubectl {arguments[0]} got no answer within {TIMEOUT_S:.0f} s", "is the API server reachable?"
+                f"kubectl {arguments[0]} got no answer within {self.timeout_s:.0f} s", "is the API server reachable?"
             ) from error
         except OSError as error:
             raise CommandFailed(

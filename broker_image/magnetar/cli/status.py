@@ -1,14 +1,15 @@
 """`magnetar status`.
 
-Owns: what people see of a cluster's health, and what counts as unhealthy. Imports: rest, screen.
+Owns: what people see of a cluster's health, and what counts as unhealthy. Imports: rest, screen, conditions.
 Invariant: exit code 1 exactly if `problems` is not empty; a script reads the same list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from magnetar.cli import conditions
 from magnetar.cli.failures import REFUSED, Refused
 from magnetar.cli.rest import NOT_FOUND, Rest
 from magnetar.cli.screen import Screen, broker_of, since_text
@@ -18,12 +19,20 @@ SETTLED = ("Owned", "Deleted")
 BUNDLES_SHOWN_MAX = 40
 
 
-def run_status(session: Session, bundles: bool) -> int:
-    """Show brokers, bundles and damage; the exit code."""
+def run_status(session: Session, bundles: bool, namespace: str = "", context: str = "") -> int:
+    """Show brokers, bundles, damage and what Kubernetes says; the exit code."""
     status = session.rest.get("/magnetar/v1/status")
     damage = _damage(session.rest)
-    problems = problems_of(status, damage)
-    value = {**status, **damage, "healthy": not problems, "problems": problems}
+    resources, unseen = conditions.look(namespace, context, status["storage_id"])
+    problems = [*problems_of(status, damage), *conditions.problems_of(resources)]
+    value = {
+        **status,
+        **damage,
+        "resources": resources,
+        "resources_unseen": unseen,
+        "healthy": not problems,
+        "problems": problems,
+    }
     session.screen.show(value, lambda: _render(session.screen, value, bundles))
     return REFUSED if problems else 0
 
@@ -105,8 +114,18 @@ def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
                 for row in value["damage"]
             ],
         )
+    _render_conditions(screen, value["resources"])
     screen.line()
     screen.line("healthy" if value["healthy"] else "\n".join(["unhealthy:", *(f"  {problem}" for problem in value["problems"])]))
+
+
+def _render_conditions(screen: Screen, resources: Sequence[Mapping[str, Any]]) -> None:
+    rows, left_out = conditions.rows_of(resources)
+    if rows:
+        screen.line()
+        screen.table(("resource", "condition", "status", "reason", "message"), rows)
+    if left_out:
+        screen.line(left_out)
 
 
 def _percent(share: float | None) -> str:
