@@ -17,7 +17,7 @@ from magnetar_operator import broker_pods, etcd_life, names
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children, read_children
-from magnetar_operator.client_security import ensure_internal_key, see_security, tell_security
+from magnetar_operator.client_security import SeenSecurity, authority_known, secure_clients
 from magnetar_operator.cluster_state import ClusterState, read_cluster_state
 from magnetar_operator.cluster_status import Observed, derive, findings_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
@@ -67,15 +67,16 @@ async def reconcile(world: World, key: Key) -> float | None:
     await _tell(world, cluster, moves.story.before)
     problems = [*secured.problems, *await _apply_cordons(world, cluster, moves)]
     seen = await see_credentials(world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name)))
-    security = [*await see_security(world, cluster), *await ensure_internal_key(world, cluster)]
-    await tell_security(world, cluster, security)
-    problems += [*seen.problems, *security]
-    wanted = desired(cluster, world.defaults, moves.scale.replicas, observed.children, seen.digest, observed.etcd_shape)
+    security = await secure_clients(world, cluster)
+    problems += [*seen.problems, *security.all_problems]
+    authority = authority_known(security, observed.child("ConfigMap", names.security(cluster.name)))
+    replicas, shape = moves.scale.replicas, observed.etcd_shape
+    wanted = desired(cluster, world.defaults, replicas, observed.children, seen.digest, shape, authority=authority)
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
-    roll = held(_plan_roll(cluster, observed, moves), security)
+    roll = held(_plan_roll(cluster, observed, moves), security.blocking)
     await restart(world, cluster, observed.pods, roll)
-    if not security:
+    if not security.blocking:
         await _replace(world, observed, moves)
     await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
     if observed.state is not None:
@@ -85,8 +86,8 @@ async def reconcile(world: World, key: Key) -> float | None:
         await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
     problems += moves.problems
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
-    await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled)
-    secrets_s = CREDENTIALS_LOOK_S if seen.problems or security else LOOK_AGAIN_S
+    await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled, security)
+    secrets_s = CREDENTIALS_LOOK_S if seen.problems or security.all_problems else LOOK_AGAIN_S
     rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
     return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s, rotating_s)
 
@@ -185,10 +186,11 @@ async def _write_status(
     roll: RollPlan,
     problems: list[Problem],
     autoscaled: Autoscaled,
+    security: SeenSecurity,
 ) -> None:
     """`stored` is the cluster with the status that is to be replaced."""
     findings = findings_of(cluster, observed, moves.shown, roll, problems)
-    conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *autoscaled.findings])
+    conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *autoscaled.findings, *security.findings])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in cluster.status.conditions)
     status = derive(cluster, observed, roll, conditions)
     await world.write_status(stored, status.model_copy(update={"scaling": moves.story.status, "autoscaling": autoscaled.status}))

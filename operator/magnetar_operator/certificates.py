@@ -148,6 +148,11 @@ def material_problem(authority: bytes, certificate: bytes, key: bytes) -> str:
             return "ca.crt holds no certificate"
     except ValueError:
         return "ca.crt is not a PEM certificate"
+    return chain_problem(certificate, key)
+
+
+def chain_problem(certificate: bytes, key: bytes) -> str:
+    """Why a chain of PEM certificates and a key cannot be used together; "" if they can."""
     try:
         chain = x509.load_pem_x509_certificates(certificate)
     except ValueError:

@@ -7,48 +7,118 @@ missing or unusable no pod is restarted, because its successor could not start; 
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass, replace
+
 from magnetar.security.keys import SECRET_BYTES_MIN
 from magnetar_operator import names
+from magnetar_operator.builders.client_tls import authority_of, certificate_of, hosts_of, judged, secret_problem
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.security import (
     internal_key,
     internal_secret,
     is_secured,
+    knows_authority,
     token_entry,
     token_key_problem,
 )
-from magnetar_operator.conditions import Problem, Reason
+from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.planning import Taken, taken
 from magnetar_operator.refusals import ApiRefused
 from magnetar_operator.resources import SECRET
 from magnetar_operator.world import World
 
+OF_SECRETS = (
+    Reason.TLS_SECRET_MISSING, Reason.TLS_SECRET_UNUSABLE, Reason.CLIENT_AUTHORITY_MISSING, Reason.TOKEN_KEY_MISSING, Reason.CERTIFICATE_EXPIRED,
+    Reason.CERTIFICATE_EXPIRES, Reason.CERTIFICATE_NAMES,
+)  # fmt: skip
 
-async def see_security(world: World, cluster: BrokerCluster) -> list[Problem]:
-    """What keeps pods that are made now from starting. Raises KubernetesError."""
+
+@dataclass(frozen=True, slots=True)
+class SeenSecurity:
+    """`blocking` keeps pods from starting, `problems` has what else is wrong, `findings` the condition of the certificate; `authority`: its
+    secret has one that other processes are checked by (None: it cannot be read now)."""
+
+    blocking: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    authority: bool | None = False
+
+    @property
+    def all_problems(self) -> tuple[Problem, ...]:
+        return (*self.blocking, *self.problems)
+
+
+async def secure_clients(world: World, cluster: BrokerCluster) -> SeenSecurity:
+    """Look at the secrets, see to the cluster's own key, and tell what is wrong. Raises KubernetesError."""
+    seen = await see_security(world, cluster)
+    seen = replace(seen, blocking=(*seen.blocking, *await _ensure_internal_key(world, cluster)))
+    await _tell(world, cluster, seen)
+    return seen
+
+
+async def see_security(world: World, cluster: BrokerCluster) -> SeenSecurity:
+    """Read the secrets that the spec names. Raises KubernetesError."""
+    if not is_secured(cluster):
+        return SeenSecurity()
+    tls, entry = cluster.spec.tls, token_entry(cluster)
+    pair, token = await asyncio.gather(
+        *(
+            _read(world, cluster, name)
+            for name in (tls.secret_name if tls is not None else "", entry.name if entry is not None else "")
+        )
+    )
+    return judge(cluster, pair, token, world.clock.wall_ms())
+
+
+async def _read(world: World, cluster: BrokerCluster, name: str) -> Manifest | None:
+    return await world.api.get(SECRET, cluster.namespace, name) if name else None
+
+
+def judge(cluster: BrokerCluster, pair: Manifest | None, token: Manifest | None, wall_ms: int) -> SeenSecurity:
+    """What the secrets of the certificate and of the token key amount to (None: there is no such secret). Pure."""
+    blocking, problems = [], []
+    findings: tuple[Finding, ...] = ()
+    authority: bool | None = False
     entry = token_entry(cluster)
-    return judge(cluster, await world.api.get(SECRET, cluster.namespace, entry.name)) if entry is not None else []
+    if entry is not None:
+        wrong = f"secret {entry.name} does not exist" if token is None else token_key_problem(cluster, token)
+        if wrong:
+            blocking.append(Problem(Reason.TOKEN_KEY_MISSING, f"{wrong}. {Reason.TOKEN_KEY_MISSING.remedy}"))
+    if cluster.spec.tls is not None:
+        unusable = secret_problem(cluster, pair)
+        if unusable is not None:
+            blocking.append(unusable)
+            authority = None
+            findings = (Finding(Type.CERTIFICATE, False, unusable.reason, unusable.message),)
+        else:
+            assert pair is not None
+            authority = authority_of(pair)
+            reason, said = judged(certificate_of(pair), hosts_of(cluster), wall_ms)
+            message = f"certificate of secret {cluster.spec.tls.secret_name}: {said}"
+            findings = (Finding(Type.CERTIFICATE, reason is Reason.AS_DESIRED, reason, message),)
+            if reason is Reason.CERTIFICATE_EXPIRED:
+                problems.append(Problem(reason, message))
+    return SeenSecurity(tuple(blocking), tuple(problems), findings, authority)
 
 
-def judge(cluster: BrokerCluster, token: Manifest | None) -> list[Problem]:
-    """What the secret with the token key amounts to (None: it does not exist). Pure."""
-    entry = token_entry(cluster)
-    if entry is None:
-        return []
-    wrong = f"secret {entry.name} does not exist" if token is None else token_key_problem(cluster, token)
-    return [Problem(Reason.TOKEN_KEY_MISSING, f"{wrong}. {Reason.TOKEN_KEY_MISSING.remedy}")] if wrong else []
+def authority_known(seen: SeenSecurity, config: Manifest | None) -> bool:
+    """As it was seen; while the secret cannot be read, as the ConfigMap of an earlier pass has it."""
+    return knows_authority(config) if seen.authority is None else seen.authority
 
 
-async def tell_security(world: World, cluster: BrokerCluster, problems: list[Problem]) -> None:
-    """One Event for each problem that begins. Raises KubernetesError."""
-    for problem in problems:
-        await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
-    if not problems:
-        world.events.forget(cluster.metadata.uid, Reason.TOKEN_KEY_MISSING.word)
+async def _tell(world: World, cluster: BrokerCluster, seen: SeenSecurity) -> None:
+    """One Event for each state that begins. Raises KubernetesError."""
+    wrong = {finding.reason: finding.message for finding in seen.findings if not finding.holds}
+    wrong |= {problem.reason: problem.message for problem in seen.all_problems}
+    for reason, message in wrong.items():
+        await world.events.once(cluster, "Warning", reason.word, message)
+    for reason in set(OF_SECRETS) - set(wrong):
+        world.events.forget(cluster.metadata.uid, reason.word)
 
 
-async def ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:
+async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:
     """Make the cluster's own key, or make it anew if it will not do. Raises KubernetesError."""
     if not is_secured(cluster):
         return []

@@ -132,7 +132,6 @@ def _storage_problem(cluster: BrokerCluster, observed: Observed) -> Problem | No
 def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, conditions: tuple[Condition, ...]) -> BrokerClusterStatus:
     """The whole status."""
     state = observed.state
-    host = f"{cluster.name}.{cluster.namespace}.svc"
     known = {broker.name: broker for broker in cluster.status.brokers}
     brokers = []
     for pod in sorted_by_ordinal(observed.pods):
@@ -153,12 +152,21 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         etcd=observed.etcd.status if observed.etcd is not None else cluster.status.etcd,
         storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
         metadata_copy=copy_status(cluster, state.copies if state is not None else None),
-        endpoints=Endpoints(
-            service_url=f"pulsar://{host}:{names.BROKER_PORT}",
-            http_url=f"http://{host}:{names.HTTP_PORT}",
-        ),
+        endpoints=_endpoints(cluster),
         listeners=listener_statuses(cluster, observed.children, node_addresses(observed.pods)),
         brokers=tuple(brokers),
         pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
         conditions=conditions,
+    )
+
+
+def _endpoints(cluster: BrokerCluster) -> Endpoints:
+    """Only what clients may use."""
+    host, tls = f"{cluster.name}.{cluster.namespace}.svc", cluster.spec.tls
+    plain = tls is None or tls.plain == "Open"
+    return Endpoints(
+        service_url=f"pulsar://{host}:{names.BROKER_PORT}" if plain else "",
+        http_url=f"http://{host}:{names.HTTP_PORT}" if plain else "",
+        service_url_tls=f"pulsar+ssl://{host}:{names.BROKER_TLS_PORT}" if tls is not None else "",
+        https_url=f"https://{host}:{names.HTTPS_PORT}" if tls is not None else "",
     )

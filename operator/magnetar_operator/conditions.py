@@ -28,6 +28,7 @@ class Type(enum.StrEnum):
     DEGRADED = "Degraded"
     READY = "Ready"
     AUTOSCALING = "Autoscaling"
+    CERTIFICATE = "Certificate"
 
 
 class Reason(enum.Enum):
@@ -169,6 +170,37 @@ class Reason(enum.Enum):
         "ListenerPending",
         "A listener's service has no address yet; clients inside are served, and brokers need no restart when it comes.",
         "kubectl describe the service: it wants a load balancer that the cluster can make, or set advertisedHost.",
+    )
+    TLS_SECRET_MISSING = (
+        "TlsSecretMissing",
+        "The secret of spec.tls does not exist; running pods go on with the certificate that they have, and none is restarted.",
+        "Make it with type kubernetes.io/tls, by cert-manager or kubectl create secret tls, or correct spec.tls.secretName.",
+    )
+    TLS_SECRET_UNUSABLE = (
+        "TlsSecretUnusable",
+        "The secret of spec.tls is of another type, lacks tls.crt or tls.key, or its key belongs to another certificate; running pods go on "
+        "with the certificate that they have, and none is restarted.",
+        "Put the matching tls.crt and tls.key into it, as PEM.",
+    )
+    CLIENT_AUTHORITY_MISSING = (
+        "ClientAuthorityMissing",
+        "spec.auth.clientCertificates is true, and the secret of spec.tls has no ca.crt to check them by; no pod is restarted.",
+        "Add ca.crt, the authority that signs the clients' certificates, or set spec.auth.clientCertificates to false.",
+    )
+    CERTIFICATE_EXPIRED = (
+        "CertificateExpired",
+        "The certificate of spec.tls has ended, or is not valid yet; clients refuse new connections.",
+        "Put a valid one into the secret (with cert-manager: look at its Certificate); no restart is needed.",
+    )
+    CERTIFICATE_EXPIRES = (
+        "CertificateExpiresSoon",
+        "The certificate of spec.tls ends within two weeks, or a quarter of its life; whoever renews it seems not to.",
+        "Put a new one into the secret (with cert-manager: look at its Certificate); no restart is needed.",
+    )
+    CERTIFICATE_NAMES = (
+        "CertificateLacksNames",
+        "The certificate of spec.tls is not for a name under which clients inside reach brokers, so that those which check names refuse it.",
+        "Add <cluster>.<namespace>.svc and *.<cluster>-brokers.<namespace>.svc to its names (docs/security.md).",
     )
     TOKEN_KEY_MISSING = (
         "TokenKeyMissing",

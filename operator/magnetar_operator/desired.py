@@ -38,9 +38,12 @@ def desired(
     observed: Mapping[Identity, Manifest],
     credentials: str = "",
     shape: EtcdShape | None = None,
+    *,
+    authority: bool = False,
 ) -> list[Manifest]:
     """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do and for addresses;
-    `credentials` is the digest of the storage's ("" = it has none); `shape` is that of managed etcd (None = what the spec wants in the end)."""
+    `credentials` is the digest of the storage's ("" = it has none); `shape` is that of managed etcd (None = what the spec wants in the end);
+    `authority`: the secret of the clients' TLS has one."""
     managed = cluster.spec.etcd.managed
     etcd: list[Manifest] = []
     if managed is not None:
@@ -62,7 +65,7 @@ def desired(
         *listener_services(cluster, replicas),
         *broker_listeners(cluster, replicas, observed),
         broker_config(cluster),
-        *security_config(cluster),
+        *security_config(cluster, authority=authority),
         disruption_budget(cluster),
         broker_set(cluster, defaults, replicas, credentials),
     ]

@@ -23,6 +23,8 @@ JOB = f"{GROUP}/job"
 RUN = f"{GROUP}/run"
 ATTEMPT = f"{GROUP}/attempt"
 SENTINEL = f"{GROUP}/sentinel"
+PLAIN = f"{GROUP}/plain"
+"""Label on pods that open no port without TLS: `closed`. The chart's PodMonitors go by it."""
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 REVISION = "controller-revision-hash"
 
@@ -49,6 +51,7 @@ WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
 SPARK_ACCOUNT = "magnetar-spark"
 VOLUME_PATH = "/var/lib/magnetar"
 BROKER_PORT, HTTP_PORT = 6650, 8080
+BROKER_TLS_PORT, HTTPS_PORT = 6651, 8443
 ETCD_CLIENT_PORT, ETCD_PEER_PORT, ETCD_HEALTH_PORT = 2379, 2380, 2381
 USER_ID = 10001
 ETCD_USERS = OPERATOR_USER, BROKER_USER, COORDINATOR_USER, JOB_USER = "operator", "broker", "coordinator", "job"

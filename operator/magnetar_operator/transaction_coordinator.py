@@ -71,14 +71,16 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     problems = await _write_record(world, resource, cluster, observed, scale)
     seen = await see_credentials(world, cluster, resource, _set_of(resource, observed))
     security = await see_security(world, cluster)
-    problems += [*seen.problems, *security]
+    problems += [*seen.problems, *security.blocking]
     wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas, seen.digest)
     problems += await apply_children(world, resource, wanted, observed.children)
-    roll = held(_plan_roll(resource, observed, scale), security)
+    roll = held(_plan_roll(resource, observed, scale), security.blocking)
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
     await _write_status(world, resource, observed, scale, roll, problems)
-    return min(_again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems or security else LOOK_AGAIN_S)
+    return min(
+        _again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems or security.blocking else LOOK_AGAIN_S
+    )
 
 
 # --- who may act --------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from magnetar.clock import SystemClock
 from magnetar.security.document import parse_document
+from magnetar_operator.certificates import Subject, issue, make_authority
 from tests.apiserver.control_plane import ControlPlane, EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, settled, until
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 AUTH: dict[str, Any] = {"tokens": {"secretKey": {"name": "tokens", "key": "secret.key"}}, "superUserRoles": ["admin"]}
 TIMEOUT_S = 60.0
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -119,3 +122,64 @@ def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_nobody(
     asyncio.run(scenario())
     output = capsys.readouterr()
     assert "hush" not in output.out + output.err
+
+
+def test_a_certificate_is_taken_watched_and_followed_without_a_restart(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Missing, mismatched, ending soon, ended, renewed: each is a condition, and no pod is touched; TLS itself rolls them, and opens the services."""
+    clock = SystemClock()
+    authority = make_authority("tests", clock.wall_ms())
+    names = (f"main.{scene.namespace}.svc", f"*.main-brokers.{scene.namespace}.svc")
+
+    def files(begun_days_ago: int = 0) -> dict[str, bytes]:
+        issued = issue(authority, Subject("main", names), clock.wall_ms() - begun_days_ago * DAY_MS)
+        return {"tls_crt": issued.certificate, "tls_key": issued.key}
+
+    def put(**content: bytes) -> None:
+        data = {file.replace("_", "."): base64.b64encode(value).decode() for file, value in content.items()}
+        scene.merge(scene.core("secrets", "main-tls"), {"data": data})
+        nudge(scene)
+
+    def told(reason: str) -> bool:
+        return scene.condition(scene.path("brokerclusters", "main"), "Certificate").get("reason") == reason
+
+    async def scenario() -> None:
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace),
+            Kubelet(scene).at_work(),
+        ):
+            path = scene.path("brokerclusters", "main")
+            scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}})
+            await brokers.register("main-broker-0")
+            await until("it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S)
+            plain = uids(scene)
+            scene.merge(path, {"spec": {"tls": {"secretName": "main-tls"}}})
+            await until("the missing secret is named", lambda: told("TlsSecretMissing"), TIMEOUT_S)
+            assert "secret main-tls does not exist" in degraded(scene)["message"]
+            assert uids(scene) == plain, "brokers that serve are left alone"
+
+            make_secret(scene, "main-tls", "kubernetes.io/tls", **files() | {"tls_key": files()["tls_key"]})
+            nudge(scene)
+            await until("the mismatch is named", lambda: told("TlsSecretUnusable"), TIMEOUT_S)
+            assert uids(scene) == plain
+            put(**files(), ca_crt=authority.certificate)
+            await until("brokers have TLS", lambda: uids(scene) not in ([], plain) and told("AsDesired"), TIMEOUT_S)
+            await until("it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S)
+            service = scene.get(scene.core("services", "main")) or {}
+            assert [port["port"] for port in service["spec"]["ports"]] == [6650, 8080, 6651, 8443]
+            assert scene.cluster()["status"]["endpoints"]["serviceUrlTls"] == f"pulsar+ssl://main.{scene.namespace}.svc:6651"
+            assert parse_document(document(scene)).internal_ca_file == "/etc/magnetar/tls/ca.crt"
+
+            before = uids(scene)
+            put(**files(begun_days_ago=355))
+            await until("it ends soon", lambda: told("CertificateExpiresSoon"), TIMEOUT_S)
+            assert scene.condition(path)["status"] == "True", "everything still works"
+            put(**files(begun_days_ago=366))
+            await until("it has ended", lambda: told("CertificateExpired"), TIMEOUT_S)
+            assert degraded(scene)["reason"] == "CertificateExpired"
+            put(**files())
+            await until("it is healed", lambda: told("AsDesired") and degraded(scene)["status"] == "False", TIMEOUT_S)
+            assert uids(scene) == before
+            assert {*scene.events("CertificateExpiresSoon"), *scene.events("CertificateExpired")}
+
+    asyncio.run(scenario())

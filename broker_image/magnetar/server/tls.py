@@ -67,7 +67,9 @@ class TlsCertificates:
         for name in (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE):
             try:
                 with (self._directory / name).open("rb") as file:
-                    found[name] = file.read(FILE_BYTES_MAX)
+                    content = file.read(FILE_BYTES_MAX)
+                if name != AUTHORITY_FILE or content.strip():  # some issuers leave an empty one
+                    found[name] = content
             except FileNotFoundError as error:
                 if name == AUTHORITY_FILE:
                     continue

@@ -43,6 +43,7 @@ def _parts(cluster: BrokerCluster, credentials: str) -> PodParts:
     return PodParts(
         component=names.BROKER,
         account=names.broker_set(cluster.name),
+        service=names.brokers_service(cluster.name),
         settings=settings_of(cluster),
         labels=names.labels(cluster.name, names.BROKER),
         selector=names.selector(cluster.name, names.BROKER),

@@ -8,8 +8,9 @@ objects and nothing that holds data.
 from __future__ import annotations
 
 from magnetar_operator import names
+from magnetar_operator.builders.client_tls import ports_of
 from magnetar_operator.builders.config_map import PREFIX
-from magnetar_operator.builders.magnetar_pod import CONTAINER_PORTS, PodParts, pod_template
+from magnetar_operator.builders.magnetar_pod import PodParts, pod_template
 from magnetar_operator.builders.object import Defaults, Manifest, owner_of
 from magnetar_operator.builders.service_account import without_rights
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -23,8 +24,8 @@ def desired_coordinators(
     none)."""
     return [
         _account(resource),
-        _service(resource),
-        _policy(resource),
+        _service(resource, cluster),
+        _policy(resource, cluster),
         _config(resource),
         _budget(resource),
         _stateful_set(resource, cluster, defaults, replicas, credentials),
@@ -56,19 +57,19 @@ def _account(resource: TransactionCoordinator) -> Manifest:
     return without_rights(account, resource.spec.pod_template)
 
 
-def _service(resource: TransactionCoordinator) -> Manifest:
+def _service(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manifest:
     """DNS names of single coordinators; also of those that are not ready. Clients are told addresses by brokers and do not use it."""
     service = _object("v1", "Service", resource, names.coordinators_service(resource.name))
-    ports = [{"name": name, "port": number, "targetPort": name, "protocol": "TCP"} for name, number in CONTAINER_PORTS]
+    ports = [{"name": name, "port": number, "targetPort": name, "protocol": "TCP"} for name, number in ports_of(cluster)]
     return service | {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": _selector(resource), "ports": ports}
     }
 
 
-def _policy(resource: TransactionCoordinator) -> Manifest:
-    """Clients may be anywhere, as those of brokers; nothing but the two ports is open."""
+def _policy(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manifest:
+    """Clients may be anywhere, as those of brokers; nothing but their ports is open."""
     policy = _object("networking.k8s.io/v1", "NetworkPolicy", resource, names.coordinator_set(resource.name))
-    ports = [{"protocol": "TCP", "port": number} for _, number in CONTAINER_PORTS]
+    ports = [{"protocol": "TCP", "port": number} for _, number in ports_of(cluster)]
     return policy | {
         "spec": {"podSelector": {"matchLabels": _selector(resource)}, "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]}
     }
@@ -98,6 +99,7 @@ def _stateful_set(
     parts = PodParts(
         component=names.COORDINATOR,
         account=name,
+        service=names.coordinators_service(resource.name),
         settings=coordinator_settings(resource),
         labels=names.coordinator_labels(resource.name, cluster.name),
         selector=_selector(resource),

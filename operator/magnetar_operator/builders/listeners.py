@@ -65,6 +65,10 @@ def _filled(text: str, ordinal: int | None) -> str:
     return text.replace(ORDINAL, BOOTSTRAP if ordinal is None else str(ordinal))
 
 
+def _scheme(listener: Listener) -> str:
+    return "pulsar+ssl" if listener.tls else "pulsar"
+
+
 def _port_name(listener: Listener) -> str:
     return f"l-{listener.name}"
 
@@ -97,7 +101,9 @@ def broker_listeners(cluster: BrokerCluster, replicas: int, children: Children) 
     data = {}
     for ordinal in range(replicas):
         known = ((listener, address_of(cluster, listener, ordinal, children)) for listener in cluster.spec.listeners)
-        lines = [f"{listener.name}:pulsar://{_joined(address)}\n" for listener, address in known if address is not None]
+        lines = [
+            f"{listener.name}:{_scheme(listener)}://{_joined(address)}\n" for listener, address in known if address is not None
+        ]
         data[names.broker_pod(cluster.name, ordinal)] = "".join(lines)
     config = cluster_object("v1", "ConfigMap", cluster, names.broker_listeners(cluster.name), names.BROKER)
     return [config | {"data": data}]
@@ -134,7 +140,7 @@ def listener_statuses(cluster: BrokerCluster, children: Children, hosts: Mapping
             text = _joined(address, node) if address is not None and known else ""
             brokers.append(BrokerAddress(name=names.broker_pod(cluster.name, ordinal), address=text))
         first, node = address_of(cluster, listener, None, children), next(iter(hosts.values()), "")
-        url = f"pulsar://{_joined(first, node)}" if first is not None and (first[0] != HOST or node) else ""
+        url = f"{_scheme(listener)}://{_joined(first, node)}" if first is not None and (first[0] != HOST or node) else ""
         found.append(ListenerStatus(name=listener.name, service_url=url, brokers=tuple(brokers)))
     return tuple(found)
 
@@ -146,7 +152,10 @@ def listener_arguments(cluster: BrokerCluster) -> tuple[str, ...]:
     """What a broker gets: a port of its own for each listener, and where its addresses are."""
     if not cluster.spec.listeners:
         return ()
-    ports = (f"{listener.name}:pulsar://0.0.0.0:{FIRST_PORT + index}" for index, listener in enumerate(cluster.spec.listeners))
+    ports = (
+        f"{listener.name}:{_scheme(listener)}://0.0.0.0:{FIRST_PORT + index}"
+        for index, listener in enumerate(cluster.spec.listeners)
+    )
     return ("--bind-addresses", ",".join(ports), "--listeners-file", f"{PATH}/$(POD_NAME)", "--host-address", "$(HOST_IP)")
 
 

@@ -13,6 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar_operator import names
+from magnetar_operator.builders.client_tls import (
+    advertised_host,
+    ports_of,
+    probe_target,
+    tls_arguments,
+    tls_labels,
+    tls_mounts,
+    tls_volumes,
+)
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
 from magnetar_operator.builders.message_storage import location, storage_environment, storage_mounts, storage_volumes
 from magnetar_operator.builders.object import (
@@ -34,7 +43,6 @@ GRACE_BEYOND_DRAIN_S = 30
 """After the drain: sealing the log, leaving the store, ending the process."""
 SPREAD = tuple(TopologySpread(topology_key=key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone"))
 """As evenly as possible over hosts and zones, unless the spec says otherwise."""
-CONTAINER_PORTS = (("pulsar", names.BROKER_PORT), ("http", names.HTTP_PORT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +50,13 @@ class PodParts:
     """What one component has of its own.
 
     `component` names the container, the command (`magnetar <component>`) and the user of etcd; `account` is the service account and the
-    ConfigMap with `settings`; `arguments` follow those that every component takes; `labels` are all labels of the pod and `selector` those that
-    choose it; `environment`, `ports`, `volumes` and `mounts` come after those of every component.
+    ConfigMap with `settings`; `service` the headless one that names the pods; `arguments` follow those that every component takes; `labels` are
+    all labels of the pod and `selector` those that choose it; `environment`, `ports`, `volumes` and `mounts` come after those of every component.
     """
 
     component: str
     account: str
+    service: str
     settings: Mapping[str, str]
     labels: Mapping[str, str]
     selector: Mapping[str, str]
@@ -78,13 +87,15 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
             *storage_volumes(cluster),
             {"name": "tmp", "emptyDir": {}},
             *client_volumes(cluster, parts.component),
+            *tls_volumes(cluster),
             *security_volumes(cluster),
             *parts.volumes,
         ],
     }
     pod |= pull_secrets(cluster) | _placement(chosen)
     annotations = chosen.annotations | dict(parts.annotations) | {names.CONFIG_HASH: digest(dict(parts.settings))}
-    return {"metadata": {"labels": chosen.labels | dict(parts.labels), "annotations": annotations}, "spec": pod}
+    labels = chosen.labels | dict(parts.labels) | tls_labels(cluster)
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
 
 
 def _placement(chosen: PodTemplate) -> Manifest:
@@ -126,33 +137,34 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
             "--name", "$(POD_NAME)",
             "--store", store_url(cluster), *client_arguments(cluster, parts.component),
             "--volume", location(cluster),
-            "--advertised-address", "$(POD_IP)",
+            "--advertised-address", advertised_host(cluster, parts.service),
             "--broker-port", str(names.BROKER_PORT),
             "--http-port", str(names.HTTP_PORT),
-            *security_arguments(cluster),
+            *tls_arguments(cluster), *security_arguments(cluster),
             *parts.arguments,
         ],
         "env": [
             field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP"), *storage_environment(cluster), *parts.environment,
         ],
         "envFrom": [{"configMapRef": {"name": parts.account}}],
-        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in (*CONTAINER_PORTS, *parts.ports)],
+        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in (*ports_of(cluster), *parts.ports)],
         "resources": {key: dict(value) for key, value in parts.resources.model_dump().items() if value},
         "securityContext": container_security(),
         # Conditions repeat the last words of a process that ended by an error.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         # A process starts in under a second, but first waits for etcd: the start may take minutes, silence afterwards may not.
-        "startupProbe": _probe("/live", period=1, failures=300),
-        "readinessProbe": _probe("/ready", period=2, failures=2),
-        "livenessProbe": _probe("/live", period=10, failures=3),
+        "startupProbe": _probe(cluster, "/live", period=1, failures=300),
+        "readinessProbe": _probe(cluster, "/ready", period=2, failures=2),
+        "livenessProbe": _probe(cluster, "/live", period=10, failures=3),
         "volumeMounts": [
             *storage_mounts(cluster), {"name": "tmp", "mountPath": "/tmp"},
-            *client_mounts(cluster, parts.component), *security_mounts(cluster),
+            *client_mounts(cluster, parts.component), *tls_mounts(cluster), *security_mounts(cluster),
             *parts.mounts,
         ],
     }  # fmt: skip
 
 
-def _probe(path: str, period: int, failures: int) -> Manifest:
-    get = {"path": path, "port": "http", "scheme": "HTTP"}
+def _probe(cluster: BrokerCluster, path: str, period: int, failures: int) -> Manifest:
+    port, scheme = probe_target(cluster)
+    get = {"path": path, "port": port, "scheme": scheme}
     return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}

@@ -17,6 +17,7 @@ from magnetar.errors import InvalidRequest
 from magnetar.security.keys import SECRET_BYTES_MIN, secret_key
 from magnetar.security.signatures import public_key
 from magnetar_operator import names
+from magnetar_operator.builders.client_tls import AUTHORITY_PATH
 from magnetar_operator.builders.etcd_tls import READABLE_BY_GROUP, content
 from magnetar_operator.builders.object import Manifest, cluster_object
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -25,19 +26,22 @@ from magnetar_operator.models.security import Auth, SecretEntry
 PATH = "/etc/magnetar/security"
 VOLUME = "security"
 DOCUMENT, INTERNAL_KEY, TOKEN_KEY = "security.yaml", "internal.key", "token.key"
+ANYBODY = "anonymous"
+"""Role of every client of a cluster that asks nobody."""
 
 
 def is_secured(cluster: BrokerCluster) -> bool:
     """Whether the cluster's processes need to know each other."""
-    return cluster.spec.auth is not None
+    return cluster.spec.auth is not None or cluster.spec.tls is not None
 
 
 # --- the document ---------------------------------------------------------------------------------------------------------------
 
 
-def security_document(auth: Auth) -> dict[str, Any]:
-    """What `--security` gets."""
-    authentication: dict[str, Any] = {"anonymousRole": auth.anonymous_role}
+def security_document(cluster: BrokerCluster, *, authority: bool) -> dict[str, Any]:
+    """What `--security` gets. `authority`: the certificate's secret has the authority that other processes' certificates are checked against."""
+    auth = cluster.spec.auth or Auth(anonymous_role=ANYBODY, authorization=False)
+    authentication: dict[str, Any] = {"anonymousRole": auth.anonymous_role, "tls": auth.client_certificates}
     if auth.tokens is not None:
         kind = "secretKeyFile" if auth.tokens.secret_key is not None else "publicKeyFile"
         authentication["token"] = {
@@ -51,17 +55,22 @@ def security_document(auth: Auth) -> dict[str, Any]:
             "proxyRoles": list(auth.proxy_roles),
             "openMetrics": auth.open_metrics,
         },
-        "internal": {"keyFile": f"{PATH}/{INTERNAL_KEY}", "caFile": ""},
+        "internal": {"keyFile": f"{PATH}/{INTERNAL_KEY}", "caFile": AUTHORITY_PATH if authority else ""},
     }
 
 
-def security_config(cluster: BrokerCluster) -> list[Manifest]:
+def security_config(cluster: BrokerCluster, *, authority: bool) -> list[Manifest]:
     """The ConfigMap with the document; none for a cluster that is open to everybody."""
-    if cluster.spec.auth is None:
+    if not is_secured(cluster):
         return []
     config = cluster_object("v1", "ConfigMap", cluster, names.security(cluster.name), names.BROKER)
-    text = yaml.safe_dump(security_document(cluster.spec.auth), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(security_document(cluster, authority=authority), sort_keys=False, allow_unicode=True)
     return [config | {"data": {DOCUMENT: text}}]
+
+
+def knows_authority(config: Manifest | None) -> bool:
+    """Whether the document of an earlier pass names the authority."""
+    return config is not None and AUTHORITY_PATH in config.get("data", {}).get(DOCUMENT, "")
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------------------

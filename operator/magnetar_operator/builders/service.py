@@ -6,6 +6,7 @@ Owns: the clients' service, the brokers' and etcd's headless ones. Imports: buil
 from __future__ import annotations
 
 from magnetar_operator import names
+from magnetar_operator.builders.client_tls import ports_of
 from magnetar_operator.builders.object import Manifest, cluster_object
 from magnetar_operator.models.broker_cluster import BrokerCluster
 
@@ -14,13 +15,16 @@ def _port(name: str, number: int) -> Manifest:
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
 
 
-_BROKER_PORTS = [_port("pulsar", names.BROKER_PORT), _port("http", names.HTTP_PORT)]
+def _broker_ports(cluster: BrokerCluster) -> list[Manifest]:
+    return [_port(name, number) for name, number in ports_of(cluster)]
 
 
 def client_service(cluster: BrokerCluster) -> Manifest:
     """Where clients connect first; lookups then name single brokers."""
     service = cluster_object("v1", "Service", cluster, cluster.name, names.BROKER)
-    return service | {"spec": {"type": "ClusterIP", "selector": names.selector(cluster.name, names.BROKER), "ports": _BROKER_PORTS}}
+    return service | {
+        "spec": {"type": "ClusterIP", "selector": names.selector(cluster.name, names.BROKER), "ports": _broker_ports(cluster)}
+    }
 
 
 def brokers_service(cluster: BrokerCluster) -> Manifest:
@@ -31,7 +35,7 @@ def brokers_service(cluster: BrokerCluster) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": names.selector(cluster.name, names.BROKER),
-            "ports": _BROKER_PORTS,
+            "ports": _broker_ports(cluster),
         }
     }
 

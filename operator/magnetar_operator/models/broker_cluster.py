@@ -28,7 +28,7 @@ from magnetar_operator.models.etcd import EtcdAuthorityStatus, EtcdStatus
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
-from magnetar_operator.models.security import Auth
+from magnetar_operator.models.security import Auth, Tls
 from magnetar_operator.models.storage import SecretReference, Storage, VolumeClaim
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-coordinator", "-coordinators", "-etcd", "-storage")
@@ -163,6 +163,28 @@ class Resources(Model):
 class BrokerClusterSpec(Model):
     """What the cluster should be."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.auth) || !self.auth.clientCertificates || has(self.tls)",
+            "auth.clientCertificates needs spec.tls, whose secret holds the authority of the clients (ca.crt)",
+            lambda spec: spec.auth is None or not spec.auth.client_certificates or spec.tls is not None,
+        ),
+        Rule(
+            "has(self.tls) || self.listeners.all(listener, !listener.tls)",
+            "listeners: tls needs spec.tls, whose secret holds the certificate",
+            lambda spec: spec.tls is not None or not any(listener.tls for listener in spec.listeners),
+        ),
+        Rule(
+            "!has(self.tls) || self.tls.plain == 'Open' || self.listeners.all(listener, listener.tls)",
+            "tls.plain: a listener without tls would let nobody in; set its tls to true, or plain to Open",
+            lambda spec: spec.tls is None or spec.tls.plain == "Open" or all(listener.tls for listener in spec.listeners),
+        ),
+        Rule(
+            "!has(self.tls) || self.tls.plain == 'Open' || has(oldSelf.tls)",
+            "tls.plain: begin with Open; once the brokers have TLS, set Internal or Closed: those that are not restarted yet know no other way",
+        ),
+    )
+
     @model_validator(mode="after")
     def _names_listeners_once(self) -> Self:
         """The API server finds it by the list's keys."""
@@ -190,6 +212,10 @@ class BrokerClusterSpec(Model):
         json_schema_extra={"default": {"managed": {}}},
     )
     listeners: Listeners = ()
+    tls: Tls | None = Field(
+        default=None,
+        description="TLS for clients. Switching it on or off rolls the brokers and coordinators; a renewed certificate does not.",
+    )
     auth: Auth | None = Field(
         default=None,
         description="Who clients are and what they may do; without it everybody may do everything. Switching it on or off, or another "
@@ -215,8 +241,12 @@ class BrokerClusterSpec(Model):
 class Endpoints(StatusModel):
     """Where clients connect from inside the Kubernetes cluster."""
 
-    service_url: str = Field(default="", description="For Pulsar clients.")
-    http_url: str = Field(default="", description="For REST, pulsar-admin and metrics.")
+    service_url: str = Field(default="", description="For Pulsar clients; empty unless everybody may use the plain ports.")
+    http_url: str = Field(
+        default="", description="For REST, pulsar-admin and metrics; empty unless everybody may use the plain ports."
+    )
+    service_url_tls: str = Field(default="", description="For Pulsar clients, by TLS; empty without spec.tls.")
+    https_url: str = Field(default="", description="For REST and pulsar-admin, by TLS; empty without spec.tls.")
 
 
 class BrokerStatus(StatusModel):
@@ -288,7 +318,7 @@ class BrokerClusterStatus(StatusModel):
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="Available, Progressing, Degraded, Ready; Autoscaling if it is enabled.",
+        description="Available, Progressing, Degraded, Ready; Autoscaling if it is enabled, Certificate with spec.tls.",
         json_schema_extra=CONDITIONS,
     )
 

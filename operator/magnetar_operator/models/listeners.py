@@ -61,6 +61,10 @@ class Listener(Model):
         le=65334,
         description="Node port of the first service; broker n has the one n + 1 above. 0 = Kubernetes chooses.",
     )
+    tls: bool = Field(
+        default=False,
+        description="Its clients come by pulsar+ssl; needs spec.tls, whose certificate is for the hosts that they are told, too.",
+    )
     advertised_host: str = Field(
         default="",
         max_length=253,
@@ -92,7 +96,8 @@ Listeners = Annotated[
     Field(
         default=(),
         max_length=LISTENERS_MAX,
-        description="Ways in for clients outside. One more, less, renamed or in another place rolls the brokers; nothing else does.",
+        description="Ways in for clients outside. One more, less, renamed, in another place or with another tls rolls the brokers; nothing else "
+        "does.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ),
 ]

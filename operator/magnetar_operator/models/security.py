@@ -1,4 +1,4 @@
-"""`spec.auth`: who clients are and what they may do.
+"""`spec.auth` and `spec.tls`: who clients are, what they may do, and how connections are protected.
 
 Owns: their fields, limits and rules. Imports: models.base.
 Invariants: a spec holds no key: it names secrets of the resource's own namespace; what cannot let anybody in is refused, because a cluster that
@@ -7,7 +7,7 @@ nobody reaches is never meant.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -50,9 +50,9 @@ class Auth(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.tokens) || self.anonymousRole != ''",
-            "auth: nobody could come in: set tokens or anonymousRole",
-            lambda auth: auth.tokens is not None or auth.anonymous_role != "",
+            "has(self.tokens) || self.clientCertificates || self.anonymousRole != ''",
+            "auth: nobody could come in: set tokens, clientCertificates or anonymousRole",
+            lambda auth: auth.tokens is not None or auth.client_certificates or auth.anonymous_role != "",
         ),
         Rule(
             "!(self.anonymousRole in self.superUserRoles)",
@@ -67,9 +67,13 @@ class Auth(Model):
     )
 
     anonymous_role: str = Field(
-        default="", max_length=253, description="Role of clients that show no token; empty = they are refused."
+        default="", max_length=253, description="Role of clients that show neither token nor certificate; empty = they are refused."
     )
     tokens: Tokens | None = Field(default=None, description="Clients may show JSON web tokens.")
+    client_certificates: bool = Field(
+        default=False,
+        description="Clients may show certificates that ca.crt of the secret of spec.tls has signed; the common name is the role.",
+    )
     authorization: bool = Field(
         default=True,
         description="Roles need permissions (tenants' admins, permissions of namespaces and topics); false: whoever is known may do everything.",
@@ -84,4 +88,20 @@ class Auth(Model):
     )
     open_metrics: bool = Field(
         default=True, description="Whoever reaches the port may read metrics; false: a super user's token is needed for them, too."
+    )
+
+
+class Tls(Model):
+    """TLS for clients: Pulsar on 6651, REST on 8443. A renewed certificate is used by new connections, without a restart."""
+
+    secret_name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="A secret of type kubernetes.io/tls in the same namespace: tls.crt (with the chain), tls.key, and ca.crt for client "
+        "certificates and authorities of your own. cert-manager writes them so.",
+    )
+    plain: Literal["Open", "Internal", "Closed"] = Field(
+        default="Open",
+        description="The ports without TLS: Open for everybody; Internal for probes, metrics and the cluster's own processes; Closed. "
+        "A cluster that exists gets TLS with Open first.",
     )

@@ -28,6 +28,7 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
+    "spec.tls",
     "spec.auth",
     "spec.auth.tokens",
     "spec.auth.tokens.secretKey",

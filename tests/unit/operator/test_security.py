@@ -17,7 +17,7 @@ from magnetar.errors import InvalidRequest
 from magnetar.security.document import parse_document
 from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.security import DOCUMENT, internal_key, internal_secret
-from magnetar_operator.client_security import judge
+from magnetar_operator.client_security import SeenSecurity, judge
 from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.models import API_VERSION, parse_manifest
@@ -107,6 +107,7 @@ def test_roles_change_the_document_and_no_template() -> None:
     assert document(auth=AUTH) == {
         "authentication": {
             "anonymousRole": "",
+            "tls": False,
             "token": {"secretKeyFile": "/etc/magnetar/security/token.key", "roleClaim": "sub", "audience": "shop"},
         },
         "authorization": {"enabled": True, "superUserRoles": ["admin"], "proxyRoles": [], "openMetrics": True},
@@ -161,15 +162,15 @@ def public_key(encoding: serialization.Encoding) -> bytes:
     ],
 )
 def test_a_token_key_that_will_not_do_is_named_before_a_process_meets_it(tokens: str, content: bytes, said: str) -> None:
-    found = judge(cluster(auth={"tokens": {tokens: {"name": "s", "key": "k"}}}), secret(k=content))
+    found = judge(cluster(auth={"tokens": {tokens: {"name": "s", "key": "k"}}}), None, secret(k=content), 0).blocking
     assert [problem.reason for problem in found] == ([Reason.TOKEN_KEY_MISSING] if said else [])
     assert all(said in problem.message for problem in found)
-    assert judge(cluster(auth={"anonymousRole": "guest"}), None) == [], "nobody shows tokens"
+    assert judge(cluster(auth={"anonymousRole": "guest"}), None, None, 0) == SeenSecurity(), "nobody shows tokens"
 
 
 def test_nobody_is_restarted_while_a_key_is_missing() -> None:
     """A pod that were restarted now would not come back: even a sick one is left alone."""
-    (problem,) = judge(cluster(auth=AUTH), None)
+    (problem,) = judge(cluster(auth=AUTH), None, None, 0).blocking
     assert problem.message.startswith("secret tokens does not exist. Make the secret")
     outdated = plan_roll([BrokerPod("main-broker-0", "old", ready=False, terminating=False)], "new", 1, scaling=False)
     assert outdated.restart == "main-broker-0"
@@ -178,7 +179,7 @@ def test_nobody_is_restarted_while_a_key_is_missing() -> None:
 
 
 def test_what_is_said_of_a_key_holds_nothing_of_it() -> None:
-    (problem,) = judge(cluster(auth=AUTH), secret(**{"secret_key": b"hush-hush"}))
+    (problem,) = judge(cluster(auth=AUTH), None, secret(secret_key=b"hush-hush"), 0).blocking
     assert "fewer than 32" in problem.message
     assert "hush" not in problem.message
 
