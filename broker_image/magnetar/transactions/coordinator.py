@@ -157,6 +157,10 @@ class CoordinatorCore:
             return None
         return found.action, tuple(name for name in found.participants if name in found.remaining)
 
+    def is_live(self, least: int) -> bool:
+        """Whether a transaction has not ended everywhere."""
+        return least in self._live
+
     def status(self, least: int) -> str | None:
         """OPEN, COMMITTING, ABORTING, COMMITTED or ABORTED; None if it is not known (any more)."""
         if (found := self._live.get(least)) is not None:

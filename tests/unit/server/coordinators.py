@@ -196,13 +196,13 @@ class TransactionPeer(Peer):
         self.write(requests.coordinator_connect(self.next_request(), tcid))
         return (await self.answer()).tc_client_connect_response
 
-    async def new(self, timeout_ms: int = 60_000) -> Any:
-        self.write(requests.new_txn(self.next_request(), 0, timeout_ms))
+    async def new(self, timeout_ms: int = 60_000, *, tcid: int = 0) -> Any:
+        self.write(requests.new_txn(self.next_request(), tcid, timeout_ms))
         return (await self.answer(api.BaseCommand.Type.NEW_TXN_RESPONSE)).new_txn_response
 
-    async def begin(self, *topics: str, timeout_ms: int = 60_000) -> TxnId:
+    async def begin(self, *topics: str, timeout_ms: int = 60_000, tcid: int = 0) -> TxnId:
         """A transaction that publishes to these topics."""
-        response = await self.new(timeout_ms)
+        response = await self.new(timeout_ms, tcid=tcid)
         assert not response.HasField("error"), response
         txn = TxnId(response.txnid_most_bits, response.txnid_least_bits)
         if topics:

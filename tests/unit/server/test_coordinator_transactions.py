@@ -237,7 +237,7 @@ def test_a_retiring_number_begins_nothing_and_says_when_it_is_empty(tmp_path: Pa
             await until(store, (CoordinatorState.RETIRING, 1))
             answer = await peer.new()
             assert code(answer) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
-            assert "retiring" in answer.message
+            assert "retiring" in answer.message, "there is no other coordinator to begin it"
             assert code(await peer.end(txn)) is None
             await until(store, (CoordinatorState.RETIRING, 0))
             await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
@@ -316,5 +316,68 @@ def test_only_its_role_may_end_a_transaction(tmp_path: Path) -> None:
                 assert code(await eve.join(other, A)) == WireCode.NOT_ALLOWED
             assert code(await admin.end(txn, ABORT)) is None
             assert code(await ann.end(by_proxy)) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_retiring_number_has_another_one_begin(tmp_path: Path) -> None:
+    """A client that knows only the retiring one gets a transaction of the other, and ends it there; a transaction of its own ends here."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with (
+            running_coordinator(tmp_path, store) as first,
+            running_coordinator(tmp_path, store, tcid=1) as second,
+            transaction_peer(first) as peer,
+            transaction_peer(second) as at_second,
+        ):
+            own = await at_second.begin(tcid=1)
+            assert own == TxnId(1, 0)
+            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+            async with asyncio.timeout(TIMEOUT_S):
+                while (found := await at_second.begin(tcid=1)).most == 1:
+                    pass
+            assert found == TxnId(0, 0)
+            assert code(await at_second.end(found)) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+            assert code(await peer.end(found)) is None
+            assert code(await at_second.end(own)) is None
+
+    asyncio.run(scenario())
+
+
+def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path) -> None:
+    """Outcomes of what has ended there, and new transactions of its own; nothing while the number is held, or may come back."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        elsewhere = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+        async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
+            async with running_coordinator(tmp_path, store, tcid=1) as second:
+                async with transaction_peer(second) as at_second:
+                    committed, aborted, left_open = [await at_second.begin(tcid=1) for _ in range(3)]
+                    assert code(await at_second.end(committed)) is None
+                    assert code(await at_second.end(aborted, ABORT)) is None
+                assert code(await peer.connect(1)) == elsewhere
+                assert code(await peer.end(committed)) == elsewhere
+                await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+                await second.stop()
+            files = await _files(tmp_path)
+            assert code(await peer.connect(1)) is None
+            assert code(await peer.end(committed)) is None
+            answer = await peer.end(committed, ABORT)
+            assert code(answer) == WireCode.INVALID_TXN_STATUS
+            assert "(1,0) is COMMITTED" in answer.message
+            assert code(await peer.end(aborted)) == WireCode.INVALID_TXN_STATUS
+            assert code(await peer.join(aborted, A)) == WireCode.INVALID_TXN_STATUS
+            assert code(await peer.end(TxnId(1, 99))) == WireCode.TRANSACTION_NOT_FOUND
+            assert code(await peer.end(left_open)) == elsewhere, "only its own coordinator may end it"
+            assert code(await peer.end(TxnId(2, 0))) == elsewhere
+            assert (await peer.begin(tcid=1)).most == 0
+            assert files <= await _files(tmp_path), "reading removes nothing"
+            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(2, 2, "test/tx").encode())
+            assert code(await peer.end(committed)) == elsewhere
+
+    async def _files(directory: Path) -> set[Path]:
+        return {path for path in directory.rglob("*") if path.is_file() and path.name != "claim"}
 
     asyncio.run(scenario())

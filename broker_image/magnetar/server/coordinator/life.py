@@ -29,6 +29,7 @@ from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.participants import WireParticipants
+from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.service import CoordinatorService
 from magnetar.server.coordinator.transaction_log import TransactionLog
 from magnetar.server.coordinator.transactions import Transactions, limits_of
@@ -57,6 +58,7 @@ class Coordinator:
         self._claim: CoordinatorClaim | None = None
         self._log: TransactionLog | None = None
         self._participants: WireParticipants | None = None
+        self._others: OtherCoordinators | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._doors: list[Listener] = []
         self._ready = self._stopping = False
@@ -127,8 +129,12 @@ class Coordinator:
             credentials = Credentials(INTERNAL_METHOD, lambda: security.internal_token().encode())
         timeout_s = settings.transaction_participant_timeout_s
         self._participants = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
+        self._others = OtherCoordinators(store, ports.network, credentials, timeout_s, ports.tls)
         self._service.begin(
-            Transactions(core, self._log, self._participants, ports.clock, settings, self._metrics, self.fail), claim
+            Transactions(core, self._log, self._participants, ports.clock, settings, self._metrics, self.fail),
+            claim,
+            RetiredNumbers(store, ports.volume, ports.clock, limits_of(settings)),
+            self._others,
         )
 
     def _open_transactions(self) -> int:
@@ -212,6 +218,8 @@ class Coordinator:
             await self._service.transactions.stop()
         if self._participants is not None:
             await self._participants.close()
+        if self._others is not None:
+            await self._others.close()
         if self._log is not None:
             await self._log.close()
 

@@ -26,11 +26,13 @@ from magnetar.errors import (
 from magnetar.names import TopicName
 from magnetar.server.connection import Connection
 from magnetar.server.coordinator.claim import CoordinatorClaim
+from magnetar.server.coordinator.discovery import FIRST
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
+from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
 from magnetar.server.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.server.security.authentication import Authenticator
-from magnetar.transactions.coordinator_events import Caller
+from magnetar.transactions.coordinator_events import Caller, EndRequested, JoinRequested
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Participant
 from magnetar.wire import commands, transactions
@@ -54,6 +56,8 @@ class CoordinatorService:
     def __init__(self, tcid: int, metrics: CoordinatorMetrics, security: Authenticator | None = None) -> None:
         self._tcid, self._metrics, self._security = tcid, metrics, security
         self._claim: CoordinatorClaim | None = None
+        self._retired: RetiredNumbers | None = None
+        self._others: OtherCoordinators | None = None
         self.transactions: Transactions | None = None
         self._handlers: dict[int, Callable[[Transactions, Connection, Any], Coroutine[Any, Any, bytes]]] = {
             Type.TC_CLIENT_CONNECT_REQUEST: self._connect,
@@ -63,9 +67,11 @@ class CoordinatorService:
             Type.END_TXN: self._end,
         }
 
-    def begin(self, found: Transactions, claim: CoordinatorClaim) -> None:
-        """Answer about these transactions; new ones begin while `claim` says so."""
-        self.transactions, self._claim = found, claim
+    def begin(self, found: Transactions, claim: CoordinatorClaim, retired: RetiredNumbers, others: OtherCoordinators) -> None:
+        """Answer about these transactions; new ones begin while `claim` says so, and at one of the `others` while it does not."""
+        self.transactions, self._claim, self._others = found, claim, others
+        if self._tcid == FIRST:
+            self._retired = retired
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
         """Answer one command, now or later. Raises ProtocolError for what only a server may send."""
@@ -103,51 +109,73 @@ class CoordinatorService:
     # --- commands --------------------------------------------------------------------------------------------------------------
 
     async def _connect(self, _found: Transactions, _connection: Connection, request: api.CommandTcClientConnectRequest) -> bytes:
-        self._check_number(request.tc_id)
+        await self._check_number(request.tc_id)
         return transactions.coordinator_connected(request.request_id)
 
     async def _new(self, found: Transactions, connection: Connection, request: api.CommandNewTxn) -> bytes:
-        self._check_number(request.tc_id)
+        await self._check_number(request.tc_id)
+        timeout_ms = request.txn_ttl_seconds or TIMEOUT_DEFAULT_MS
         assert self._claim is not None, "transactions have a claim"
-        if not self._claim.begins:
+        assert self._others is not None, "and know where else to begin"
+        if self._claim.begins:
+            txn = await found.new(timeout_ms, self._caller(connection).principal)
+        elif self._security is None:
+            txn = await self._others.begin(self._tcid, timeout_ms)
+        else:
+            # Another coordinator would take us for its owner.
             raise TransactionCoordinatorNotFound(
                 f"transaction coordinator {self._tcid} is retiring and begins no more transactions; use another one"
             )
-        timeout_ms = request.txn_ttl_seconds or TIMEOUT_DEFAULT_MS
-        txn = await found.new(timeout_ms, self._caller(connection).principal)
         return transactions.new_txn_response(request.request_id, txn)
 
     async def _add_partitions(self, found: Transactions, connection: Connection, request: api.CommandAddPartitionToTxn) -> bytes:
-        txn = self._txn(request)
+        txn = _txn(request)
         participants = _checked(Participant(_topic(name)) for name in request.partitions)
-        await found.join(txn.least, participants, self._caller(connection))
+        await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_partition_response(request.request_id, txn)
 
     async def _add_subscriptions(
         self, found: Transactions, connection: Connection, request: api.CommandAddSubscriptionToTxn
     ) -> bytes:
-        txn = self._txn(request)
+        txn = _txn(request)
         participants = _checked(Participant(_topic(named.topic), _subscription(named)) for named in request.subscription)
-        await found.join(txn.least, participants, self._caller(connection))
+        await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_subscription_response(request.request_id, txn)
 
     async def _end(self, found: Transactions, connection: Connection, request: api.CommandEndTxn) -> bytes:
-        txn = self._txn(request)
+        txn, caller = _txn(request), self._caller(connection)
         if not request.HasField("txn_action"):
             raise InvalidRequest("txn_action is missing; say COMMIT or ABORT")
-        await found.end(txn.least, Action(request.txn_action), self._caller(connection))
+        action = Action(request.txn_action)
+        if txn.most == self._tcid:
+            await found.end(txn.least, action, caller)
+        else:
+            await self._of_retired(txn, EndRequested(None, txn.least, action, caller, found.now_ms()))
         return transactions.end_txn_response(request.request_id, txn)
 
     # --- checks ----------------------------------------------------------------------------------------------------------------
 
-    def _check_number(self, tcid: int) -> None:
-        if tcid != self._tcid:
-            raise TransactionCoordinatorNotFound(f"this is transaction coordinator {self._tcid}, not {tcid}; look it up again")
+    async def _join(self, found: Transactions, txn: TxnId, participants: tuple[Participant, ...], caller: Caller) -> None:
+        if txn.most == self._tcid:
+            await found.join(txn.least, participants, caller)
+        else:
+            await self._of_retired(txn, JoinRequested(None, txn.least, participants, caller))
 
-    def _txn(self, request: Any) -> TxnId:
-        txn = TxnId(request.txnid_most_bits, request.txnid_least_bits)
-        self._check_number(txn.most)
-        return txn
+    async def _of_retired(self, txn: TxnId, event: EndRequested | JoinRequested) -> None:
+        if self._retired is None:
+            raise self._not_here(txn.most)
+        await self._retired.ask(txn.most, event)
+
+    async def _check_number(self, tcid: int) -> None:
+        """Raises TransactionCoordinatorNotFound for a number that is not ours, nor one that is gone and for us to answer for."""
+        if tcid == self._tcid:
+            return
+        if self._retired is None:
+            raise self._not_here(tcid)
+        await self._retired.check(tcid)
+
+    def _not_here(self, tcid: int) -> TransactionCoordinatorNotFound:
+        return TransactionCoordinatorNotFound(f"this is transaction coordinator {self._tcid}, not {tcid}; look it up again")
 
     def _caller(self, connection: Connection) -> Caller:
         """Who asks: a role that a proxy speaks for acts for itself. Without authorization everybody may act on everything."""
@@ -171,6 +199,10 @@ class CoordinatorService:
             asyncio.get_running_loop().call_later(DISK_LOOK_S, self.when_disk_catches_up, resume)
         else:
             resume()
+
+
+def _txn(request: Any) -> TxnId:
+    return TxnId(request.txnid_most_bits, request.txnid_least_bits)
 
 
 def _topic(text: str) -> str:

@@ -99,6 +99,10 @@ class Transactions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def now_ms(self) -> int:
+        """The time that the core goes by."""
+        return self._now_ms()
+
     @property
     def live(self) -> int:
         """Transactions that have not ended everywhere."""

@@ -1,0 +1,132 @@
+"""Numbers (TCIDs) that are not there any more, or are about to go.
+
+Owns: what the first coordinator answers for numbers that have been given back, and how one that retires has another begin a transaction.
+Imports: claims and records, the core, storage, client (connections). Source: DESIGN 8: clients learn the number of coordinators once.
+Invariants: only a number that was given back, is not announced and is held by nobody is answered for, from its own checkpoint and log, in which
+nothing is written; a transaction is begun by a number that says so itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from magnetar.client.connection import Credentials
+from magnetar.client.failures import failure_of
+from magnetar.client.pool import Pool
+from magnetar.clock import Clock
+from magnetar.errors import MagnetarError, Retry, TransactionCoordinatorNotFound
+from magnetar.metadata import keys
+from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
+from magnetar.metadata.store import MetadataStore
+from magnetar.network import Network
+from magnetar.storage.coordinator_log import read_changes, read_state
+from magnetar.storage.volume import Volume
+from magnetar.transactions.coordinator import CoordinatorCore, Limits
+from magnetar.transactions.coordinator_events import Answer, EndRequested, JoinRequested, Write
+from magnetar.transactions.ids import TxnId
+from magnetar.wire import requests
+
+if TYPE_CHECKING:
+    from magnetar.server.tls import TlsDoor
+
+
+class RetiredNumbers:
+    """Answers for numbers that were given back."""
+
+    def __init__(self, store: MetadataStore, volume: Volume, clock: Clock, limits: Limits) -> None:
+        self._store, self._volume, self._clock, self._limits = store, volume, clock, limits
+        self._read: dict[int, tuple[int, CoordinatorCore]] = {}
+        self._reading = asyncio.Lock()
+
+    async def check(self, tcid: int) -> tuple[int, CoordinatorRecord]:
+        """The record of a number that is answered for here, and its revision. Raises TransactionCoordinatorNotFound, StoreError."""
+        number = keys.coordinator(tcid)
+        claims = (await self._store.range(keys.COORDINATOR_CLAIMS)).items
+        known = await self._store.get(keys.COORDINATOR_SET)
+        announced = CoordinatorSetRecord.decode(known.value).announced if known is not None else 0
+        item = await self._store.get(number)
+        if tcid < announced or item is None or any(claim.key == keys.coordinator_claim(tcid) for claim in claims):
+            raise TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not served here; look it up again")
+        record = CoordinatorRecord.decode(item.value)
+        if record.state is not CoordinatorState.RELEASED:
+            raise TransactionCoordinatorNotFound(
+                f"transaction coordinator {tcid} has not given its number back: its process must come back to end what it has left"
+            )
+        return item.mod_revision, record
+
+    async def ask(self, tcid: int, event: EndRequested | JoinRequested) -> None:
+        """What is known of a transaction that has ended. Raises what the number itself would, TransactionCoordinatorNotFound, StorageError."""
+        async with self._reading:
+            revision, record = await self.check(tcid)
+            held = self._read.get(tcid)
+            if held is None or held[0] != revision:
+                held = self._read[tcid] = revision, await self._recovered(tcid, record)
+        core = held[1]
+        if core.is_live(event.least):
+            raise TransactionCoordinatorNotFound(
+                f"transaction {TxnId(tcid, event.least)} has not ended, and its coordinator is gone; it must come back to end it"
+            )
+        for effect in core.handle(event):
+            assert isinstance(effect, Write), effect
+            assert not effect.changes, "nothing changes that has ended"
+            for answer in effect.then:
+                if isinstance(answer, Answer) and answer.error is not None:
+                    raise answer.error
+
+    async def _recovered(self, tcid: int, record: CoordinatorRecord) -> CoordinatorCore:
+        core = CoordinatorCore(tcid, self._limits)
+        if record.checkpoint is not None:
+            core.restore(await read_state(self._volume, record.checkpoint))
+        async for change in read_changes(self._volume, tcid, record.chain):  # of a life that has closed its log: nobody is fenced
+            core.apply(change)
+        core.recovered(self._clock.wall_ms())
+        return core
+
+
+class OtherCoordinators:
+    """Coordinators that begin transactions, for one that does not any more."""
+
+    def __init__(
+        self, store: MetadataStore, network: Network, credentials: Credentials, timeout_s: float, tls: TlsDoor | None = None
+    ) -> None:
+        self._store, self._network, self._credentials = store, network, credentials
+        self._timeout_s, self._tls = timeout_s, tls
+        self._pool: Pool | None = None
+
+    async def begin(self, own: int, timeout_ms: int) -> TxnId:
+        """A transaction of another number than `own`. Raises the last refusal, TransactionCoordinatorNotFound if there is no other."""
+        known = await self._store.get(keys.COORDINATOR_SET)
+        limit = CoordinatorSetRecord.decode(known.value).limit if known is not None else 0
+        refused: MagnetarError = TransactionCoordinatorNotFound(
+            f"transaction coordinator {own} is retiring and begins no more transactions, and no other one is there"
+        )
+        for item in (await self._store.range(keys.COORDINATOR_CLAIMS)).items:
+            tcid = int(item.key.removeprefix(keys.COORDINATOR_CLAIMS))
+            if tcid != own and tcid < limit:
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        return await self._ask(CoordinatorClaimRecord.decode(item.value).service_url, tcid, timeout_ms)
+                except OSError as error:  # no answer in time, or no file of the authority
+                    refused = TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not reached: {error!r}")
+                except MagnetarError as error:
+                    if error.retry is Retry.NEVER:
+                        raise
+                    refused = error
+        raise refused
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _ask(self, url: str, tcid: int, timeout_ms: int) -> TxnId:
+        if self._pool is None:
+            self._pool = Pool(self._network, url, self._credentials, self._timeout_s)
+        self._pool.begin_at(url, self._tls.to_peers() if self._tls is not None else None)
+        connection = await self._pool.get(self._pool.assigned(url, False))
+        number = self._pool.next_request_id()
+        body = (await connection.request(number, requests.new_txn(number, tcid, timeout_ms))).new_txn_response
+        if body.HasField("error"):
+            raise failure_of(body.error, body.message)
+        return TxnId(body.txnid_most_bits, body.txnid_least_bits)
