@@ -3,17 +3,15 @@
 Owns: the forms in which key files come, and which algorithms a key takes. Imports: errors; `signatures` for public keys.
 Source: Pulsar's tokenSecretKey and tokenPublicKey (raw bytes, or `data:;base64,...`); RFC 7518 section 3.
 Invariants: the key decides which algorithms a token may name, never the token; an HMAC key that is a public key or too short to resist guessing
-is refused; comparisons take the same time wherever they differ.
+is refused.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from magnetar.errors import InvalidRequest
 
@@ -21,7 +19,7 @@ SECRET_BYTES_MIN = 32
 KEY_FILE_BYTES_MAX = 64 << 10
 _DATA = b"data:"
 _BASE64 = b";base64,"
-_HASHES = {"HS256": hashlib.sha256, "HS384": hashlib.sha384, "HS512": hashlib.sha512}
+_HASH_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 
 
 class VerifyingKey(Protocol):
@@ -32,8 +30,18 @@ class VerifyingKey(Protocol):
         """Names of the algorithms (JWA) that this key takes."""
         ...
 
-    def verifies(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
-        """Whether `signature` is that of `signed`; `algorithm` is one of `algorithms`."""
+    @property
+    def material(self) -> Any:
+        """What PyJWT takes for a key."""
+        ...
+
+
+class SigningKey(Protocol):
+    """What tokens are made with."""
+
+    @property
+    def material(self) -> Any:
+        """What PyJWT takes for a key."""
         ...
 
 
@@ -45,14 +53,12 @@ class SecretKey:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        return frozenset(_HASHES)
+        """Those whose hash is no longer than the key (RFC 7518 section 3.2)."""
+        return frozenset(name for name, size in _HASH_BYTES.items() if size <= len(self.secret))
 
-    def verifies(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
-        return hmac.compare_digest(self.sign(algorithm, signed), signature)
-
-    def sign(self, algorithm: str, signed: bytes) -> bytes:
-        """The signature of `signed`."""
-        return hmac.digest(self.secret, signed, _HASHES[algorithm])
+    @property
+    def material(self) -> bytes:
+        return self.secret
 
 
 def file_content(field: str, data: bytes) -> bytes:

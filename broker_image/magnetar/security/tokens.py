@@ -1,25 +1,22 @@
 """Tokens: JSON Web Tokens in their compact form.
 
-Owns: checking one, and making one. Imports: keys, errors.
+Owns: checking one, and making one. Imports: keys, errors; PyJWT, which is imported only when there is a token to look at.
 Source: RFC 7515, 7519; Pulsar's AuthenticationProviderToken: the role is a claim (its first item if it is a list), the audience is checked if one is
 configured, `exp` and `nbf` are seconds.
-Why not PyJWT: what is needed of it is this page, and a token may only name an algorithm that the key takes in any case.
-Invariants: nothing of a token is believed before its signature is verified; an unsigned one, or one with extensions that must be understood, is
-refused; no part of a token is in an error's text.
+Invariants: nothing of a token is believed before its signature is verified; the key decides which algorithms there are; an unsigned token, or one
+with extensions that must be understood, is refused; times are those of our clock; no part of a token is in an error's text.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from magnetar.errors import AuthenticationFailed
 from magnetar.security.document import ROLE_LENGTH_MAX
-from magnetar.security.keys import VerifyingKey
+from magnetar.security.keys import SigningKey, VerifyingKey
 
 TOKEN_BYTES_MAX = 16 << 10
 
@@ -41,32 +38,23 @@ class TokenRules:
     audience: str = ""
 
 
-class SigningKey(Protocol):
-    """What tokens are made with."""
-
-    def sign(self, algorithm: str, signed: bytes) -> bytes:
-        """The signature of `signed`."""
-        ...
-
-
 def verify(token: bytes, rules: TokenRules, now_s: float) -> Claims:
     """The claims of a token. Raises AuthenticationFailed, in words of Pulsar's."""
     if not token:
         raise AuthenticationFailed("No token credentials passed")
     if len(token) > TOKEN_BYTES_MAX:
         raise _refused(f"JWT has more than {TOKEN_BYTES_MAX} bytes")
-    parts = token.split(b".")
-    if len(parts) != 3:
-        raise _refused("JWT strings must contain exactly 2 period characters")
-    header = _object(parts[0])
-    algorithm = header.get("alg")
-    if not isinstance(algorithm, str) or algorithm not in rules.key.algorithms:
-        raise _refused("JWT is not signed by an algorithm of the configured key")
-    if "crit" in header:
-        raise _refused("JWT has critical extensions, none of which are known")
-    if not rules.key.verifies(algorithm, parts[0] + b"." + parts[1], _decode(parts[2])):
-        raise _refused("JWT signature does not match locally computed signature")
-    return _claims(_object(parts[1]), rules, now_s)
+    import jwt
+
+    try:
+        found = jwt.PyJWS().decode_complete(token, rules.key.material, algorithms=sorted(rules.key.algorithms))
+    except jwt.InvalidAlgorithmError:
+        raise _refused("JWT is not signed by an algorithm of the configured key") from None
+    except jwt.InvalidSignatureError:
+        raise _refused("JWT signature does not match locally computed signature") from None
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        raise _refused("JWT is malformed, or has critical extensions that are not known") from None
+    return _claims(_object(found["payload"]), rules, now_s)
 
 
 def _claims(payload: dict[str, Any], rules: TokenRules, now_s: float) -> Claims:
@@ -102,25 +90,14 @@ def _time(payload: dict[str, Any], name: str) -> float | None:
     return seconds
 
 
-def _object(part: bytes) -> dict[str, Any]:
+def _object(payload: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(_decode(part))
+        found = json.loads(payload)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise _refused("JWT is malformed")
     return found
-
-
-def _decode(part: bytes) -> bytes:
-    if any(
-        letter in part for letter in b"+/="
-    ):  # not of this alphabet, though the decoder would take them: one token, one spelling
-        raise _refused("JWT is malformed")
-    try:
-        return base64.b64decode(part + b"=" * (-len(part) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise _refused("JWT is malformed") from None
 
 
 def _refused(why: str) -> AuthenticationFailed:
@@ -129,9 +106,6 @@ def _refused(why: str) -> AuthenticationFailed:
 
 def make(key: SigningKey, algorithm: str, payload: dict[str, Any]) -> str:
     """A token with these claims."""
-    signed = b".".join(_encode(json.dumps(part, separators=(",", ":")).encode()) for part in ({"alg": algorithm}, payload))
-    return (signed + b"." + _encode(key.sign(algorithm, signed))).decode()
+    import jwt
 
-
-def _encode(data: bytes) -> bytes:
-    return base64.urlsafe_b64encode(data).rstrip(b"=")
+    return jwt.PyJWS().encode(json.dumps(payload, separators=(",", ":")).encode(), key.material, algorithm)

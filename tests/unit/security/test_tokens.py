@@ -54,8 +54,16 @@ def refused(token: bytes, rules: TokenRules = RULES) -> str:
 
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 def test_a_token_of_the_shared_key_names_its_role(algorithm: str) -> None:
-    token = make(KEY, algorithm, {"sub": "reader", "exp": NOW_S + 5}).encode()
-    assert verify(token, RULES, NOW_S) == Claims("reader", NOW_S + 5)
+    key = SecretKey(b"k" * 64)
+    token = make(key, algorithm, {"sub": "reader", "exp": NOW_S + 5}).encode()
+    assert verify(token, TokenRules(key), NOW_S) == Claims("reader", NOW_S + 5)
+
+
+def test_a_shared_key_takes_no_algorithm_whose_hash_is_longer() -> None:
+    """RFC 7518 section 3.2: a key of 32 bytes is one for HS256."""
+    assert KEY.algorithms == {"HS256"}
+    token = make(SecretKey(KEY.secret + b"k" * 32), "HS512", {"sub": "reader"}).encode()
+    assert "algorithm" in refused(token)
 
 
 def test_a_token_of_another_maker_is_understood() -> None:
@@ -99,8 +107,8 @@ def test_a_public_key_never_serves_as_a_shared_secret() -> None:
 def test_an_ec_key_takes_only_the_algorithm_of_its_curve() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     rules = TokenRules(public_key("k", public_bytes(key)))
-    token = make(PrivateKey("k", private_pem(key)), "ES384", {"sub": "a"}).encode()
-    assert "algorithm" in refused(token, rules)
+    _, payload, signature = make(PrivateKey("k", private_pem(key)), "ES256", {"sub": "a"}).encode().split(b".")
+    assert "algorithm" in refused(b".".join((part({"alg": "ES384"}), payload, signature)), rules)
 
 
 def test_extensions_that_must_be_understood_are_refused() -> None:
