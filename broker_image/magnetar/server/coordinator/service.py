@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -31,7 +31,6 @@ from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
 from magnetar.server.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
-from magnetar.server.security.authentication import Authenticator
 from magnetar.transactions.coordinator_events import Caller, EndRequested, JoinRequested
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Participant
@@ -40,6 +39,9 @@ from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.transactions import Refusal
 
 log = structlog.get_logger(__name__)
+
+if TYPE_CHECKING:
+    from magnetar.server.security.authentication import Authenticator
 
 Type = api.BaseCommand.Type
 TIMEOUT_DEFAULT_MS = 60_000
