@@ -8,11 +8,12 @@ missing or unusable no pod is restarted, because its successor could not start; 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from magnetar.security.keys import SECRET_BYTES_MIN
 from magnetar_operator import names
-from magnetar_operator.builders.client_tls import authority_of, certificate_of, hosts_of, judged, secret_problem
+from magnetar_operator.builders.client_tls import authority_of, broker_hosts, certificate_of, judged, secret_problem
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.security import (
     internal_key,
@@ -23,6 +24,7 @@ from magnetar_operator.builders.security import (
     token_key_problem,
 )
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
+from magnetar_operator.models.base import CustomResource
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.planning import Taken, taken
 from magnetar_operator.refusals import ApiRefused
@@ -52,14 +54,14 @@ class SeenSecurity:
 
 async def secure_clients(world: World, cluster: BrokerCluster) -> SeenSecurity:
     """Look at the secrets, see to the cluster's own key, and tell what is wrong. Raises KubernetesError."""
-    seen = await see_security(world, cluster)
+    seen = await see_security(world, cluster, broker_hosts(cluster))
     seen = replace(seen, blocking=(*seen.blocking, *await _ensure_internal_key(world, cluster)))
-    await _tell(world, cluster, seen)
+    await tell(world, cluster, seen)
     return seen
 
 
-async def see_security(world: World, cluster: BrokerCluster) -> SeenSecurity:
-    """Read the secrets that the spec names. Raises KubernetesError."""
+async def see_security(world: World, cluster: BrokerCluster, hosts: Sequence[str]) -> SeenSecurity:
+    """Read the secrets that the cluster's spec names. `hosts`: what its certificate should be for. Raises KubernetesError."""
     if not is_secured(cluster):
         return SeenSecurity()
     tls, entry = cluster.spec.tls, token_entry(cluster)
@@ -69,14 +71,16 @@ async def see_security(world: World, cluster: BrokerCluster) -> SeenSecurity:
             for name in (tls.secret_name if tls is not None else "", entry.name if entry is not None else "")
         )
     )
-    return judge(cluster, pair, token, world.clock.wall_ms())
+    return judge(cluster, pair, token, world.clock.wall_ms(), hosts)
 
 
 async def _read(world: World, cluster: BrokerCluster, name: str) -> Manifest | None:
     return await world.api.get(SECRET, cluster.namespace, name) if name else None
 
 
-def judge(cluster: BrokerCluster, pair: Manifest | None, token: Manifest | None, wall_ms: int) -> SeenSecurity:
+def judge(
+    cluster: BrokerCluster, pair: Manifest | None, token: Manifest | None, wall_ms: int, hosts: Sequence[str] = ()
+) -> SeenSecurity:
     """What the secrets of the certificate and of the token key amount to (None: there is no such secret). Pure."""
     blocking, problems = [], []
     findings: tuple[Finding, ...] = ()
@@ -95,7 +99,7 @@ def judge(cluster: BrokerCluster, pair: Manifest | None, token: Manifest | None,
         else:
             assert pair is not None
             authority = authority_of(pair)
-            reason, said = judged(certificate_of(pair), hosts_of(cluster), wall_ms)
+            reason, said = judged(certificate_of(pair), hosts, wall_ms)
             message = f"certificate of secret {cluster.spec.tls.secret_name}: {said}"
             findings = (Finding(Type.CERTIFICATE, reason is Reason.AS_DESIRED, reason, message),)
             if reason is Reason.CERTIFICATE_EXPIRED:
@@ -108,14 +112,14 @@ def authority_known(seen: SeenSecurity, config: Manifest | None) -> bool:
     return knows_authority(config) if seen.authority is None else seen.authority
 
 
-async def _tell(world: World, cluster: BrokerCluster, seen: SeenSecurity) -> None:
-    """One Event for each state that begins. Raises KubernetesError."""
+async def tell(world: World, owner: CustomResource, seen: SeenSecurity) -> None:
+    """One Event about `owner` for each state that begins. Raises KubernetesError."""
     wrong = {finding.reason: finding.message for finding in seen.findings if not finding.holds}
     wrong |= {problem.reason: problem.message for problem in seen.all_problems}
     for reason, message in wrong.items():
-        await world.events.once(cluster, "Warning", reason.word, message)
+        await world.events.once(owner, "Warning", reason.word, message)
     for reason in set(OF_SECRETS) - set(wrong):
-        world.events.forget(cluster.metadata.uid, reason.word)
+        world.events.forget(owner.metadata.uid, reason.word)
 
 
 async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:

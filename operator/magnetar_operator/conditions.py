@@ -199,8 +199,9 @@ class Reason(enum.Enum):
     )
     CERTIFICATE_NAMES = (
         "CertificateLacksNames",
-        "The certificate of spec.tls is not for a name under which clients inside reach brokers, so that those which check names refuse it.",
-        "Add <cluster>.<namespace>.svc and *.<cluster>-brokers.<namespace>.svc to its names (docs/security.md).",
+        "The certificate of spec.tls is not for a name under which clients inside reach brokers or coordinators; those that check "
+        "names refuse it.",
+        "Add <cluster>.<namespace>.svc, *.<cluster>-brokers.<namespace>.svc and *.<coordinators>-coordinators.<namespace>.svc to its names.",
     )
     TOKEN_KEY_MISSING = (
         "TokenKeyMissing",

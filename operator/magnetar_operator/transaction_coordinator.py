@@ -15,10 +15,11 @@ from magnetar.errors import StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.store import Compare, Put
 from magnetar_operator import broker_pods, names
+from magnetar_operator.builders.client_tls import coordinator_hosts
 from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.children import apply_children, read_children
-from magnetar_operator.client_security import see_security
+from magnetar_operator.client_security import see_security, tell
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, obstructed
 from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
@@ -70,16 +71,17 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
     problems = await _write_record(world, resource, cluster, observed, scale)
     seen = await see_credentials(world, cluster, resource, _set_of(resource, observed))
-    security = await see_security(world, cluster)
-    problems += [*seen.problems, *security.blocking]
+    security = await see_security(world, cluster, coordinator_hosts(resource.name, resource.namespace))
+    await tell(world, resource, security)
+    problems += [*seen.problems, *security.all_problems]
     wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas, seen.digest)
     problems += await apply_children(world, resource, wanted, observed.children)
     roll = held(_plan_roll(resource, observed, scale), security.blocking)
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
-    await _write_status(world, resource, observed, scale, roll, problems)
+    await _write_status(world, resource, observed, scale, roll, problems, security.findings)
     return min(
-        _again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems or security.blocking else LOOK_AGAIN_S
+        _again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems or security.all_problems else LOOK_AGAIN_S
     )
 
 
@@ -199,9 +201,10 @@ async def _write_status(
     scale: CoordinatorPlan,
     roll: RollPlan,
     problems: list[Problem],
+    certificate: tuple[Finding, ...],
 ) -> None:
     findings = findings_of(resource, observed, scale, roll, problems)
-    conditions = world.conditions(resource, resource.status.conditions, findings)
+    conditions = world.conditions(resource, resource.status.conditions, [*findings, *certificate])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in resource.status.conditions)
     await world.write_status(resource, derive(resource, resource.spec.cluster_ref.name, observed, roll, conditions))
     if scale.reason is Reason.TRANSACTIONS_OPEN:

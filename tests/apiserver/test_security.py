@@ -170,6 +170,14 @@ def test_a_certificate_is_taken_watched_and_followed_without_a_restart(scene: Sc
             assert scene.cluster()["status"]["endpoints"]["serviceUrlTls"] == f"pulsar+ssl://main.{scene.namespace}.svc:6651"
             assert parse_document(document(scene)).internal_ca_file == "/etc/magnetar/tls/ca.crt"
 
+            scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+            coordinators = scene.path("transactioncoordinators", "tx")
+            await until(
+                "names of coordinators are missed",
+                lambda: scene.condition(coordinators, "Certificate").get("reason") == "CertificateLacksNames",
+                TIMEOUT_S,
+            )
+
             before = uids(scene)
             put(**files(begun_days_ago=355))
             await until("it ends soon", lambda: told("CertificateExpiresSoon"), TIMEOUT_S)

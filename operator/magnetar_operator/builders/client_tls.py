@@ -8,6 +8,7 @@ the name that its service gives it, because a certificate cannot name pods' addr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -139,7 +140,7 @@ def certificate_of(secret: Manifest) -> Certificate:
     return Certificate(leaf.not_valid_before_utc, leaf.not_valid_after_utc, tuple(name.lower() for name in found))
 
 
-def judged(certificate: Certificate, hosts: tuple[str, ...], wall_ms: int) -> tuple[Reason, str]:
+def judged(certificate: Certificate, hosts: Sequence[str], wall_ms: int) -> tuple[Reason, str]:
     """How the certificate does at this time. The text stays the same while the answer does."""
     now, end = datetime.fromtimestamp(wall_ms / 1000, UTC), f"{certificate.ends:%Y-%m-%d %H:%M} UTC"
     if now >= certificate.ends:
@@ -154,7 +155,12 @@ def judged(certificate: Certificate, hosts: tuple[str, ...], wall_ms: int) -> tu
     return Reason.AS_DESIRED, f"it ends {end}"
 
 
-def hosts_of(cluster: BrokerCluster) -> tuple[str, ...]:
+def broker_hosts(cluster: BrokerCluster) -> tuple[str, ...]:
     """Names under which clients inside the Kubernetes cluster reach brokers: the service's, and a broker's own."""
     pod = f"{names.broker_pod(cluster.name, 0)}.{names.brokers_service(cluster.name)}"
     return f"{cluster.name}.{cluster.namespace}.svc", f"{pod}.{cluster.namespace}.svc"
+
+
+def coordinator_hosts(coordinators: str, namespace: str) -> tuple[str, ...]:
+    """The name under which clients reach a transaction coordinator."""
+    return (f"{names.coordinator_pod(coordinators, 0)}.{names.coordinators_service(coordinators)}.{namespace}.svc",)

@@ -96,7 +96,9 @@ class TransactionCoordinatorStatus(StatusModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     conditions: tuple[Condition, ...] = Field(
-        default=(), description="Available, Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS
+        default=(),
+        description="Available, Progressing, Degraded, Ready; Certificate if the cluster has spec.tls.",
+        json_schema_extra=CONDITIONS,
     )
 
 

@@ -17,7 +17,7 @@ from magnetar.cli import serving
 from magnetar.errors import InvalidRequest
 from magnetar.security.document import parse_document
 from magnetar.server.listeners import parse_bind_addresses, parse_listeners
-from magnetar_operator.builders.client_tls import AUTHORITY_PATH, Certificate, hosts_of, judged
+from magnetar_operator.builders.client_tls import AUTHORITY_PATH, Certificate, broker_hosts, coordinator_hosts, judged
 from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.listeners import listener_statuses
 from magnetar_operator.builders.security import ANYBODY, DOCUMENT
@@ -214,7 +214,7 @@ def test_a_certificate_is_told_of_before_it_ends_and_when_it_has() -> None:
     end_ms = NOW_MS + int(LEAF_LIFE.total_seconds() * 1000)
 
     def at(wall_ms: int, found: dict[str, Any] = found) -> tuple[bool, Reason, list[Problem]]:
-        seen = judge(resource, found, None, wall_ms)
+        seen = judge(resource, found, None, wall_ms, broker_hosts(resource))
         assert seen.blocking == ()
         assert seen.authority is True
         (finding,) = seen.findings
@@ -235,7 +235,7 @@ def test_a_short_lived_certificate_is_not_told_of_all_its_life() -> None:
     """One of a day ends soon when a quarter of it is left: cert-manager renews with a third left."""
     begin = datetime.fromtimestamp(NOW_MS / 1000, UTC)
     certificate = Certificate(begin, begin + timedelta(hours=24), NAMES)
-    hosts = hosts_of(cluster())
+    hosts = broker_hosts(cluster())
     said = [judged(certificate, hosts, NOW_MS + hour * 3_600_000)[0] for hour in (1, 17, 18, 24)]
     assert said == [Reason.AS_DESIRED, Reason.AS_DESIRED, Reason.CERTIFICATE_EXPIRES, Reason.CERTIFICATE_EXPIRED]
 
@@ -254,11 +254,22 @@ def test_a_short_lived_certificate_is_not_told_of_all_its_life() -> None:
 )
 def test_host_names_that_clients_will_look_for_are_looked_for_first(names: tuple[str, ...], missing: str) -> None:
     """As RFC 6125 has it: a star stands for one label."""
-    (finding,) = judge(cluster(tls=TLS), tls_secret(names), None, NOW_MS).findings
+    resource = cluster(tls=TLS)
+    (finding,) = judge(resource, tls_secret(names), None, NOW_MS, broker_hosts(resource)).findings
     assert finding.holds == (not missing)
     if missing:
         assert finding.reason is Reason.CERTIFICATE_NAMES
         assert f"it is not for {missing}." in finding.message
+
+
+def test_names_of_coordinators_are_looked_for_by_their_own_resource() -> None:
+    """What a coordinator advertises is what is looked for."""
+    hosts = coordinator_hosts("tx", "shop")
+    assert arguments(templates(tls=TLS)["coordinator"])["--advertised-address"].replace("$(POD_NAME)", "tx-coordinator-0") in hosts
+    (lacking,) = judge(cluster(tls=TLS), tls_secret(), None, NOW_MS, hosts).findings
+    assert lacking.reason is Reason.CERTIFICATE_NAMES
+    (whole,) = judge(cluster(tls=TLS), tls_secret((*NAMES, "*.tx-coordinators.shop.svc")), None, NOW_MS, hosts).findings
+    assert whole.holds
 
 
 # --- what a spec may say --------------------------------------------------------------------------------------------------------
