@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import gc
 import importlib
 import json
 import multiprocessing
@@ -24,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -114,6 +116,28 @@ class Result:
     seconds: float
 
 
+def run_apart(suite: str, start: int, end: int, timeout_s: int) -> Result:
+    """As `run_chunk`, in a copy of this process that ends with it: to collect the garbage of a world takes a tenth of the time to run it."""
+    importlib.import_module(f"{SCENARIOS}.{suite}")  # here, once for all copies
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    arguments = (sender, suite, start, end, timeout_s)
+    copy = multiprocessing.get_context("fork").Process(target=_send_chunk, args=arguments)
+    copy.start()
+    sender.close()
+    try:
+        result: Result = receiver.recv()
+    except EOFError:
+        copy.join()
+        raise RuntimeError(f"the process that ran seeds {start}:{end} ended with exit code {copy.exitcode}") from None
+    copy.join()
+    return result
+
+
+def _send_chunk(sender: Connection, suite: str, start: int, end: int, timeout_s: int) -> None:
+    gc.disable()
+    sender.send(run_chunk(suite, start, end, timeout_s))
+
+
 def run_chunk(suite: str, start: int, end: int, timeout_s: int) -> Result:
     """Run the seeds start..end-1 in this process. A seed that takes longer than `timeout_s` real seconds fails."""
     run: Callable[[int], None] = importlib.import_module(f"{SCENARIOS}.{suite}").run
@@ -185,7 +209,7 @@ class Runner:
             chunk = next(chunks, None)
             if chunk is None:
                 break
-            running.add(pool.submit(run_chunk, self._campaign.suite, *chunk, self._timeout_s))
+            running.add(pool.submit(run_apart, self._campaign.suite, *chunk, self._timeout_s))
         return bool(running)
 
     def _chunks(self, ranges: list[Range]) -> Iterator[Range]:

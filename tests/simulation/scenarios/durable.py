@@ -10,7 +10,6 @@ Invariants: after the last fault every topic takes a message within two leases, 
 from __future__ import annotations
 
 import asyncio
-import gc
 from functools import partial
 
 from magnetar.metadata import keys
@@ -35,7 +34,7 @@ from tests.simulation.scenarios.durable_clients import (
     subscribe_once,
 )
 from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
-from tests.simulation.scenarios.tracer import TROUBLE_S, WORLDS_PER_COLLECTION, finish
+from tests.simulation.scenarios.tracer import TROUBLE_S, finish
 from tests.simulation.scenarios.tracer_clients import client_of, drain_subscription, publish_one, read_topic, until_done
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence
 
@@ -89,8 +88,6 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         finish(cluster, probe, read_back, in_flight_s=IN_FLIGHT_S)
         judge(history)
         evidence = cluster.evidence
-    if seed % WORLDS_PER_COLLECTION == 0:
-        gc.collect()  # a world is one large cycle, and while it runs nothing is collected
     count(evidence, history, shares)
     return history, evidence
 

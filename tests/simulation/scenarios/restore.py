@@ -10,7 +10,6 @@ Imports: the kernel, the tracer's cluster and clients, storage.restoring.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from typing import Any
 
@@ -21,7 +20,7 @@ from magnetar.storage.restoring import newest_backup, restore_store
 from tests.simulation.kernel.history import History
 from tests.simulation.kernel.nemesis import Nemesis
 from tests.simulation.kernel.world import Environment
-from tests.simulation.scenarios.tracer import FAULTS, TOPICS, WORLDS_PER_COLLECTION, finish, probe, read_back, start_clients
+from tests.simulation.scenarios.tracer import FAULTS, TOPICS, finish, probe, read_back, start_clients
 from tests.simulation.scenarios.tracer_clients import Reading, Seeker
 from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, Evidence, small
 
@@ -67,8 +66,6 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
         reading.check(history)
         history.check(deduplicated=False)
         evidence = cluster.evidence
-    if seed % WORLDS_PER_COLLECTION == 0:
-        gc.collect()
     evidence.counts["message"] = history.acknowledged
     return history, evidence
 

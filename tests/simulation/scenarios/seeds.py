@@ -9,6 +9,7 @@ does not depend on which worker ran it, nor after which other seed.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 
 WORKERS_MAX = 2
+WORLDS_PER_COLLECTION = 8
 SHOWN_CHARACTERS_MAX = 6000
 
 
@@ -40,6 +42,9 @@ def judge(case: str, seed: int) -> Verdict:
         return Verdict(seed, "", dict(run(*arguments, seed)))
     except Exception as error:  # whatever a scenario raises is its verdict on this seed
         return Verdict(seed, "".join(traceback.format_exception(error)), {})
+    finally:
+        if seed % WORLDS_PER_COLLECTION == 0:
+            gc.collect()  # a world is one large cycle, and while it runs nothing is collected
 
 
 def first_failure(case: str, seeds: range) -> Verdict | None:

@@ -9,7 +9,6 @@ Imports: the kernel, the tracer's cluster and clients.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -40,7 +39,6 @@ LEASES = 2
 SLACK_S = 4.0
 LOOK_S = 0.25
 READ_BACK_S = 90.0
-WORLDS_PER_COLLECTION = 8
 
 FAULTS = Faults.all().but(
     crash_every_s=9.0,
@@ -83,8 +81,6 @@ def run_counted(seed: int, faults: Faults | None = None, *, slots: bool = False)
         reading.check(history)
         history.check(deduplicated=False)
         evidence = cluster.evidence
-    if seed % WORLDS_PER_COLLECTION == 0:
-        gc.collect()  # a world is one large cycle, and while it runs nothing is collected
     evidence.counts["seek confirmed"] = seeker.confirmed
     evidence.counts["message"] = history.acknowledged
     evidence.counts["ack confirmed"] = sum(bool(ack.completed) for ack in history.acks)
