@@ -25,7 +25,6 @@ from magnetar.transactions.participant_records import (
     Change,
     Commit,
     CommittedState,
-    CumulativeAck,
     EndAcks,
     FenceState,
     OpenState,
@@ -39,7 +38,6 @@ from magnetar.transactions.participant_records import (
 )
 
 _HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
-_CUMULATIVE = 1
 _NAME_BYTES_MAX = 0xFFFF
 
 
@@ -69,7 +67,7 @@ class TransactionRecord:
 
 def transaction_payload(epoch: int, topic: str, change: Change, subscription: str) -> bytes:
     """The payload of a TRANSACTION record. Raises LimitExceeded for a name beyond 65535 bytes."""
-    floor, flags, name = 0, 0, subscription
+    floor, name = 0, subscription
     words: list[int] = []
     if isinstance(change, Append):
         operation, name = TransactionOperation.APPEND, change.producer
@@ -80,25 +78,21 @@ def transaction_payload(epoch: int, topic: str, change: Change, subscription: st
     elif isinstance(change, Abort):
         operation, floor = TransactionOperation.ABORT, change.floor
     elif isinstance(change, PendingAck):
-        operation, flags = TransactionOperation.ACKNOWLEDGE, 0 if change.cumulative is None else _CUMULATIVE
-        words = _ack_words(change)
+        operation, words = TransactionOperation.ACKNOWLEDGE, _ack_words(change)
     else:
         committed = change.outcome is Outcome.COMMITTED
         operation = TransactionOperation.COMMIT_ACKS if committed else TransactionOperation.ABORT_ACKS
-        floor = change.floor
+        floor, words = change.floor, _ack_words(change) if committed else []
     topic_bytes, name_bytes = topic.encode(), name.encode()
     for text in (topic_bytes, name_bytes):
         if len(text) > _NAME_BYTES_MAX:
             raise LimitExceeded(f"name {text[:40]!r}... has {len(text)} bytes; the limit is {_NAME_BYTES_MAX}")
-    head = _HEAD.pack(epoch, *change.txn, floor, operation, flags, len(topic_bytes), len(name_bytes), 0, len(words))
+    head = _HEAD.pack(epoch, *change.txn, floor, operation, 0, len(topic_bytes), len(name_bytes), 0, len(words))
     return head + topic_bytes + name_bytes + packed(I64, words).tobytes()
 
 
-def _ack_words(change: PendingAck) -> list[int]:
-    words: list[int] = []
-    if change.cumulative is not None:
-        words += [*change.cumulative.position, change.cumulative.size, len(change.cumulative.words), *change.cumulative.words]
-    words += [len(change.ranges), *(number for span in change.ranges for number in span)]
+def _ack_words(change: PendingAck | EndAcks) -> list[int]:
+    words = [len(change.ranges), *(number for span in change.ranges for number in span)]
     for ledger, entry, size, mask in change.partial:
         words += [ledger, entry, size, len(mask), *mask]
     return words
@@ -111,7 +105,7 @@ def _signed(sequence: int) -> int:
 
 def decode_transaction(payload: memoryview) -> TransactionRecord:
     """Raises ValueError or struct.error for what is none."""
-    epoch, most, least, floor, number, flags, topic_length, name_length, _, count = _HEAD.unpack_from(payload)
+    epoch, most, least, floor, number, _, topic_length, name_length, _, count = _HEAD.unpack_from(payload)
     topic_end = _HEAD.size + topic_length
     words_at = topic_end + name_length
     if words_at + 8 * count != len(payload):
@@ -129,25 +123,21 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
         spans = tuple(zip(words[2::3], words[3::3], words[4::3], strict=True))
         return TransactionRecord(epoch, topic, Commit(txn, floor, marker, spans))
     if operation is TransactionOperation.ACKNOWLEDGE:
-        return TransactionRecord(epoch, topic, _decode_ack(txn, flags, words), name)
+        return TransactionRecord(epoch, topic, PendingAck(txn, *_decode_ack(words)), name)
+    if operation is TransactionOperation.COMMIT_ACKS:
+        return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.COMMITTED, *_decode_ack(words)), name)
     if len(words):
         raise ValueError(f"{operation.name} has {len(words)} words too many")
     if operation is TransactionOperation.ABORT:
         return TransactionRecord(epoch, topic, Abort(txn, floor))
-    outcome = Outcome.COMMITTED if operation is TransactionOperation.COMMIT_ACKS else Outcome.ABORTED
-    return TransactionRecord(epoch, topic, EndAcks(txn, floor, outcome), name)
+    return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.ABORTED), name)
 
 
-def _decode_ack(txn: TxnId, flags: int, words: array[int]) -> PendingAck:
-    cumulative, at = None, 0
-    if flags & _CUMULATIVE:
-        ledger, entry, size, length = words[:4]
-        cumulative = CumulativeAck((ledger, entry), size, _exactly(words, 4, length))
-        at = 4 + length
-    end = at + 1 + 3 * words[at]
-    spans = _exactly(words, at + 1, 3 * words[at])
+def _decode_ack(words: array[int]) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int, tuple[int, ...]], ...]]:
+    end = 1 + 3 * words[0]
+    spans = _exactly(words, 1, 3 * words[0])
     ranges = tuple(zip(spans[0::3], spans[1::3], spans[2::3], strict=True))
-    return PendingAck(txn, ranges, tuple(_partial(words, end)), cumulative)
+    return ranges, tuple(_partial(words, end))
 
 
 def _partial(words: array[int], at: int) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
@@ -253,22 +243,19 @@ def _fences_state(document: list[list[Any]]) -> tuple[FenceState, ...]:
 
 
 def _ack_document(ack: PendingAck) -> list[Any]:
-    cumulative = ack.cumulative
     return [
         *ack.txn,
         [list(span) for span in ack.ranges],
         [[ledger, entry, size, list(words)] for ledger, entry, size, words in ack.partial],
-        None if cumulative is None else [*cumulative.position, cumulative.size, list(cumulative.words)],
     ]
 
 
 def _ack_state(document: list[Any]) -> PendingAck:
-    most, least, ranges, partial, cumulative = document
+    most, least, ranges, partial = document
     return PendingAck(
         TxnId(most, least),
         tuple((ledger, first, last) for ledger, first, last in ranges),
         tuple((ledger, entry, size, tuple(words)) for ledger, entry, size, words in partial),
-        None if cumulative is None else CumulativeAck((cumulative[0], cumulative[1]), cumulative[2], tuple(cumulative[3])),
     )
 
 

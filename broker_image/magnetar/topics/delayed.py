@@ -103,6 +103,14 @@ class DelayedEntries:
         self.clear()
         return runs
 
+    def discard(self, start: int, end: int) -> None:
+        """The entries [start, end) do not wait any more, or are about to wait again."""
+        for ordinals, _ in self._ticks.values():
+            before = ordinals.interval_count
+            ordinals.remove(start, end)
+            self._runs += ordinals.interval_count - before
+        self._far.remove(start, end)
+
     def clear(self) -> None:
         self._ticks.clear()
         self._order.clear()

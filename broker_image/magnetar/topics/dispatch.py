@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from magnetar.topics.acksets import words_of_mask
-from magnetar.topics.cursor import ACKNOWLEDGED_RANGES_MAX, Cursor
+from magnetar.topics.cursor import ACKNOWLEDGED_RANGES_MAX
 from magnetar.topics.delayed import DELAY_TICK_MS, DELAYED_RUNS_MAX
 from magnetar.topics.intervals import IntervalSet
 
@@ -81,6 +81,17 @@ class DispatchLimits:
     key_shared_consistent_hashing: bool = True
     look_ahead_per_consumer_entries_max: int = 2_000
     look_ahead_per_subscription_entries_max: int = 20_000
+
+    def look_ahead_max(self, consumers: int) -> int:
+        """How many entries may wait for their Key_Shared consumers before nothing new is read."""
+        return min(self.look_ahead_per_consumer_entries_max * consumers, self.look_ahead_per_subscription_entries_max)
+
+    def room_of(self, consumer: Consumer) -> int:
+        """How many messages a consumer that is tracked may be given; the last entry may exceed it."""
+        if not consumer.ready:
+            return 0
+        limit = self.unacknowledged_per_consumer_messages_max
+        return min(consumer.permits, limit - consumer.unacknowledged) if limit > 0 else consumer.permits
 
 
 class KeySharedMode(enum.IntEnum):
@@ -183,6 +194,23 @@ class Consumer:
         return self.permits > 0 and not self.blocked and not self.paused
 
 
+class CursorView(Protocol):
+    """What dispatchers ask a cursor: the cursor itself, or one from which what must not be delivered is taken out."""
+
+    @property
+    def mark_delete(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def acknowledged_end(self) -> int: ...
+    @property
+    def saturated(self) -> bool: ...
+    @property
+    def partial(self) -> Mapping[int, int]: ...
+    def first_unacknowledged(self, ordinal: int) -> int: ...
+    def unacknowledged(self, start: int, end: int) -> Iterator[tuple[int, int]]: ...
+
+
 class Dispatcher(Protocol):
     """How one subscription type hands entries to its consumers.
 
@@ -191,6 +219,7 @@ class Dispatcher(Protocol):
 
     kind: ClassVar[SubscriptionType]
     traits_wanted: ClassVar[TraitsWanted]
+    cursor: CursorView
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -245,6 +274,17 @@ class Dispatcher(Protocol):
         """Of the entry only `remaining` messages are still unacknowledged; True if that unblocked delivery."""
         ...
 
+    def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
+        """A transaction holds the entries [start, end), as `consumer` asked; True if that unblocked delivery. They may come back."""
+        ...
+
+    def returned(self, start: int, end: int) -> None:
+        """A transaction lets go of the entries [start, end), or of messages of theirs: they are delivered again.
+
+        What a consumer holds of them meanwhile is given back first.
+        """
+        ...
+
     def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
         """Give back these entries, or all that the consumer holds (None)."""
         ...
@@ -290,7 +330,7 @@ def entries_within(permits: int, costs: Sequence[int], low: int, high: int) -> t
     return high - low, used
 
 
-def remaining_costs(cursor: Cursor, first: int, message_counts: Sequence[int]) -> Sequence[int]:
+def remaining_costs(cursor: CursorView, first: int, message_counts: Sequence[int]) -> Sequence[int]:
     """`message_counts` less the messages that are acknowledged already inside partly acknowledged entries."""
     touched = partly_acknowledged(cursor, first, len(message_counts))
     if not touched:
@@ -302,7 +342,7 @@ def remaining_costs(cursor: Cursor, first: int, message_counts: Sequence[int]) -
     return costs
 
 
-def partly_acknowledged(cursor: Cursor, first: int, count: int) -> list[int]:
+def partly_acknowledged(cursor: CursorView, first: int, count: int) -> list[int]:
     """Those of the entries first .. first+count-1 that have an ack set."""
     partial = cursor.partial
     if not partial:
@@ -312,7 +352,7 @@ def partly_acknowledged(cursor: Cursor, first: int, count: int) -> list[int]:
     return [ordinal for ordinal in range(first, first + count) if ordinal in partial]
 
 
-def ack_sets_of(cursor: Cursor, first: int, count: int) -> list[tuple[int, ...]] | None:
+def ack_sets_of(cursor: CursorView, first: int, count: int) -> list[tuple[int, ...]] | None:
     """Ack sets to send with the entries first .. first+count-1; None if there are none."""
     touched = partly_acknowledged(cursor, first, count)
     if not touched:

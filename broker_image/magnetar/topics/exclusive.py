@@ -13,9 +13,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from magnetar.errors import ConsumerBusy
-from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import (
     Consumer,
+    CursorView,
     Delivery,
     DispatchLimits,
     EntryTraits,
@@ -34,8 +34,8 @@ class SingleActiveDispatcher:
 
     traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.NONE
 
-    def __init__(self, cursor: Cursor, limits: DispatchLimits, topic: str) -> None:
-        self._cursor = cursor
+    def __init__(self, cursor: CursorView, limits: DispatchLimits, topic: str) -> None:
+        self.cursor = cursor
         self._limits = limits
         self._topic = topic
         self._serving: Consumer | None = None
@@ -69,6 +69,14 @@ class SingleActiveDispatcher:
         del consumer, start, end
         return False
 
+    withheld = acknowledged
+
+    def returned(self, start: int, end: int) -> None:
+        """Rewind to the first of them: everything from there on comes again, in order, as after a REDELIVER."""
+        for first, _ in self.cursor.unacknowledged(start, end):
+            self._read = min(self._read, first)
+            break
+
     def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
         del consumer, ordinal, remaining
         return False
@@ -81,7 +89,7 @@ class SingleActiveDispatcher:
         del ranges
         consumer.epoch = max(consumer.epoch, epoch)
         if self._may_rewind(consumer):
-            self._read = self._cursor.mark_delete
+            self._read = self.cursor.mark_delete
 
     def _may_rewind(self, consumer: Consumer) -> bool:
         return consumer is self._serving
@@ -95,7 +103,7 @@ class SingleActiveDispatcher:
 
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
         del now_ms
-        consumer, cursor = self._serving, self._cursor
+        consumer, cursor = self._serving, self.cursor
         if consumer is None or not consumer.ready:
             return None
         self._read = read = cursor.first_unacknowledged(self._read)
@@ -110,7 +118,7 @@ class SingleActiveDispatcher:
         self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
     ) -> list[Delivery]:
         del traits
-        consumer, cursor = self._serving, self._cursor
+        consumer, cursor = self._serving, self.cursor
         end = first + len(message_counts)
         deliveries: list[Delivery] = []
         if consumer is None or not first <= self._read < end:
@@ -145,13 +153,13 @@ class ExclusiveDispatcher(SingleActiveDispatcher):
         if self._serving is not None:
             raise ConsumerBusy("Exclusive consumer is already connected; close it first or subscribe as Shared or Failover")
         self._serving = consumer
-        self._read = self._cursor.mark_delete
+        self._read = self.cursor.mark_delete
 
     def remove(self, consumer: Consumer) -> None:
         assert consumer is self._serving
         self._serving = None
 
     def rewind(self) -> None:
-        self._read = self._cursor.mark_delete
+        self._read = self.cursor.mark_delete
         if self._serving is not None:
             self._serving.permits = 0

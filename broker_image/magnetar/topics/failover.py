@@ -15,8 +15,7 @@ from typing import ClassVar
 
 from magnetar.hashes import murmur3
 from magnetar.names import partition_of
-from magnetar.topics.cursor import Cursor
-from magnetar.topics.dispatch import Consumer, DispatchLimits, SubscriptionType
+from magnetar.topics.dispatch import Consumer, CursorView, DispatchLimits, SubscriptionType
 from magnetar.topics.exclusive import SingleActiveDispatcher
 
 POINTS_PER_CONSUMER = 100
@@ -27,7 +26,7 @@ class FailoverDispatcher(SingleActiveDispatcher):
 
     kind: ClassVar[SubscriptionType] = SubscriptionType.FAILOVER
 
-    def __init__(self, cursor: Cursor, limits: DispatchLimits, topic: str) -> None:
+    def __init__(self, cursor: CursorView, limits: DispatchLimits, topic: str) -> None:
         super().__init__(cursor, limits, topic)
         self._partition = partition_of(topic)
         self._topic_hash = murmur3(topic.encode())
@@ -69,7 +68,7 @@ class FailoverDispatcher(SingleActiveDispatcher):
         Those who stand by stay connected over a seek and keep their permits; the active one is disconnected, and its permits go
         with it.
         """
-        self._read = self._cursor.mark_delete
+        self._read = self.cursor.mark_delete
 
     def _may_rewind(self, consumer: Consumer) -> bool:
         """Those who stand by may not. One that is losing its turn may: should it keep it after all, its client waits for them."""
@@ -115,7 +114,7 @@ class FailoverDispatcher(SingleActiveDispatcher):
             if now_ms >= self._change_due_ms:
                 self._changing, self._change_due_ms, self._before = False, None, None
                 self._serving = self._active
-                self._read = self._cursor.mark_delete
+                self._read = self.cursor.mark_delete
                 self._untold = dict.fromkeys(self._consumers)
         told = [(consumer.handle, consumer is self._active) for consumer in self._untold if self._may_tell(consumer)]
         self._untold = {consumer: None for consumer in self._untold if not self._may_tell(consumer)}

@@ -19,11 +19,11 @@ from typing import ClassVar
 
 from magnetar.errors import ConsumerBusy
 from magnetar.topics.chunks import ChunkAssignments
-from magnetar.topics.cursor import Cursor
 from magnetar.topics.delayed import DelayedEntries
 from magnetar.topics.dispatch import (
     ChunkTrait,
     Consumer,
+    CursorView,
     Delivery,
     DispatchLimits,
     EntryTraits,
@@ -36,7 +36,7 @@ from magnetar.topics.dispatch import (
 )
 from magnetar.topics.hash_ranges import HashRanges, hash_ranges, slot_of
 from magnetar.topics.intervals import IntervalSet
-from magnetar.topics.turns import HeldSlot, Round, Turn
+from magnetar.topics.turns import HeldSlot, Round, Turn, ready_permits
 
 LOOK_AHEAD_ENTRIES_MIN = 32
 """Read at least so many at once: with few permits the next entry of the one who has them may be some way ahead."""
@@ -52,8 +52,8 @@ class KeySharedDispatcher:
     kind: ClassVar[SubscriptionType] = SubscriptionType.KEY_SHARED
     traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.ALL
 
-    def __init__(self, cursor: Cursor, limits: DispatchLimits, _topic: str) -> None:
-        self._cursor = cursor
+    def __init__(self, cursor: CursorView, limits: DispatchLimits, _topic: str) -> None:
+        self.cursor = cursor
         self._limits = limits
         self._consumers: list[Consumer] = []
         # All that are ready, and those that have something waiting; both may hold some more, found out when they are looked at.
@@ -67,6 +67,7 @@ class KeySharedDispatcher:
         self._blocked = False
         self._redeliveries: dict[int, int] = {}
         self._slot_of: dict[int, int] = {}  # of entries that are held, wait or are stuck
+        self._withheld: dict[int, int] = {}  # slots of entries that transactions hold
         self._slots: dict[int, HeldSlot] = {}  # empty where out-of-order delivery is allowed
         self._stuck: dict[int, IntervalSet] = {}  # by slot
         self._waiting = 0  # entries that wait or are stuck
@@ -95,11 +96,6 @@ class KeySharedDispatcher:
     @property
     def blocked(self) -> bool:
         return self._blocked
-
-    @property
-    def waiting_entries(self) -> int:
-        """Entries that were read and could not be delivered yet."""
-        return self._waiting
 
     def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
         """Slots by consumer's handle, as inclusive ranges."""
@@ -205,7 +201,7 @@ class KeySharedDispatcher:
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
         slots = self._slot_of
         ordinals = range(start, end) if end - start <= len(slots) else [known for known in slots if start <= known < end]
-        full = self._waiting >= self._look_ahead_max()
+        full = self._waiting >= self._limits.look_ahead_max(len(self._consumers))
         unblocked = False
         for ordinal in ordinals:
             slot = slots.get(ordinal)
@@ -220,7 +216,36 @@ class KeySharedDispatcher:
             self._redeliveries.pop(ordinal, None)
         if self._due:
             self._due.remove(start, end)
-        return unblocked or (full and self._waiting < self._look_ahead_max())
+        if self._withheld:
+            for ordinal in [known for known in self._withheld if start <= known < end]:
+                del self._withheld[ordinal]
+                self._redeliveries.pop(ordinal, None)
+        return unblocked or (full and self._waiting < self._limits.look_ahead_max(len(self._consumers)))
+
+    def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
+        """They keep their key, and what a consumer holds of them counts as delivered once, should it come back."""
+        slots, redeliveries = self._slot_of, self._redeliveries
+        known = {ordinal: slot for ordinal, slot in slots.items() if start <= ordinal < end}
+        counts = {
+            ordinal: redeliveries.get(ordinal, 0) + (self._holder(consumer, ordinal, known[ordinal]) is not None)
+            for ordinal in known
+        }
+        unblocked = self.acknowledged(consumer, start, end)
+        self._withheld |= known
+        redeliveries |= {ordinal: count for ordinal, count in counts.items() if count}
+        return unblocked
+
+    def returned(self, start: int, end: int) -> None:
+        end = min(end, self._read)
+        for consumer in self._consumers:
+            self.redeliver(consumer, [(start, end)], 0)
+        self._delayed.discard(start, max(start, end))
+        for first, last in list(self.cursor.unacknowledged(start, end)):
+            for ordinal in range(first, last):
+                if ordinal in self._withheld:
+                    self._put_aside(ordinal, self._withheld.pop(ordinal))
+                elif ordinal not in self._slot_of:
+                    self._due.add(ordinal, ordinal + 1)
 
     def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
         slot = self._slot_of.get(ordinal)
@@ -237,7 +262,7 @@ class KeySharedDispatcher:
         """Only entries that this consumer holds come back; each is counted."""
         del epoch
         held, redeliveries = consumer.held, self._redeliveries
-        for start, end in [(0, self._cursor.end)] if ranges is None else ranges:
+        for start, end in [(0, self.cursor.end)] if ranges is None else ranges:
             few = end - start <= len(held)
             for ordinal in range(start, end) if few else sorted(known for known in held if start <= known < end):
                 if ordinal in held:
@@ -245,9 +270,10 @@ class KeySharedDispatcher:
                     redeliveries[ordinal] = redeliveries.get(ordinal, 0) + 1
 
     def rewind(self) -> None:
-        self._read = self._cursor.mark_delete
+        self._read = self.cursor.mark_delete
         self._redeliveries.clear()
         self._slot_of.clear()
+        self._withheld.clear()
         self._slots.clear()
         self._stuck.clear()
         self._chunk_of.clear()
@@ -344,26 +370,20 @@ class KeySharedDispatcher:
 
     def _take_due(self, runs: Iterable[tuple[int, int]]) -> None:
         for start, end in runs:
-            for first, last in self._cursor.unacknowledged(start, end):
+            for first, last in self.cursor.unacknowledged(start, end):
                 self._due.add(first, last)
-
-    def _look_ahead_max(self) -> int:
-        """How many entries may wait before nothing new is read."""
-        limits = self._limits
-        per_consumer = limits.look_ahead_per_consumer_entries_max * len(self._consumers)
-        return min(per_consumer, limits.look_ahead_per_subscription_entries_max)
 
     def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
         self._now_ms = now_ms
         if self._delayed:
             self._take_due(self._delayed.take_due(now_ms))
-        permits = 0 if self._blocked else self._permits(limit_entries)
+        permits = 0 if self._blocked else ready_permits(self._ready, limit_entries)
         if permits <= 0:
             return None
         waiting = [consumer.waiting for consumer in self._awaiting if consumer.waiting and consumer.ready]
         if waiting:
             return read_span(heapq.merge(*waiting), min(limit_entries, permits))
-        cursor, room = self._cursor, self._look_ahead_max() - self._waiting
+        cursor, room = self.cursor, self._limits.look_ahead_max(len(self._consumers)) - self._waiting
         limit = min(limit_entries, room, max(permits, LOOK_AHEAD_ENTRIES_MIN))
         if limit <= 0:
             return None
@@ -376,27 +396,13 @@ class KeySharedDispatcher:
             return ReadRequest(read, min(limit, cursor.end - read))
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
-    def _permits(self, enough: int) -> int:
-        """Permits of the ready consumers together, counted no further than `enough`."""
-        total, gone = 0, []
-        for consumer in self._ready:
-            if not consumer.ready:
-                gone.append(consumer)
-                continue
-            total += consumer.permits
-            if total >= enough:
-                break
-        for consumer in gone:
-            del self._ready[consumer]
-        return total
-
     def dispatch(
         self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
     ) -> list[Delivery]:
         if self._blocked:
             return []
         limit = self._limits.unacknowledged_per_subscription_messages_max
-        costs = remaining_costs(self._cursor, first, message_counts)
+        costs = remaining_costs(self.cursor, first, message_counts)
         fetched = Round(first, costs, traits, limit - self._unacknowledged if limit > 0 else _UNLIMITED)
         for consumer in [*self._awaiting]:
             # Lowest first: what was not fetched may be of the same key as what was.
@@ -408,22 +414,15 @@ class KeySharedDispatcher:
             for start, end in list(self._due.overlap(first, min(fetched.end, self._read))):
                 self._due.remove(start, self._give_read(start, end, fetched))
             if first <= self._read < fetched.end:
-                for start, end in list(self._cursor.unacknowledged(self._read, fetched.end)):
+                for start, end in list(self.cursor.unacknowledged(self._read, fetched.end)):
                     self._read = self._give_read(start, end, fetched)
                     if self._read < end:
                         break
         return [self._deliver(consumer, turn) for consumer, turn in fetched.turns.items() if turn.ordinals]
 
-    def _room_of(self, consumer: Consumer) -> int:
-        """How many messages the consumer may be given; the last entry may exceed it."""
-        if not consumer.ready:
-            return 0
-        limit = self._limits.unacknowledged_per_consumer_messages_max
-        return min(consumer.permits, limit - consumer.unacknowledged) if limit > 0 else consumer.permits
-
     def _give_waiting(self, consumer: Consumer, fetched: Round) -> None:
         """Give the consumer what was fetched of that which waits for it, as far as its permits go."""
-        turn = fetched.turns[consumer] = Turn(self._room_of(consumer))
+        turn = fetched.turns[consumer] = Turn(self._limits.room_of(consumer))
         for start, end in list(consumer.waiting.overlap(fetched.first, fetched.end)):
             stop = start
             while stop < end and turn.room > 0 < fetched.room:
@@ -439,21 +438,21 @@ class KeySharedDispatcher:
         """Give the entries [start, end), which nobody knows yet, to their owners, or put them aside; where that had to stop."""
         turns, slots = fetched.turns, self._slots
         takers = len(self._ready) - sum(turn.room <= 0 for turn in turns.values())
-        space = self._look_ahead_max() - self._waiting
+        space = self._limits.look_ahead_max(len(self._consumers)) - self._waiting
         delays, again = self._limits.delayed_delivery, start < self._read
         for ordinal in range(start, end):
             if takers <= 0 or fetched.room <= 0:
                 return ordinal
             key_hash, deliver_at_ms, chunk = fetched.traits[ordinal - fetched.first] or NO_TRAITS
             if deliver_at_ms and delays and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again):
-                self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self._cursor.unacknowledged)
+                self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self.cursor.unacknowledged)
                 continue
             slot = slot_of(key_hash)
             owner = self._owner(slot) if chunk is None else self._destination(slot, chunk)
             if owner is not None:
                 turn = turns.get(owner)
                 if turn is None:
-                    turn = turns[owner] = Turn(0 if owner.waiting else self._room_of(owner))
+                    turn = turns[owner] = Turn(0 if owner.waiting else self._limits.room_of(owner))
                 if turn.room > 0 and ((held := slots.get(slot)) is None or held.holder is owner):
                     # Nothing of the slot is held by somebody else, hence nothing of it is stuck either.
                     self._give(owner, turn, ordinal, slot, fetched)
@@ -485,7 +484,7 @@ class KeySharedDispatcher:
 
     def _deliver(self, consumer: Consumer, turn: Turn) -> Delivery:
         """Record that the consumer holds what it was given."""
-        limits, delivery = self._limits, turn.delivery(consumer, self._cursor, self._redeliveries)
+        limits, delivery = self._limits, turn.delivery(consumer, self.cursor, self._redeliveries)
         consumer.held.update(zip(turn.ordinals, turn.costs, strict=True))
         self._slot_of.update(zip(turn.ordinals, turn.slots, strict=True))
         consumer.permits -= delivery.messages

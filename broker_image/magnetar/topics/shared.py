@@ -14,11 +14,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from magnetar.topics.chunks import ChunkAssignments
-from magnetar.topics.cursor import Cursor
 from magnetar.topics.delayed import DelayedEntries
 from magnetar.topics.dispatch import (
     ChunkTrait,
     Consumer,
+    CursorView,
     Delivery,
     DispatchLimits,
     EntryTraits,
@@ -44,8 +44,8 @@ class SharedDispatcher:
     kind: ClassVar[SubscriptionType] = SubscriptionType.SHARED
     traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.SPECIAL
 
-    def __init__(self, cursor: Cursor, limits: DispatchLimits, _topic: str) -> None:
-        self._cursor = cursor
+    def __init__(self, cursor: CursorView, limits: DispatchLimits, _topic: str) -> None:
+        self.cursor = cursor
         self._limits = limits
         self._consumers: list[Consumer] = []
         self._rotation = Rotation()
@@ -151,6 +151,26 @@ class SharedDispatcher:
                         break
         return unblocked
 
+    def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
+        """What a consumer holds of them counts as delivered once, should it come back."""
+        redeliveries = self._redeliveries
+        counts = {ordinal: count for ordinal, count in redeliveries.items() if start <= ordinal < end}
+        for other in self._consumers:
+            for first, last in other.pending.overlap(start, end):
+                counts |= {ordinal: redeliveries.get(ordinal, 0) + 1 for ordinal in range(first, last)}
+        unblocked = self.acknowledged(consumer, start, end)
+        redeliveries |= counts
+        return unblocked
+
+    def returned(self, start: int, end: int) -> None:
+        end = min(end, self._read)
+        for consumer in self._consumers:
+            self.redeliver(consumer, [(start, end)], 0)
+        for waiting in self._waiting.values():
+            waiting.remove(start, max(start, end))
+        self._delayed.discard(start, max(start, end))
+        self._replay_unacknowledged(start, end)
+
     def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
         holder = consumer if consumer is not None and ordinal in consumer.pending else self._holder(ordinal)
         if holder is None:
@@ -173,7 +193,7 @@ class SharedDispatcher:
                     redeliveries[ordinal] = redeliveries.get(ordinal, 0) + 1
 
     def rewind(self) -> None:
-        self._read = self._cursor.mark_delete
+        self._read = self.cursor.mark_delete
         self._replay.clear()
         self._held.clear()
         self._redeliveries.clear()
@@ -249,7 +269,7 @@ class SharedDispatcher:
             limit = max(limit, min(limit_entries, LOOK_AHEAD_ENTRIES))
         if self._replay:
             return read_span(self._replay, limit)
-        cursor = self._cursor
+        cursor = self.cursor
         self._read = read = cursor.first_unacknowledged(self._read)
         if read >= cursor.end or (cursor.saturated and read >= cursor.acknowledged_end):
             return None
@@ -264,7 +284,7 @@ class SharedDispatcher:
         self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
     ) -> list[Delivery]:
         deliveries: list[Delivery] = []
-        costs = remaining_costs(self._cursor, first, message_counts)
+        costs = remaining_costs(self.cursor, first, message_counts)
         for start, end in self._due(first, first + len(costs)):
             for low, high, special in stretches(traits, start - first, end - first):
                 if special is None:
@@ -282,22 +302,17 @@ class SharedDispatcher:
             consumer = None if self._blocked else self._rotation.next()
             if consumer is None:
                 return False
-            count, messages = entries_within(self._room(consumer), costs, start - low, min(start + turn, end) - low)
+            count, messages = entries_within(self._limits.room_of(consumer), costs, start - low, min(start + turn, end) - low)
             self._give(consumer, start, costs[start - low : start - low + count], messages, deliveries)
             start += count
         return True
-
-    def _room(self, consumer: Consumer) -> int:
-        """Messages that a ready consumer may be given."""
-        limit = self._limits.unacknowledged_per_consumer_messages_max
-        return min(consumer.permits, limit - consumer.unacknowledged) if limit > 0 else consumer.permits
 
     def _hand_out_special(self, ordinal: int, costs: Sequence[int], traits: EntryTraits, deliveries: list[Delivery]) -> bool:
         """Give one delayed or chunked entry to whom it belongs, or put it aside; False if nothing behind it may go now."""
         deliver_at_ms, again = traits.deliver_at_ms, ordinal < self._read
         if self._limits.delayed_delivery and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again):
             self._take_from_due(ordinal, ordinal + 1)
-            self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self._cursor.unacknowledged)
+            self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self.cursor.unacknowledged)
             return True
         chunk = traits.chunk
         if chunk is None:
@@ -325,7 +340,7 @@ class SharedDispatcher:
     def _give(self, consumer: Consumer, start: int, costs: Sequence[int], messages: int, deliveries: list[Delivery]) -> None:
         count = len(costs)
         self._hold(consumer, start, costs, messages)
-        counts, ack_sets = self._redelivery_counts(start, count), ack_sets_of(self._cursor, start, count)
+        counts, ack_sets = self._redelivery_counts(start, count), ack_sets_of(self.cursor, start, count)
         deliveries.append(Delivery(consumer.handle, start, count, messages, counts, ack_sets, consumer.epoch))
 
     def _take_from_due(self, start: int, end: int) -> None:
@@ -336,7 +351,7 @@ class SharedDispatcher:
             self._replay.remove(start, end)
 
     def _replay_unacknowledged(self, start: int, end: int) -> None:
-        for first, last in self._cursor.unacknowledged(start, end):
+        for first, last in self.cursor.unacknowledged(start, end):
             self._replay.add(first, last)
 
     def _due(self, first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -347,7 +362,7 @@ class SharedDispatcher:
         read = self._read
         runs = list(self._replay.overlap(first, min(end, read))) if self._replay else []
         if first <= read < end:
-            runs += self._cursor.unacknowledged(read, end)
+            runs += self.cursor.unacknowledged(read, end)
         return iter(runs)
 
     def _hold(self, consumer: Consumer, start: int, costs: Sequence[int], messages: int) -> None:

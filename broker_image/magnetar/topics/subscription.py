@@ -19,6 +19,7 @@ from magnetar.errors import ConsumerBusy, InvalidRequest
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import (
     Consumer,
+    CursorView,
     Delivery,
     Dispatcher,
     DispatchLimits,
@@ -33,8 +34,9 @@ from magnetar.topics.failover import FailoverDispatcher
 from magnetar.topics.key_shared import KeySharedDispatcher
 from magnetar.topics.shared import SharedDispatcher
 from magnetar.topics.state import CursorDelta, CursorState
+from magnetar.topics.withheld import DeliveryView
 
-_DISPATCHERS: Mapping[SubscriptionType, Callable[[Cursor, DispatchLimits, str], Dispatcher]] = MappingProxyType(
+_DISPATCHERS: Mapping[SubscriptionType, Callable[[CursorView, DispatchLimits, str], Dispatcher]] = MappingProxyType(
     {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, SharedDispatcher, FailoverDispatcher, KeySharedDispatcher)}
 )
 
@@ -60,6 +62,7 @@ class Subscription:
         self._limits = limits or DispatchLimits()
         self._consumers: dict[Hashable, Consumer] = {}
         self._dispatcher: Dispatcher | None = None
+        self._view: DeliveryView | None = None
         self._properties_changed = True
         self.messages_out = 0
 
@@ -152,7 +155,9 @@ class Subscription:
                 f"subscription {self.name!r} has {self._dispatcher.kind.name} consumers; subscribe with that type, not {kind.name}"
             )
         dispatcher = (
-            self._dispatcher if self._dispatcher is not None else _DISPATCHERS[kind](self.cursor, self._limits, self._topic)
+            self._dispatcher
+            if self._dispatcher is not None
+            else _DISPATCHERS[kind](self.cursor if self._view is None else self._view, self._limits, self._topic)
         )
         consumer = Consumer(handle, name, priority, epoch, key_shared or KeySharedPolicy())
         dispatcher.add(consumer)
@@ -201,9 +206,15 @@ class Subscription:
     ) -> bool:
         """Acknowledge entries: `ranges` of ordinals [start, end), and `partial` (ordinal, mask of messages still unacknowledged).
 
-        `handle` None is the broker itself (markers, expiry, eviction). What does not exist is ignored. True if delivery became
-        possible by a lifted block: look at `next_read` again.
+        `handle` None is the broker itself (markers, expiry, eviction). What does not exist is ignored, and what a transaction holds. True if
+        delivery became possible by a lifted block: look at `next_read` again.
         """
+        if self._view is not None:
+            ranges, partial = self._view.acknowledgeable(ranges, partial)
+            self._view.changed()
+        return self._acknowledge(handle, ranges, partial)
+
+    def _acknowledge(self, handle: Hashable | None, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]) -> bool:
         cursor, dispatcher = self.cursor, self._dispatcher
         consumer = self._consumers.get(handle) if handle is not None else None
         saturated = cursor.saturated
@@ -216,10 +227,14 @@ class Subscription:
             if cursor.is_acknowledged(ordinal) or ordinal >= cursor.end:
                 continue
             remaining = cursor.acknowledge_partial(ordinal, mask)
+            if self._view is not None and ordinal in self._view.messages:
+                remaining = self._view.remaining(ordinal)
             if dispatcher is None:
                 continue
             if remaining:
                 unblocked |= dispatcher.acknowledged_partly(consumer, ordinal, remaining.bit_count())
+            elif not cursor.is_acknowledged(ordinal):
+                unblocked |= dispatcher.withheld(consumer, ordinal, ordinal + 1)
             else:
                 unblocked |= dispatcher.acknowledged(consumer, ordinal, ordinal + 1)
         return unblocked or (saturated and not cursor.saturated)
@@ -251,8 +266,74 @@ class Subscription:
         Permits, pending entries and redelivery counts are dropped; the host disconnects the consumers, and they come back.
         """
         self.cursor.reset(ordinal, mask)
+        if self._view is not None:
+            self._view.changed()
         if self._dispatcher is not None:
             self._dispatcher.rewind()
+
+    def trim(self, ordinal: int) -> None:
+        """The entries below `ordinal` are about to be dropped, whoever holds them."""
+        if self._view is not None:
+            self._view.forget_below(ordinal)
+            self._look_through(self._view or None)
+        self.acknowledge(None, ((self.cursor.mark_delete, ordinal),))
+
+    # --- pending acknowledgements -----------------------------------------------------------------------------------------------
+
+    @property
+    def withheld(self) -> DeliveryView | None:
+        """What transactions hold, if anything; read only."""
+        return self._view
+
+    def withhold(
+        self, handle: Hashable | None, ranges: Iterable[tuple[int, int]], messages: Iterable[tuple[int, int, int]] = ()
+    ) -> bool:
+        """A transaction of `handle` holds these entries, and these `messages` (ordinal, mask, messages in the batch): nobody gets them.
+
+        Neither must be acknowledged. Returns as `acknowledge`.
+        """
+        view = self._view if self._view is not None else DeliveryView(self.cursor)
+        self._look_through(view)
+        dispatcher, unblocked = self._dispatcher, False
+        consumer = self._consumers.get(handle) if handle is not None else None
+        for start, end in ranges:
+            view.withhold(start, end)
+            if dispatcher is not None:
+                unblocked |= dispatcher.withheld(consumer, start, end)
+        for ordinal, mask, size in messages:
+            view.withhold_messages(ordinal, mask, size)
+            remaining = view.remaining(ordinal)
+            if dispatcher is not None and remaining:
+                unblocked |= dispatcher.acknowledged_partly(consumer, ordinal, remaining.bit_count())
+            elif dispatcher is not None:
+                unblocked |= dispatcher.withheld(consumer, ordinal, ordinal + 1)
+        return unblocked
+
+    def release(self, ranges: Sequence[tuple[int, int]], messages: Sequence[tuple[int, int]] = (), *, again: bool = True) -> None:
+        """The transaction lets go of what it held: `again` delivers it again. What has been dropped meanwhile is passed over."""
+        view = self._view
+        if view is None:
+            return
+        for start, end in ranges:
+            view.release(start, end)
+        found = [(ordinal, mask) for ordinal, mask in messages if ordinal in view.messages]
+        for ordinal, mask in found:
+            view.release_messages(ordinal, mask)
+        self._look_through(view or None)
+        if again and self._dispatcher is not None:
+            for start, end in (*ranges, *((ordinal, ordinal + 1) for ordinal, _ in found)):
+                self._dispatcher.returned(start, end)
+
+    def settle(self, ranges: Sequence[tuple[int, int]], partial: Sequence[tuple[int, int]] = ()) -> bool:
+        """The transaction has committed: what it held, and has let go of, is acknowledged. Arguments and result as of `acknowledge`."""
+        if self._view is not None:
+            self._view.changed()
+        return self._acknowledge(None, ranges, partial)
+
+    def _look_through(self, view: DeliveryView | None) -> None:
+        self._view = view
+        if self._dispatcher is not None:
+            self._dispatcher.cursor = view if view is not None else self.cursor
 
     # --- delivery ---------------------------------------------------------------------------------------------------------------
 
@@ -305,6 +386,8 @@ class Subscription:
     def apply_delta(self, delta: CursorDelta) -> None:
         """Replay one record of the log."""
         self.cursor.apply_delta(delta)
+        if self._view is not None:
+            self._view.changed()
         if delta.properties is not None:
             self._properties = dict(delta.properties)
         self._properties_changed = False

@@ -166,7 +166,7 @@ class Topic:
     def trim(self, ordinal: int) -> None:
         """Drop the entries below `ordinal`; subscriptions that still point there go on at the next one that exists."""
         for found in self._subscriptions.values():
-            found.acknowledge(None, ((found.cursor.mark_delete, ordinal),))
+            found.trim(ordinal)
         self.ledgers.drop_before(ordinal)
         self.ages.drop_before(self.ledgers.first)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from magnetar.topics.acksets import words_of_mask
-from magnetar.topics.cursor import Cursor
-from magnetar.topics.dispatch import Consumer, Delivery, EntryTraits
+from magnetar.topics.dispatch import Consumer, CursorView, Delivery, EntryTraits
 
 
 class HeldSlot:
@@ -40,7 +39,7 @@ class Turn:
         self.costs.append(cost)
         self.room -= cost
 
-    def delivery(self, consumer: Consumer, cursor: Cursor, redeliveries: Mapping[int, int]) -> Delivery:
+    def delivery(self, consumer: Consumer, cursor: CursorView, redeliveries: Mapping[int, int]) -> Delivery:
         """As it is sent; the turn must not be empty."""
         ordinals = self.ordinals
         first, count = ordinals[0], len(ordinals)
@@ -66,3 +65,18 @@ class Round:
         self.traits: Sequence[EntryTraits | None] = traits if traits is not None else [None] * len(costs)
         self.room = room
         self.turns: dict[Consumer, Turn] = {}
+
+
+def ready_permits(ready: dict[Consumer, None], enough: int) -> int:
+    """Permits of those that are ready together, counted no further than `enough`; who is not ready leaves `ready`."""
+    total, gone = 0, []
+    for consumer in ready:
+        if not consumer.ready:
+            gone.append(consumer)
+            continue
+        total += consumer.permits
+        if total >= enough:
+            break
+    for consumer in gone:
+        del ready[consumer]
+    return total

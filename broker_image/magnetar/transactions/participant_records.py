@@ -88,34 +88,30 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class CumulativeAck:
-    """Everything up to and including `position`; with `words` (an ack set of `size` messages) of that entry only what is 0 there."""
-
-    position: Place
-    size: int = 0
-    words: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class PendingAck:
     """Acknowledgements that take effect when the transaction commits.
 
-    `ranges` are (ledger, first, last), `partial` (ledger, entry, messages in the batch, ack set: bit 1 = not by this transaction).
+    `ranges` are (ledger, first, last), `partial` (ledger, entry, messages in the batch, ack set: bit 1 = not by this transaction). A cumulative
+    one is the ranges that it covers.
     """
 
     txn: TxnId
     ranges: tuple[tuple[int, int, int], ...] = ()
     partial: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
-    cumulative: CumulativeAck | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndAcks:
-    """Commit: what the transaction holds on this subscription is acknowledged. Abort: it is to be delivered again."""
+    """Commit: what the transaction holds on this subscription is acknowledged. Abort: it is to be delivered again.
+
+    A commit names it, as `PendingAck` does: a seek in the log may lie between a checkpoint and the place where replay begins.
+    """
 
     txn: TxnId
     floor: int
     outcome: Outcome
+    ranges: tuple[tuple[int, int, int], ...] = ()
+    partial: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
 
 
 BufferChange = Append | Commit | Abort

@@ -23,7 +23,6 @@ from magnetar.transactions.participant_records import (
     Change,
     Commit,
     CommittedState,
-    CumulativeAck,
     EndAcks,
     FenceState,
     OpenState,
@@ -58,18 +57,17 @@ GOLDEN: list[tuple[Change, str, str]] = [
         "70657273697374656e743a2f2f612f622f63",
     ),
     (
-        PendingAck(TXN, ((15, 1, 2),), ((15, 5, 3, (-2,)),), CumulativeAck((13, 8), 4, (6,))),
+        PendingAck(TXN, ((15, 1, 2),), ((15, 5, 3, (-2,)),)),
         "s",
-        "06000000af000000050000000000000003000000000000000900000000000000000000000000000004011200010000000e000000"
-        "70657273697374656e743a2f2f612f622f63730d000000000000000800000000000000040000000000000001000000000000000600"
-        "00000000000001000000000000000f00000000000000010000000000000002000000000000000f000000000000000500000000000000"
-        "03000000000000000100000000000000feffffffffffffff",
+        "0600000087000000050000000000000003000000000000000900000000000000000000000000000004001200010000000900000070657273697374656e743a"
+        "2f2f612f622f637301000000000000000f00000000000000010000000000000002000000000000000f000000000000000500000000000000030000000000"
+        "00000100000000000000feffffffffffffff",
     ),
     (
-        EndAcks(TXN, 7, Outcome.COMMITTED),
+        EndAcks(TXN, 7, Outcome.COMMITTED, ((15, 1, 2),)),
         "s",
-        "060000003f0000000500000000000000030000000000000009000000000000000700000000000000050012000100000000000000"
-        "70657273697374656e743a2f2f612f622f6373",
+        "060000005f000000050000000000000003000000000000000900000000000000070000000000000005001200010000000400000070657273697374656e743a"
+        "2f2f612f622f637301000000000000000f0000000000000001000000000000000200000000000000",
     ),
     (
         EndAcks(TXN, 7, Outcome.ABORTED),
@@ -108,10 +106,12 @@ PENDING = st.builds(
     TXNS,
     RANGES,
     st.lists(st.tuples(I64, I64, I64, WORDS), max_size=2).map(tuple),
-    st.none() | st.builds(CumulativeAck, PLACES, I64, WORDS),
 )
 APPENDS = st.builds(Append, TXNS, TEXT, PLACES, I64, st.integers(-1, 2**64 - 2), I64, PLACES, I64)
-ENDS = st.builds(EndAcks, TXNS, U64, st.sampled_from((Outcome.COMMITTED, Outcome.ABORTED)))
+PARTIAL = st.lists(st.tuples(I64, I64, I64, WORDS), max_size=2).map(tuple)
+ENDS = st.builds(EndAcks, TXNS, U64, st.just(Outcome.COMMITTED), RANGES, PARTIAL) | st.builds(
+    EndAcks, TXNS, U64, st.just(Outcome.ABORTED)
+)
 
 
 @given(APPENDS | st.builds(Commit, TXNS, U64, PLACES, RANGES) | st.builds(Abort, TXNS, U64))
@@ -163,12 +163,12 @@ STATE = ParticipantState(
         committed=(CommittedState(TxnId(3, 8), (("p", 4, (14, 0)),)),),
         translations=(TranslationState(14, (15,), array("Q", [0]), array("I", [2]), array("I", [1]), array("q", [4])),),
     ),
-    {"s": PendingState((PendingAck(TXN, ((15, 1, 2),), ((15, 5, 3, (-2,)),), CumulativeAck((13, 8))),), (FenceState(3, 7),))},
+    {"s": PendingState((PendingAck(TXN, ((15, 1, 2),), ((15, 5, 3, (-2,)),)),), (FenceState(3, 7),))},
 )
 GOLDEN_DOCUMENT = (
     '{"buffer":{"committed":[[3,8,[["p",4,14,0]]]],"fences":[[3,7,"CAAAAAAAAAAIAAAAAAAAAA==","CgAAAAAAAAAMAAAAAAAAAA=="]],"last":[14,9],'
     '"open":[[3,9,1000,77,[[14,2,3,15,-1]],[["p",5,14,4]]]],"translations":[[14,[15],"AAAAAAAAAAA=","AgAAAA==","AQAAAA==","BAAAAAAAAAA="]],'
-    '"trimmed_to":[13,2]},"pending":{"s":[[[3,9,[[15,1,2]],[[15,5,3,[-2]]],[13,8,0,[]]]],[[3,7,"",""]]]}}'
+    '"trimmed_to":[13,2]},"pending":{"s":[[[3,9,[[15,1,2]],[[15,5,3,[-2]]]]],[[3,7,"",""]]]}}'
 )
 
 

@@ -122,3 +122,16 @@ def test_a_policy_that_switches_delays_off_releases_what_waits(kind: Subscriptio
     assert subscription.next_read(10, 1000) is not None
     deliveries = subscription.dispatch(0, [1] * 2, traits)
     assert sum(delivery.entries for delivery in deliveries) == 2
+
+
+def test_what_is_discarded_does_not_come_out() -> None:
+    """From the middle of a run, and from those whose times are not known one by one."""
+    delayed = DelayedEntries(100, 2)
+    for start, due in ((0, 1000), (10, 2000), (20, 3000), (30, 4000)):
+        delayed.add(start, start + 5, due, lambda start, end: [(start, end)])
+    delayed.discard(2, 4)
+    delayed.discard(31, 33)
+    found = delayed.take_due(10_000)
+    assert {number for start, end in found for number in range(start, end)} == {0, 1, 4, *range(10, 15), *range(20, 25), 30, 33, 34}
+    assert not delayed
+    assert delayed.run_count == 0

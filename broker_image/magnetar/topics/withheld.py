@@ -1,0 +1,167 @@
+"""What dispatch must not deliver although nobody has acknowledged it.
+
+Owns: `DeliveryView`, a subscription's cursor with what pending acknowledgements of transactions hold taken out. Imports: cursor, intervals. Pure.
+Source: PIP-31 (PENDING_ACK: not delivered, not redelivered; a normal acknowledgement of it is dropped; only the transaction's end changes it).
+Invariants: an entry is hidden if it is withheld as a whole, or if each message of it is withheld or acknowledged; what the view shows is what the
+cursor shows less that. A subscription has a view while something is withheld: all others pay nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from magnetar.topics.cursor import Cursor
+from magnetar.topics.intervals import IntervalSet
+
+
+class DeliveryView:
+    """A cursor as dispatch sees it: entries by ordinal, messages of a batch as masks (bit 1 = withheld)."""
+
+    __slots__ = ("_cursor", "_full", "_hidden", "_partial", "_stale", "entries", "messages", "sizes")
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self.entries = IntervalSet()
+        self.messages: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}  # messages of each batch in `messages`
+        self._hidden = IntervalSet()
+        self._full: set[int] = set()  # hidden because each of its messages is
+        self._partial: dict[int, int] = {}
+        self._stale = False
+
+    def __bool__(self) -> bool:
+        return bool(self.entries) or bool(self.messages)
+
+    # --- what changes it --------------------------------------------------------------------------------------------------------
+
+    def withhold(self, start: int, end: int) -> None:
+        """Take out the entries [start, end), also those of which messages were withheld."""
+        for ordinal in [ordinal for ordinal in self.messages if start <= ordinal < end]:
+            self.release_messages(ordinal, self.messages[ordinal])
+        self.entries.add(start, end)
+        self._hidden.add(start, end)
+
+    def release(self, start: int, end: int) -> None:
+        """Show the entries [start, end) again."""
+        self.entries.remove(start, end)
+        self._hidden.remove(start, end)
+
+    def withhold_messages(self, ordinal: int, messages: int, size: int) -> None:
+        """Take out some messages of a batch of `size`."""
+        self.messages[ordinal] = self.messages.get(ordinal, 0) | messages
+        self.sizes[ordinal] = max(size, self.sizes.get(ordinal, 0))
+        self._stale = True
+
+    def release_messages(self, ordinal: int, messages: int) -> None:
+        """Show these messages again."""
+        left = self.messages[ordinal] & ~messages
+        if left:
+            self.messages[ordinal] = left
+        else:
+            del self.messages[ordinal], self.sizes[ordinal]
+            if ordinal in self._full:
+                self._full.remove(ordinal)
+                self._hidden.remove(ordinal, ordinal + 1)
+        self._stale = True
+
+    def forget_below(self, ordinal: int) -> None:
+        """Entries below `ordinal` exist no more."""
+        self.entries.remove_below(ordinal)
+        self._hidden.remove_below(ordinal)
+        for known in [known for known in self.messages if known < ordinal]:
+            self._full.discard(known)
+            del self.messages[known], self.sizes[known]
+        self._stale = True
+
+    def changed(self) -> None:
+        """The cursor has changed: what is left of batches is to be looked at again."""
+        self._stale = bool(self.messages)
+
+    # --- what acknowledgements may touch ----------------------------------------------------------------------------------------
+
+    def acknowledgeable(
+        self, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Of a normal acknowledgement (as `Subscription.acknowledge` takes it) what is not withheld."""
+        cursor, entries, messages = self._cursor, self.entries, self.messages
+        free: list[tuple[int, int]] = []
+        masks = [
+            (ordinal, mask | messages.get(ordinal, 0))
+            for ordinal, mask in partial
+            if ordinal not in entries and ordinal < cursor.end
+        ]
+        for wanted, end in ranges:
+            start = max(wanted, cursor.mark_delete)
+            for low, high in entries.missing(start, min(end, cursor.end)) if start < end else ():
+                for ordinal in sorted(known for known in messages if low <= known < high):
+                    masks.append((ordinal, messages[ordinal]))
+                    free.append((low, ordinal))
+                    low = ordinal + 1
+                free.append((low, high))
+        return free, masks
+
+    def remaining(self, ordinal: int) -> int:
+        """Mask of what may be delivered of a batch in `messages`."""
+        known = self._cursor.partial.get(ordinal, (1 << self.sizes[ordinal]) - 1)
+        return 0 if self._cursor.is_acknowledged(ordinal) else known & ~self.messages[ordinal]
+
+    # --- what dispatch asks -----------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        if not self._stale:
+            return
+        self._stale = False
+        self._partial = dict(self._cursor.partial)
+        for ordinal in self.messages:
+            left = self.remaining(ordinal)
+            if left:
+                self._partial[ordinal] = left
+            else:
+                self._partial.pop(ordinal, None)
+            if bool(left) == (ordinal in self._full):
+                if left:
+                    self._full.remove(ordinal)
+                    self._hidden.remove(ordinal, ordinal + 1)
+                else:
+                    self._full.add(ordinal)
+                    self._hidden.add(ordinal, ordinal + 1)
+
+    @property
+    def mark_delete(self) -> int:
+        return self._cursor.mark_delete
+
+    @property
+    def end(self) -> int:
+        return self._cursor.end
+
+    @property
+    def saturated(self) -> bool:
+        return self._cursor.saturated
+
+    @property
+    def acknowledged_end(self) -> int:
+        """One more than the greatest ordinal that is acknowledged or withheld, wholly or partly."""
+        self._refresh()
+        last = max(self.messages) + 1 if self.messages else 0
+        return max(self._cursor.acknowledged_end, self._hidden.end if self._hidden else 0, last)
+
+    @property
+    def partial(self) -> Mapping[int, int]:
+        """Masks of the messages that may be delivered, by ordinal of entries of which not all may."""
+        if not self.messages:
+            return self._cursor.partial
+        self._refresh()
+        return self._partial
+
+    def first_unacknowledged(self, ordinal: int) -> int:
+        self._refresh()
+        while True:
+            found = self._hidden.first_gap(self._cursor.first_unacknowledged(ordinal))
+            if found == ordinal:
+                return found
+            ordinal = found
+
+    def unacknowledged(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        self._refresh()
+        for low, high in self._cursor.unacknowledged(start, end):
+            yield from self._hidden.missing(low, high)

@@ -1,0 +1,294 @@
+"""Pending acknowledgements of one subscription.
+
+Owns: which transaction holds which entries and messages of it, the conflicts between them, and the fences of ended ones. Imports: errors,
+topics, ids, participant_records, fences. Pure: made with the first transactional ACK; a subscription that was never used with any has none.
+Source: PIP-31 1.11 (PENDING_ACK), facts on transactions 2.5 (what Pulsar does, and where it is wrong).
+Invariants: conflicts are found before anything is logged or held, and an acknowledgement is held as a whole or not at all; no message is held
+by two transactions; what a transaction holds already it may acknowledge again; a cumulative acknowledgement holds what it covers at that time, so
+that transactions end in any order. Unlike the buffer's, these changes act at once: what a checkpoint holds of them too early a client was not told
+yet, and an end comes only after its coordinator's decision is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
+from magnetar.topics.acksets import mask_of_words, words_of_mask
+from magnetar.topics.dispatch import SubscriptionType
+from magnetar.topics.intervals import IntervalSet
+from magnetar.topics.ledgers import LedgerTable
+from magnetar.topics.subscription import Subscription
+from magnetar.transactions.fences import Fences
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLimits:
+    """Per subscription. `held_max` bounds the runs of entries and the batches that transactions hold together."""
+
+    open_transactions_max: int = 10_000
+    held_max: int = 200_000
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one transaction holds; of batches the messages as a mask (bit 1 = held), and how many there are."""
+
+    entries: IntervalSet = field(default_factory=IntervalSet)
+    messages: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return self.entries.interval_count + len(self.messages)
+
+    def batches(self) -> dict[int, tuple[int, int]]:
+        """(messages held, messages) by ordinal."""
+        return {ordinal: (messages, self.sizes[ordinal]) for ordinal, messages in self.messages.items()}
+
+
+class PendingAcks:
+    """Transactions on one durable subscription. Recovery makes it with `from_state` (or empty) and `apply`."""
+
+    def __init__(self, subscription: Subscription, ledgers: LedgerTable, *, limits: PendingLimits | None = None) -> None:
+        self._subscription, self._ledgers = subscription, ledgers
+        self.limits = limits or PendingLimits()
+        self._held: dict[TxnId, _Held] = {}
+        self._size = 0
+        self._fences = Fences()
+
+    # --- acknowledging ----------------------------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self,
+        txn: TxnId,
+        handle: Hashable | None,
+        ranges: Sequence[tuple[int, int]],
+        partial: Sequence[tuple[int, int, int]] = (),
+    ) -> tuple[PendingAck | None, bool]:
+        """Hold entries (`ranges` of ordinals [start, end)) and messages (`partial`: ordinal, ack set's mask, messages in the batch).
+
+        All must exist: the caller refuses what does not. Returns what to write (None: the transaction holds all of it already; answer through
+        the log's queue), and whether delivery became possible by a lifted block. Raises TransactionConflict naming who holds what, or what is
+        acknowledged, InvalidTxnStatus if the transaction has ended here, NotAllowed at a limit: then nothing is changed.
+        """
+        self._check_open(txn)
+        held = self._held.get(txn, _Held())
+        fresh = [run for start, end in ranges for run in self._fresh(txn, held, start, end)]
+        covered = IntervalSet(fresh)
+        messages: dict[int, tuple[int, int]] = {}
+        for ordinal, mask, size in partial:
+            if size < 1:
+                raise NotAllowed(
+                    f"batch_size: {size} of message {self._name(ordinal)} is out of range; send that of its batch with the ack_set"
+                )
+            wanted = self._fresh_messages(txn, held, ordinal, ((1 << size) - 1) & ~mask)
+            if wanted and ordinal not in covered:
+                messages[ordinal] = (messages.get(ordinal, (0, 0))[0] | wanted, size)
+        if not fresh and not messages:
+            return None, False
+        if self._size + len(fresh) + len(messages) > self.limits.held_max:
+            raise NotAllowed(
+                f"transactions hold {self._size} runs of entries and batches of subscription {self._subscription.name!r}, the most it takes "
+                f"(txn_held_acks_max={self.limits.held_max}); end some"
+            )
+        runs = tuple(covered)
+        return self._record(txn, runs, messages), self._hold(txn, handle, runs, messages)
+
+    def acknowledge_cumulative(
+        self, txn: TxnId, handle: Hashable | None, ordinal: int, mask: int = 0, size: int = 0
+    ) -> tuple[PendingAck | None, bool]:
+        """Hold everything up to and including `ordinal`; with `mask` (and its batch's `size`) of that entry only the messages whose bit is 0.
+
+        As `acknowledge`; raises NotAllowed on Shared and Key_Shared too.
+        """
+        if self._subscription.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+            raise NotAllowed(
+                f"subscription {self._subscription.name!r} is {self._subscription.kind.name}: acknowledge each message"
+            )
+        self._check_open(txn)
+        cursor, held = self._subscription.cursor, self._held.get(txn)
+        if ordinal < cursor.mark_delete and (held is None or ordinal not in held.entries):
+            raise TransactionConflict(f"message {self._name(ordinal)} and all before it are acknowledged already: abort {txn}")
+        end = ordinal if mask else ordinal + 1
+        runs = list(cursor.unacknowledged(cursor.mark_delete, end))
+        return self.acknowledge(txn, handle, runs, [(ordinal, mask, size)] if mask else [])
+
+    def _check_open(self, txn: TxnId) -> None:
+        if txn in self._held:
+            return
+        outcome = self._fences.outcome(txn)
+        if outcome is not None:
+            raise InvalidTxnStatus(
+                f"transaction {txn} has {outcome.name.lower()} on subscription {self._subscription.name!r}: begin another one"
+                if outcome is Outcome.ENDED
+                else f"transaction {txn} was {outcome.name.lower()} on subscription {self._subscription.name!r}: begin another one"
+            )
+        if len(self._held) >= self.limits.open_transactions_max:
+            raise NotAllowed(
+                f"{len(self._held)} open transactions hold messages of subscription {self._subscription.name!r}, the most it takes "
+                "(txn_open_per_topic_max); end some"
+            )
+
+    def _fresh(self, txn: TxnId, held: _Held, start: int, end: int) -> Iterable[tuple[int, int]]:
+        """What of the entries [start, end) the transaction does not hold yet. Raises TransactionConflict if it may not hold it."""
+        cursor, view = self._subscription.cursor, self._subscription.withheld
+        runs = list(held.entries.missing(start, end))
+        for low, high in runs:
+            unacknowledged = sum(after - before for before, after in cursor.unacknowledged(low, high))
+            if unacknowledged < high - low:
+                gone = next(ordinal for ordinal in range(low, high) if cursor.is_acknowledged(ordinal))
+                raise TransactionConflict(f"message {self._name(gone)} is acknowledged already: abort {txn}")
+            if view is None:
+                continue
+            for first, _ in view.entries.overlap(low, high):
+                raise self._conflict(txn, first)
+            for ordinal in [known for known in view.messages if low <= known < high]:
+                if view.messages[ordinal] & ~held.messages.get(ordinal, 0):
+                    raise self._conflict(txn, ordinal)
+        return runs
+
+    def _fresh_messages(self, txn: TxnId, held: _Held, ordinal: int, wanted: int) -> int:
+        """As `_fresh`, of messages of one entry."""
+        cursor, view = self._subscription.cursor, self._subscription.withheld
+        if ordinal in held.entries:
+            return 0
+        wanted &= ~held.messages.get(ordinal, 0)
+        acknowledged = ~cursor.partial[ordinal] if ordinal in cursor.partial else 0
+        if wanted and (cursor.is_acknowledged(ordinal) or wanted & acknowledged):
+            raise TransactionConflict(f"message {self._name(ordinal)} is acknowledged already, wholly or partly: abort {txn}")
+        if view is not None and wanted and (ordinal in view.entries or wanted & view.messages.get(ordinal, 0)):
+            raise self._conflict(txn, ordinal)
+        return wanted
+
+    def _conflict(self, txn: TxnId, ordinal: int) -> TransactionConflict:
+        holder = next(
+            other for other, held in self._held.items() if other != txn and (ordinal in held.entries or ordinal in held.messages)
+        )
+        return TransactionConflict(
+            f"message {self._name(ordinal)} is held by transaction {holder}: abort {txn}, or wait for its end"
+        )
+
+    def _name(self, ordinal: int) -> str:
+        if not self._ledgers.first <= ordinal < self._ledgers.end:
+            return "(gone)"
+        ledger, entry = self._ledgers.position(ordinal)
+        return f"{ledger}:{entry}"
+
+    def _hold(
+        self, txn: TxnId, handle: Hashable | None, runs: Sequence[tuple[int, int]], messages: dict[int, tuple[int, int]]
+    ) -> bool:
+        held = self._held.setdefault(txn, _Held())
+        self._size -= held.size
+        for start, end in runs:
+            held.entries.add(start, end)
+            for ordinal in [known for known in held.messages if start <= known < end]:
+                del held.messages[ordinal], held.sizes[ordinal]
+        for ordinal, (wanted, size) in messages.items():
+            held.messages[ordinal] = held.messages.get(ordinal, 0) | wanted
+            held.sizes[ordinal] = max(size, held.sizes.get(ordinal, 0))
+        self._size += held.size
+        return self._subscription.withhold(handle, runs, [(ordinal, wanted, size) for ordinal, (wanted, size) in messages.items()])
+
+    # --- ending -----------------------------------------------------------------------------------------------------------------
+
+    def end(self, txn: TxnId, outcome: Outcome, floor: int) -> tuple[EndAcks | None, bool]:
+        """The transaction commits or aborts: what to write (None: it has, answer through the log's queue), and as `acknowledge`.
+
+        Raises InvalidTxnStatus if it has ended the other way.
+        """
+        known = None if txn in self._held else self._fences.outcome(txn)
+        if known is not None:
+            if known not in (outcome, Outcome.ENDED):
+                raise InvalidTxnStatus(
+                    f"transaction {txn} was {known.name.lower()} on subscription {self._subscription.name!r} before"
+                )
+            return None, False
+        held = self._held.get(txn)
+        if held is None or outcome is Outcome.ABORTED:
+            change = EndAcks(txn, floor, outcome)
+        else:
+            named = self._record(txn, held.entries, held.batches())
+            change = EndAcks(txn, floor, outcome, named.ranges, named.partial)
+        return change, self._end(change)
+
+    def _end(self, change: EndAcks) -> bool:
+        held, committed = self._held.pop(change.txn, None), change.outcome is Outcome.COMMITTED
+        if held is not None:
+            self._size -= held.size
+            self._subscription.release(list(held.entries), list(held.messages.items()), again=not committed)
+        unblocked = self._subscription.settle(*self._ordinals(change)) if committed else held is not None
+        self._fences.end(change.txn, change.outcome)
+        self._fences.raise_floor(change.txn.most, change.floor)
+        return unblocked
+
+    def orphans(self) -> list[TxnId]:
+        """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
+        return [txn for txn in self._held if txn.least < self._fences.floor(txn.most)]
+
+    def open_transactions(self) -> Sequence[TxnId]:
+        """Those that hold something here, the longest open first."""
+        return list(self._held)
+
+    # --- the log ----------------------------------------------------------------------------------------------------------------
+
+    def apply(self, change: PendingChange) -> None:
+        """Replay one change; one that the state holds may come again."""
+        if isinstance(change, PendingAck):
+            if change.txn in self._held or self._fences.outcome(change.txn) is None:
+                self._apply_ack(change)
+        elif change.txn in self._held or self._fences.outcome(change.txn) is None:
+            self._end(change)
+        else:
+            # The cursor may have gone back since, by a seek of before that commit which is replayed too.
+            self._subscription.settle(*self._ordinals(change))
+            self._fences.raise_floor(change.txn.most, change.floor)
+
+    def _apply_ack(self, change: PendingAck) -> None:
+        runs, partial = self._ordinals(change)
+        sizes = {(ledger, entry): size for ledger, entry, size, _ in change.partial}
+        held = self._held.get(change.txn, _Held())
+        messages = {}
+        for ordinal, mask in partial:
+            size = sizes[self._ledgers.position(ordinal)]
+            if ordinal not in held.entries:
+                messages[ordinal] = (((1 << size) - 1) & ~mask, size)
+        self._hold(change.txn, None, runs, messages)
+
+    def _ordinals(self, change: PendingChange) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What a change names, as `Subscription.acknowledge` takes it; what exists no more is left out."""
+        runs = [self._ledgers.span(*span) for span in change.ranges]
+        found = [(self._ledgers.find((ledger, entry)), mask_of_words(words)) for ledger, entry, _, words in change.partial]
+        return [run for run in runs if run[0] < run[1]], [(ordinal, mask) for ordinal, mask in found if ordinal is not None]
+
+    def _record(self, txn: TxnId, runs: Iterable[tuple[int, int]], messages: dict[int, tuple[int, int]]) -> PendingAck:
+        """`runs` and `messages` as positions; what exists no more is left out."""
+        first = self._ledgers.first
+        ranges = [span for start, end in runs if end > first for span in self._ledgers.runs(max(start, first), end)]
+        partial = [
+            (*self._ledgers.position(ordinal), size, words_of_mask(((1 << size) - 1) & ~wanted))
+            for ordinal, (wanted, size) in sorted(messages.items())
+            if ordinal >= first
+        ]
+        return PendingAck(txn, tuple(ranges), tuple(partial))
+
+    def to_state(self) -> PendingState:
+        """Everything that recovery needs."""
+        pending = []
+        for txn, held in self._held.items():
+            pending.append(self._record(txn, held.entries, held.batches()))
+        return PendingState(tuple(pending), self._fences.to_state())
+
+    @staticmethod
+    def from_state(
+        subscription: Subscription, ledgers: LedgerTable, state: PendingState, *, limits: PendingLimits | None = None
+    ) -> PendingAcks:
+        """Those of a checkpoint, whose cursor `subscription` has, before replay of the log written since."""
+        pending = PendingAcks(subscription, ledgers, limits=limits)
+        pending._fences = Fences(state.fences)
+        for change in state.pending:
+            pending._apply_ack(change)
+        return pending

@@ -1,0 +1,246 @@
+"""Pending acknowledgements: every rule of conflicts by name, limits, fences, and entries that are dropped meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
+from magnetar.topics.dispatch import SubscriptionType
+from magnetar.topics.ledgers import EARLIEST, Position
+from magnetar.topics.subscription import Subscription
+from magnetar.topics.topic import Topic
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck
+from magnetar.transactions.pending_acks import PendingAcks, PendingLimits
+
+A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(0, 2)
+COMMIT, ABORT = Outcome.COMMITTED, Outcome.ABORTED
+
+
+def stage(
+    entries: int = 10, kind: SubscriptionType | None = SubscriptionType.SHARED, limits: PendingLimits | None = None
+) -> tuple[Topic, Subscription, PendingAcks]:
+    """A topic of so many entries, each a batch of three messages, with one consumer "c" that has plenty of permits."""
+    topic = Topic("persistent://a/b/c", 7)
+    topic.confirm(topic.publish(entries), entries)
+    subscription = topic.subscribe("s", EARLIEST)
+    if kind is not None:
+        subscription.add_consumer("c", kind)
+        subscription.flow("c", 1000)
+    return topic, subscription, PendingAcks(subscription, topic.ledgers, limits=limits)
+
+
+def delivered(subscription: Subscription) -> list[int]:
+    """Ordinals that go out now."""
+    found: list[int] = []
+    while (request := subscription.next_read(100)) is not None:
+        deliveries = subscription.dispatch(request.first, [3] * request.entries)
+        if not deliveries:
+            break
+        found += [ordinal for delivery in deliveries for ordinal in delivery.ordinals]
+    return found
+
+
+def test_what_is_pending_is_not_delivered_until_an_abort() -> None:
+    """Nor acknowledged by anybody else; a commit acknowledges it."""
+    _, subscription, pending = stage()
+    change, _ = pending.acknowledge(A, "c", [(2, 5)])
+    assert change == PendingAck(A, ((15, 2, 4),))
+    assert delivered(subscription) == [0, 1, 5, 6, 7, 8, 9]
+    subscription.acknowledge("c", [(0, 10)])
+    assert (subscription.cursor.mark_delete, subscription.backlog) == (2, 3), "a normal acknowledgement passes over it"
+    subscription.redeliver("c")
+    assert delivered(subscription) == []
+    assert pending.end(A, ABORT, 0)[0] == EndAcks(A, 0, ABORT)
+    assert delivered(subscription) == [2, 3, 4]
+    pending.acknowledge(B, "c", [(2, 4)])
+    assert pending.end(B, COMMIT, 0)[0] == EndAcks(B, 0, COMMIT, ((15, 2, 3),))
+    assert (subscription.cursor.mark_delete, subscription.withheld) == (4, None)
+
+
+def test_the_same_transaction_may_acknowledge_again() -> None:
+    """Pulsar refuses that, and its clients fail for ever after a restart (19449, 14327)."""
+    _, _, pending = stage()
+    pending.acknowledge(A, "c", [(2, 5)], [(6, 0b110, 3)])
+    assert pending.acknowledge(A, "c", [(3, 4)]) == (None, False)
+    assert pending.acknowledge(A, "c", [], [(6, 0b110, 3)]) == (None, False)
+    assert pending.acknowledge(A, "c", [], [(3, 0b110, 3)]) == (None, False), "a message of an entry that it holds as a whole"
+    assert pending.acknowledge(A, "c", [(4, 6)])[0] == PendingAck(A, ((15, 5, 5),)), "only what is new is written"
+    assert pending.acknowledge(A, "c", [], [(6, 0b100, 3)])[0] == PendingAck(A, (), ((15, 6, 3, (0b101,)),))
+    assert pending.acknowledge(A, "c", [(6, 7)])[0] == PendingAck(A, ((15, 6, 6),)), "from some messages to the whole entry"
+    assert pending.to_state().pending == (PendingAck(A, ((15, 2, 6),)),)
+
+
+def test_conflicts_name_the_holder_and_change_nothing() -> None:
+    """Entries, messages of batches, and cumulative ones, each against each; a list is refused as a whole."""
+    _, subscription, pending = stage(kind=SubscriptionType.EXCLUSIVE)
+    subscription.acknowledge("c", [(0, 1)], [(1, 0b110)])
+    pending.acknowledge(A, "c", [(4, 5)], [(6, 0b110, 3)])
+    before = pending.to_state()
+    for ranges, partial in (
+        ([(7, 9), (3, 6)], []),
+        ([(8, 9)], [(4, 0b011, 3)]),
+        ([(6, 7)], []),
+        ([], [(7, 0, 3), (6, 0b100, 3)]),
+    ):
+        with pytest.raises(TransactionConflict, match=r"message 15:[46] is held by transaction \(0,0\)"):
+            pending.acknowledge(B, "c", ranges, partial)
+    for cumulative in (4, 9):
+        with pytest.raises(TransactionConflict, match=r"message 15:4 is held by transaction \(0,0\)"):
+            pending.acknowledge_cumulative(B, "c", cumulative)
+    with pytest.raises(TransactionConflict, match="15:0 is acknowledged already"):
+        pending.acknowledge(B, "c", [(0, 1)])
+    with pytest.raises(TransactionConflict, match="15:1 is acknowledged already, wholly or partly"):
+        pending.acknowledge(B, "c", [], [(1, 0b010, 3)])
+    with pytest.raises(TransactionConflict, match="15:0 and all before it are acknowledged already"):
+        pending.acknowledge_cumulative(B, "c", 0)
+    assert pending.to_state() == before
+    assert pending.acknowledge(B, "c", [(1, 3)], [(6, 0b001, 3)])[0] is not None, "what is left of batches is free"
+
+
+def test_another_transaction_ends_while_a_cumulative_acknowledgement_is_pending() -> None:
+    """In Pulsar its commit does nothing, and its abort delivers everything again."""
+    _, subscription, pending = stage(kind=SubscriptionType.EXCLUSIVE)
+    pending.acknowledge(B, "c", [(1, 2)])
+    pending.acknowledge(C, "c", [(8, 9)])
+    with pytest.raises(TransactionConflict, match=r"15:1 is held by transaction \(0,1\)"):
+        pending.acknowledge_cumulative(A, "c", 5)
+    pending.end(B, COMMIT, 0)
+    assert pending.acknowledge_cumulative(A, "c", 5)[0] == PendingAck(A, ((15, 0, 0), (15, 2, 5)))
+    assert pending.acknowledge_cumulative(A, "c", 4) == (None, False), "what it covers is the transaction's already"
+    pending.acknowledge(TxnId(0, 3), "c", [(7, 8)])
+    pending.end(TxnId(0, 3), COMMIT, 0)
+    pending.end(C, ABORT, 0)
+    assert delivered(subscription) == [6, 8, 9]
+    pending.end(A, COMMIT, 0)
+    assert (subscription.cursor.mark_delete, subscription.backlog) == (6, 3)
+
+
+def test_an_aborted_cumulative_acknowledgement_comes_again_in_order() -> None:
+    """With all that was delivered behind it, as a redelivery of the type."""
+    _, subscription, pending = stage(kind=SubscriptionType.FAILOVER)
+    subscription.advance(0)
+    subscription.advance(10_000)
+    assert delivered(subscription) == list(range(10))
+    pending.acknowledge_cumulative(A, "c", 5, 0b100, 3)
+    subscription.redeliver("c", None, epoch=2)
+    [delivery] = subscription.dispatch(*next_of(subscription))
+    assert (delivery.first, delivery.epoch) == (5, 2)
+    assert delivery.ack_sets is not None
+    assert delivery.ack_sets[0] == (0b100,), "the messages of the batch that are held are masked"
+    pending.end(A, ABORT, 0)
+    assert delivered(subscription) == list(range(10))
+
+
+def next_of(subscription: Subscription) -> tuple[int, list[int]]:
+    request = subscription.next_read(100)
+    assert request is not None
+    return request.first, [3] * request.entries
+
+
+def test_messages_of_one_batch_may_be_of_two_transactions() -> None:
+    """Each ends by itself; the entry is delivered with a mask, and not at all while nothing of it is free."""
+    _, subscription, pending = stage(entries=1)
+    pending.acknowledge(A, "c", [], [(0, 0b110, 3)])
+    pending.acknowledge(B, "c", [], [(0, 0b101, 3)])
+    [delivery] = subscription.dispatch(*next_of(subscription))
+    assert (delivery.messages, delivery.ack_sets) == (1, [(0b100,)])
+    subscription.acknowledge("c", [(0, 1)])
+    assert subscription.cursor.partial == {0: 0b011}, "only the message that nobody holds"
+    assert subscription.next_read(10) is None
+    pending.end(A, ABORT, 0)
+    [delivery] = subscription.dispatch(*next_of(subscription))
+    assert (delivery.messages, delivery.ack_sets) == (1, [(0b001,)])
+    pending.end(B, COMMIT, 0)
+    assert subscription.cursor.partial == {0: 0b001}
+    subscription.acknowledge("c", [(0, 1)])
+    assert subscription.backlog == 0
+
+
+def test_an_end_is_a_fence_and_is_repeated_at_will() -> None:
+    """The same end again is done; the opposite names the outcome; what comes late is refused, also of one that held nothing here."""
+    _, _, pending = stage()
+    pending.acknowledge(A, "c", [(0, 1)])
+    pending.end(A, COMMIT, 0)
+    pending.end(B, ABORT, 0)
+    assert pending.end(A, COMMIT, 0) == (None, False)
+    with pytest.raises(InvalidTxnStatus, match="was committed"):
+        pending.end(A, ABORT, 0)
+    for txn, word in ((A, "was committed"), (B, "was aborted")):
+        with pytest.raises(InvalidTxnStatus, match=word):
+            pending.acknowledge(txn, "c", [(5, 6)])
+    pending.acknowledge(C, "c", [(5, 6)])
+    pending.end(TxnId(0, 9), COMMIT, 5)
+    with pytest.raises(InvalidTxnStatus, match="has ended"):
+        pending.acknowledge(B, "c", [(6, 7)])
+    assert pending.orphans() == [C], "open, and nobody else will end it"
+    assert list(pending.open_transactions()) == [C]
+
+
+def test_limits_and_combinations_that_are_not_allowed() -> None:
+    """Cumulative on Shared, a batch without its size, too many transactions, too much held."""
+    _, subscription, pending = stage(limits=PendingLimits(open_transactions_max=2, held_max=3))
+    with pytest.raises(NotAllowed, match="SHARED"):
+        pending.acknowledge_cumulative(A, "c", 3)
+    with pytest.raises(NotAllowed, match="batch_size: 0"):
+        pending.acknowledge(A, "c", [], [(3, 1, 0)])
+    pending.acknowledge(A, "c", [(0, 1), (2, 3)])
+    pending.acknowledge(B, "c", [(4, 5)])
+    with pytest.raises(NotAllowed, match="2 open transactions"):
+        pending.acknowledge(C, "c", [(6, 7)])
+    with pytest.raises(NotAllowed, match="txn_held_acks_max=3"):
+        pending.acknowledge(A, "c", [(6, 7)])
+    pending.end(B, ABORT, 0)
+    pending.acknowledge(A, "c", [(6, 7)])
+    assert subscription.withheld is not None
+
+
+def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
+    """Trimming moves every subscription on; ends of transactions that held something of it still work, and so does a checkpoint."""
+    topic, subscription, pending = stage()
+    pending.acknowledge(A, "c", [(1, 4)], [(5, 0b110, 3)])
+    pending.acknowledge(B, "c", [(4, 5), (8, 9)])
+    topic.trim(5)
+    assert subscription.cursor.mark_delete == 5
+    state = pending.to_state()
+    assert state.pending == (PendingAck(A, (), ((15, 5, 3, (0b110,)),)), PendingAck(B, ((15, 8, 8),)))
+    topic.trim(7)
+    assert pending.to_state().pending == (PendingAck(A), PendingAck(B, ((15, 8, 8),)))
+    pending.end(A, ABORT, 0)
+    pending.end(B, COMMIT, 0)
+    assert delivered(subscription) == [7, 9]
+    assert subscription.withheld is None
+
+
+def test_a_restart_brings_back_what_is_pending_before_anybody_connects() -> None:
+    """From a checkpoint; a consumer that comes gets none of it."""
+    topic, _, pending = stage()
+    pending.acknowledge(A, "c", [(0, 9)], [(9, 0b110, 3)])
+    again = Topic.from_state(topic.name, 9, topic.to_state())
+    restored = PendingAcks.from_state(again.subscription("s"), again.ledgers, pending.to_state())
+    assert restored.to_state() == pending.to_state()
+    found = again.subscription("s")
+    found.add_consumer("d", SubscriptionType.EXCLUSIVE)
+    found.flow("d", 100)
+    [delivery] = found.dispatch(*next_of(found))
+    assert (delivery.first, delivery.entries, delivery.ack_sets) == (9, 1, [(0b110,)])
+    restored.end(A, COMMIT, 0)
+    assert (found.cursor.mark_delete, found.cursor.partial) == (9, {9: 0b110})
+
+
+def test_a_commit_survives_a_seek_that_is_replayed_with_it() -> None:
+    """Replay may begin before a seek that the checkpoint holds the results of: the commit that followed must act again."""
+    topic, subscription, pending = stage(kind=None)
+    subscription.take_delta()
+    subscription.reset(1)
+    seek = subscription.take_delta()
+    pending.acknowledge(A, None, [(3, 4)])
+    commit, _ = pending.end(A, COMMIT, 0)
+    assert seek is not None
+    assert commit is not None
+    again = Topic.from_state(topic.name, 9, topic.to_state())
+    restored = PendingAcks.from_state(again.subscription("s"), again.ledgers, pending.to_state())
+    again.apply_cursor("s", seek)
+    restored.apply(commit)
+    assert again.subscription("s").to_state() == subscription.to_state()
+    assert Position(*again.subscription("s").to_state().mark_delete) == (15, 0)
