@@ -171,7 +171,9 @@ def _pod(kubectl: Kubectl, archive: Archive, pod: Manifest, log_lines: int) -> N
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     component = pod["metadata"].get("labels", {}).get("app.kubernetes.io/component")
     if component == "broker":
-        _broker(kubectl, archive, name, f"/api/v1/namespaces/{namespace}/pods/http:{name}:8080/proxy/")
+        # A broker with spec.tls.plain Closed has no other port.
+        place = f"https:{name}:8443" if pod["metadata"]["labels"].get("magnetar.io/plain") == "closed" else f"http:{name}:8080"
+        _broker(kubectl, archive, name, f"/api/v1/namespaces/{namespace}/pods/{place}/proxy/")
     elif component == "etcd":
         root = f"/api/v1/namespaces/{namespace}/pods/http:{name}:2381/proxy/"
         for what in ("health", "metrics"):

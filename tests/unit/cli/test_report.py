@@ -148,3 +148,21 @@ def test_documents_keep_their_shape() -> None:
     assert redacted({"automountServiceAccountToken": False, "list": [1, None, "x"]}) == {
         "automountServiceAccountToken": False, "list": [1, None, "x"],
     }  # fmt: skip
+
+
+def test_a_broker_without_plain_ports_is_asked_by_https(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Closed(Planted):
+        def run(self, arguments: Sequence[str], text: str = "") -> str:
+            if arguments[:2] == ["get", "--raw"]:
+                asked.append(arguments[2])
+            answer = super().run(arguments, text)
+            closed = '"app.kubernetes.io/component": "broker", "magnetar.io/plain": "closed"'
+            return answer.replace('"app.kubernetes.io/component": "broker"', closed)
+
+    target, screen = tmp_path / "r.tar.gz", Screen(OutputFormat.JSON, file=io.StringIO())
+    assert run_report(Closed("shop"), screen, target, "magnetar-system", 100) == 0
+    of_broker = [path for path in asked if "/pods/" in path]
+    assert of_broker
+    assert {path.partition("/proxy/")[0] for path in of_broker} == {"/api/v1/namespaces/shop/pods/https:main-broker-0:8443"}

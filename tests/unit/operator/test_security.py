@@ -21,7 +21,9 @@ from magnetar_operator.client_security import SeenSecurity, judge
 from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.models import API_VERSION, parse_manifest
+from magnetar_operator.models.broker_cluster import BrokerClusterStatus
 from magnetar_operator.planning import plan, sealed
+from magnetar_operator.previewing import preview
 from magnetar_operator.rolling import BrokerPod, RollPlan, held, plan_roll
 from tests.unit.operator.samples import DEFAULTS, cluster, coordinators
 
@@ -122,6 +124,19 @@ def test_roles_change_the_document_and_no_template() -> None:
         "token"
     ]
     assert public == {"publicKeyFile": "/etc/magnetar/security/token.key", "roleClaim": "role", "audience": ""}
+
+
+def test_a_preview_tells_what_restarts_and_what_does_not() -> None:
+    """`magnetar plan`: switching it on rolls; another role changes one ConfigMap."""
+    status = {"brokers": [{"name": "main-broker-0", "phase": "Ready"}]}
+    opened, closed, more = (
+        cluster(**spec).model_copy(update={"status": BrokerClusterStatus.model_validate(status)})
+        for spec in ({}, {"auth": AUTH}, {"auth": {**AUTH, "superUserRoles": ["admin", "root"]}})
+    )
+    assert preview(opened, closed).restarts == (("main-broker-0", "Template"),)
+    change = preview(closed, more)
+    assert change.restarts == ()
+    assert [(item.action, item.kind, item.name) for item in change.objects] == [("update", "ConfigMap", "main-security")]
 
 
 def test_planning_against_what_was_just_applied_yields_nothing() -> None:
