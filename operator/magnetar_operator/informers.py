@@ -123,10 +123,11 @@ class Informers:
             state = self._kinds[item.kind]
             if one.by_watch:
                 state.last_event = now
-                state.watched_version = max(state.watched_version, item.version)
                 self._metrics.watch_events.labels(item.kind).inc()
-                while state.awaited and state.awaited[0][0] <= state.watched_version:
-                    self._metrics.watch_lag.labels(item.kind).observe(now - state.awaited.popleft()[1])
+            # A watch begins with a list of its own, and never tells again of what that has shown.
+            state.watched_version = max(state.watched_version, item.version)
+            while state.awaited and state.awaited[0][0] <= state.watched_version:
+                self._metrics.watch_lag.labels(item.kind).observe(now - state.awaited.popleft()[1])
             if one.sentinel:
                 self._beat()
             elif not self._namespaces or item.name[0] in self._namespaces:
