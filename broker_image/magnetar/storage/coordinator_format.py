@@ -10,14 +10,15 @@ Invariants: what is encoded reads back; another version is refused, never guesse
 from __future__ import annotations
 
 import enum
+import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.metadata.records import LogPosition
-from magnetar.storage.document import decode_document, encode_document
+from magnetar.storage.document import close_document, decode_document
 from magnetar.storage.log_format import NAME_BYTES_MAX, RECORD_HEADER_BYTES, Encoded, RecordType
 from magnetar.transactions.records import (
     Action,
@@ -32,7 +33,10 @@ from magnetar.transactions.records import (
     Participant,
 )
 
+T = TypeVar("T")
+
 VERSION = 1
+PIECE_ITEMS = 500
 CHECKPOINT_KIND = "coordinator-checkpoint"
 
 _RECORD = struct.Struct("<BBHI")
@@ -169,23 +173,38 @@ class CoordinatorCheckpoint:
 
 def encode_checkpoint(checkpoint: CoordinatorCheckpoint) -> bytes:
     """The object's bytes. Transactions and outcomes are lists in a fixed order, since there may be very many."""
-    state = checkpoint.state
-    return encode_document(
-        CHECKPOINT_KIND,
-        VERSION,
-        {
-            "tcid": checkpoint.tcid,
-            "epoch": checkpoint.epoch,
-            "incarnation": checkpoint.incarnation,
-            "position": [checkpoint.position.file, checkpoint.position.offset],
-            "next": state.next,
-            "live": [
-                [live.least, live.timeout_ms, live.opened_ms, live.owner, [list(name) for name in live.participants], live.action]
-                for live in state.live
-            ],
-            "outcomes": [[outcome.least, int(outcome.action), outcome.forget_ms, outcome.owner] for outcome in state.outcomes],
-        },
-    )
+    return close_document(b"".join(checkpoint_pieces(checkpoint)))
+
+
+def checkpoint_pieces(checkpoint: CoordinatorCheckpoint) -> Iterator[bytes]:
+    """The object's JSON in pieces that take a millisecond or so each, for whoever has other things to do in between."""
+    state, position = checkpoint.state, checkpoint.position
+    head = {"epoch": checkpoint.epoch, "incarnation": checkpoint.incarnation, "kind": CHECKPOINT_KIND}
+    tail = {"position": [position.file, position.offset], "tcid": checkpoint.tcid, "version": VERSION}
+    yield _json(head)[:-1] + b',"live":['
+    yield from _items(state.live, _live_values)
+    yield b'],"next":%d,"outcomes":[' % state.next
+    yield from _items(state.outcomes, _outcome_values)
+    yield b"]," + _json(tail)[1:]
+
+
+def _items(values: Sequence[T], plain: Callable[[T], list[Any]]) -> Iterator[bytes]:
+    for at in range(0, len(values), PIECE_ITEMS):
+        piece = _json(list(map(plain, values[at : at + PIECE_ITEMS])))[1:-1]
+        yield b"," + piece if at else piece
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _live_values(live: LiveTransaction) -> list[Any]:
+    participants = [list(name) for name in live.participants]
+    return [live.least, live.timeout_ms, live.opened_ms, live.owner, participants, live.action]
+
+
+def _outcome_values(outcome: Outcome) -> list[Any]:
+    return [outcome.least, int(outcome.action), outcome.forget_ms, outcome.owner]
 
 
 def decode_checkpoint(data: bytes, name: str) -> CoordinatorCheckpoint:

@@ -6,12 +6,14 @@ Invariants: a former life is fenced before the length of its log is read; what i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata.records import CheckpointPointer, LogPosition, LogRange
 from magnetar.storage import names
-from magnetar.storage.coordinator_format import CoordinatorCheckpoint, decode_changes, decode_checkpoint, encode_checkpoint
+from magnetar.storage.coordinator_format import CoordinatorCheckpoint, checkpoint_pieces, decode_changes, decode_checkpoint
+from magnetar.storage.document import close_document
 from magnetar.storage.fencing import fence
 from magnetar.storage.recovery import scan_blocks
 from magnetar.storage.volume import Volume
@@ -21,7 +23,11 @@ from magnetar.transactions.records import Change, CoordinatorState
 async def write_checkpoint(volume: Volume, checkpoint: CoordinatorCheckpoint, sequence: int) -> str:
     """Write the `sequence`-th checkpoint of this life; its object's name. Raises StorageError, also if that one exists."""
     name = names.coordinator_checkpoint(checkpoint.tcid, checkpoint.epoch, sequence)
-    if not await volume.put_if_absent(name, encode_checkpoint(checkpoint)):
+    pieces = []
+    for piece in checkpoint_pieces(checkpoint):
+        pieces.append(piece)
+        await asyncio.sleep(0)
+    if not await volume.put_if_absent(name, close_document(b"".join(pieces))):
         raise StorageError(f"{name} exists already: epoch {checkpoint.epoch} of coordinator {checkpoint.tcid} was served twice")
     return name
 

@@ -21,7 +21,12 @@ _TRAILER_BYTES = len(_TRAILER) + 8 + 1
 def encode_document(kind: str, version: int, body: dict[str, Any]) -> bytes:
     """The file's bytes. `body` must not use the keys `kind` and `version`."""
     assert not {"kind", "version"} & body.keys(), sorted(body)
-    line = json.dumps({"kind": kind, "version": version, **body}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return close_document(json.dumps({"kind": kind, "version": version, **body}, sort_keys=True, separators=(",", ":")).encode())
+
+
+def close_document(text: bytes) -> bytes:
+    """The file's bytes from its JSON, for whoever makes a large one in pieces; it has all keys, sorted, and no spaces."""
+    line = text + b"\n"
     return line + b"%s%08x\n" % (_TRAILER, crc32c(line))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import ClusterRecord, CoordinatorRecord, CoordinatorState
 from magnetar.metadata.store import MetadataStore
 from magnetar.storage import names
+from magnetar.storage.linked_objects import LinkedObjects
 from magnetar.storage.restoring import restore_store
+from magnetar.storage.slots import SlotVolume
 from magnetar.storage.storage_id import read_or_create_storage_id
+from magnetar.storage.volume import Volume
 from magnetar.transactions.coordinator_events import Caller, EndRequested, JoinRequested, NewRequested, ParticipantEnded
 from magnetar.transactions.records import Action, Participant
 from tests.unit.server.brokers import CLOCK, running_broker, volume_in
@@ -37,12 +42,24 @@ async def end(life: Life, least: int, action: Action = Action.COMMIT) -> None:
     await life.settled()
 
 
-def test_a_life_that_dies_loses_nothing_that_was_told(tmp_path: Path) -> None:
-    """The next life fences it, knows every transaction and outcome, and gives new sequences only."""
+@asynccontextmanager
+async def slots_in(directory: Path) -> AsyncIterator[SlotVolume]:
+    volume = SlotVolume(LinkedObjects(directory), CLOCK)
+    try:
+        yield volume
+    finally:
+        await volume.close()
+
+
+@pytest.mark.parametrize("volume_of", [volume_in, slots_in])
+def test_a_life_that_dies_loses_nothing_that_was_told(
+    tmp_path: Path, volume_of: Callable[[Path], AbstractAsyncContextManager[Volume]]
+) -> None:
+    """The next life fences it, knows every transaction and outcome, and gives new sequences only; where files are appended to, and on slots."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
+        async with volume_of(tmp_path) as volume:
             first = await begin_life(store, volume, "a")
             opened, ending, ended = [await first.begin() for _ in range(3)]
             first.handle(JoinRequested("join", ending, (A,), ANYBODY))
@@ -57,6 +74,10 @@ def test_a_life_that_dies_loses_nothing_that_was_told(tmp_path: Path) -> None:
             assert [span.incarnation for span in record.chain] == ["tx-coordinator-0.b"]
             assert record.checkpoint is not None
             assert (await volume.list(names.CLAIMS)) == [names.claim("tx-coordinator-0.b")]
+            first.answers.clear()
+            first.handle(NewRequested("late", 60_000, "", 0))
+            await first.settled()
+            assert first.answers == []
 
     asyncio.run(scenario())
 
@@ -259,5 +280,26 @@ def test_the_collector_keeps_what_coordinators_need(tmp_path: Path) -> None:
             assert await volume.list(names.logs_of("tx-coordinator-0.a")) == []
             assert await volume.exists(names.claim("tx-coordinator-0.c"))
             assert await third.begin() == least + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_log_that_cannot_keep_up_ends_its_life(tmp_path: Path) -> None:
+    """What was decided and does not fit is never followed by anything: the next life begins with what is durable."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with volume_in(tmp_path) as volume:
+            life = await begin_life(store, volume, "a")
+            least = await life.begin()
+            large = tuple(Participant(f"persistent://public/default/{'x' * 900}{number}") for number in range(80))
+            life.handle(JoinRequested("join", least, large, ANYBODY))
+            assert "cannot keep up" in str(life.failed.result())
+            life.handle(NewRequested("new", 60_000, "", 0))
+            await asyncio.wait_for(life.log.check_claim(), 30)
+            assert life.answers == []
+            await store.revoke_lease(life.lease)
+            second = await begin_life(store, volume, "b")
+            assert (second.core.status(least), second.core.live) == ("OPEN", 1)
 
     asyncio.run(scenario())

@@ -11,11 +11,13 @@ from magnetar.metadata.records import LogPosition
 from magnetar.storage.coordinator_format import (
     CoordinatorCheckpoint,
     CoordinatorEntry,
+    checkpoint_pieces,
     decode_changes,
     decode_checkpoint,
     encode_changes,
     encode_checkpoint,
 )
+from magnetar.storage.document import decode_document, encode_document
 from magnetar.storage.log_format import Encoded, TopicOperation, decode_records, encode_topic
 from magnetar.transactions.records import (
     Action,
@@ -159,8 +161,22 @@ def test_golden_checkpoint() -> None:
 
 @given(state=STATES)
 def test_checkpoints_there_and_back(state: CoordinatorState) -> None:
-    """Any state."""
+    """Any state, in any number of pieces; the bytes are those of a document that is made at once."""
     checkpoint = CoordinatorCheckpoint(0, 1, "i", LogPosition(0, 0), state)
+    data = encode_checkpoint(checkpoint)
+    assert decode_checkpoint(data, "c") == checkpoint
+    body = decode_document("coordinator-checkpoint", 1, data, "c")
+    assert encode_document("coordinator-checkpoint", 1, body) == data
+
+
+def test_many_transactions_make_many_pieces() -> None:
+    """None of them large, and the whole reads back."""
+    live = tuple(LiveTransaction(least, 60_000, 5, "ann", (Participant("t"),)) for least in range(1700))
+    outcomes = tuple(Outcome(least, Action.COMMIT, least, "") for least in range(5000, 6200))
+    checkpoint = CoordinatorCheckpoint(0, 1, "i", LogPosition(0, 0), CoordinatorState(9000, live, outcomes))
+    pieces = list(checkpoint_pieces(checkpoint))
+    assert len(pieces) == 3 + 4 + 3
+    assert max(map(len, pieces)) < 32 << 10
     assert decode_checkpoint(encode_checkpoint(checkpoint), "c") == checkpoint
 
 

@@ -23,6 +23,11 @@ class CoordinatorMetrics:
         self.open_transactions = Gauge(
             "magnetar_coordinator_transactions", "Transactions that have not ended everywhere", registry=self.registry
         )
+        self.oldest_transaction_s = Gauge(
+            "magnetar_coordinator_oldest_transaction_seconds",
+            "Age of the oldest transaction that has not ended everywhere, 0 if there is none",
+            registry=self.registry,
+        )
         self.participant_failures = Counter(
             "magnetar_coordinator_participant_failures",
             "Attempts to end a transaction on a topic or subscription that failed and are tried again",

@@ -58,7 +58,7 @@ class TransactionLog:
         self._sequence = -1
         self._since_checkpoint = 0
         self._held_back: list[Change] = []
-        self._opened = False
+        self._opened = self._overrun = False
 
     # --- life ------------------------------------------------------------------------------------------------------------------
 
@@ -112,6 +112,8 @@ class TransactionLog:
 
     def append(self, changes: Sequence[Change], on_durable: Callable[[], object] | None) -> None:
         """Append changes, perhaps none; `on_durable` runs once everything appended up to here is durable, in the order of the calls."""
+        if self._overrun:
+            return
         if self._held_back:
             changes = (*self._held_back, *changes)
             self._held_back.clear()
@@ -124,7 +126,8 @@ class TransactionLog:
             self._writer.append(encoded.buffers, encoded.size, len(changes), after)
             self._since_checkpoint += encoded.size
         except LimitExceeded as error:
-            # The core has these changes already: whoever follows begins with what is durable.
+            # The core has these changes already, so nothing may follow them: the next life begins with what is durable.
+            self._overrun = True
             self._on_failed(StorageError(f"transaction coordinator {self._claim.tcid} cannot keep up: {error}"))
 
     # --- checkpoints -----------------------------------------------------------------------------------------------------------

@@ -246,6 +246,8 @@ class Transactions:
     async def _watch_claim(self) -> None:
         """A life that has nothing to write learns that it was fenced."""
         while True:
+            oldest_ms = self._core.oldest_opened_ms
+            self._metrics.oldest_transaction_s.set(max(0, self._now_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0)
             await asyncio.sleep(self._settings.claim_check_s)
             await self._log.check_claim()
 
