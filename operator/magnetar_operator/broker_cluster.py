@@ -9,11 +9,12 @@ a broker leaves only as `plan_scale` allows; the status is written last and only
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import structlog
 
 from magnetar.errors import StoreError
-from magnetar_operator import broker_pods, etcd_life, names
+from magnetar_operator import broker_pods, etcd_life, metadata_restoring, names
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children, read_children
@@ -41,6 +42,8 @@ LOOK_AGAIN_S = 30.0
 """Bundles move without any Kubernetes event."""
 ROTATING_S = 5.0
 """Phases of a rotation end with time."""
+RESTORING_S = 2.0
+"""Leases and the store change without any Kubernetes event."""
 MOVING_S = 1.0
 STORE_RETRY_S = 3.0
 
@@ -63,25 +66,29 @@ async def reconcile(world: World, key: Key) -> float | None:
     observed = await observe(world, cluster)
     if _is_grave(cluster, observed, world.clock.wall_ms()):
         observed = await observe(world, cluster, live=True)
+    observed = replace(observed, restore=await metadata_restoring.look(world, cluster, observed))
+    stored = await metadata_restoring.begin(world, stored, observed.restore)
+    stopped = observed.restore.is_held
     moves = plan_moves(cluster, observed, world.clock.wall_ms())
-    await _tell(world, cluster, moves.story.before)
-    problems = [*secured.problems, *await _apply_cordons(world, cluster, moves)]
+    await _tell(world, cluster, () if stopped else moves.story.before)
+    problems = [*secured.problems, *([] if stopped else await _apply_cordons(world, cluster, moves))]
     seen = await see_credentials(world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name)))
     security = await secure_clients(world, cluster)
     problems += [*seen.problems, *security.all_problems]
     authority = authority_known(security, observed.child("ConfigMap", names.security(cluster.name)))
-    replicas, shape = moves.scale.replicas, observed.etcd_shape
+    replicas, shape = 0 if stopped else moves.scale.replicas, observed.etcd_shape
     wanted = desired(cluster, world.defaults, replicas, observed.children, seen.digest, shape, authority=authority)
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
-    roll = held(_plan_roll(cluster, observed, moves), security.blocking)
+    await metadata_restoring.fill(world, cluster, observed.restore)
+    roll = RollPlan() if stopped else held(_plan_roll(cluster, observed, moves), security.blocking)
     await restart(world, cluster, observed.pods, roll)
-    if not security.blocking:
+    if not security.blocking and not stopped:
         await _replace(world, observed, moves)
     await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
     if observed.state is not None:
         problems += await ensure_users(world, secured)
-    await _tell(world, cluster, moves.story.after)
+    await _tell(world, cluster, () if stopped else moves.story.after)
     for problem in (*moves.problems, *([observed.copies_problem] if observed.copies_problem is not None else [])):
         await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
     problems += moves.problems
@@ -89,6 +96,8 @@ async def reconcile(world: World, key: Key) -> float | None:
     await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled, security)
     secrets_s = CREDENTIALS_LOOK_S if seen.problems or security.all_problems else LOOK_AGAIN_S
     rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
+    if observed.restore.is_active:
+        return RESTORING_S
     return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s, rotating_s)
 
 

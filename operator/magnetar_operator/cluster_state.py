@@ -21,6 +21,7 @@ from magnetar.metadata.records import (
     CordonRecord,
     IncarnationRecord,
     LoadRecord,
+    RestoreRequestRecord,
 )
 from magnetar.metadata.store import MetadataStore
 from magnetar_operator.scaling import Cordon
@@ -34,7 +35,8 @@ class ClusterState:
 
     `bundles` counts the records that name a broker; `incarnations` maps a broker to its live incarnation; `held` has the names and
     states of the bundles of brokers that are cordoned; `loads` the brokers' reports, if they were asked for; `copies` what the leader says
-    of its copies of the store, if any has said something.
+    of its copies of the store, if any has said something; `restored_for` the
+    request that the store was last filled for.
     """
 
     storage_id: str
@@ -45,6 +47,7 @@ class ClusterState:
     stopping: frozenset[str] = frozenset()
     loads: Mapping[str, LoadRecord] = field(default_factory=dict)
     copies: BackupReportRecord | None = None
+    restored_for: str = ""
 
     def takers(self, leaving: str) -> tuple[str, ...]:
         """Brokers that may take the bundles of `leaving`."""
@@ -67,6 +70,7 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         loads = [LoadRecord.decode(item.value) for item in (await store.range(keys.LOAD)).items] if with_loads else []
         cluster = await store.get(keys.CLUSTER)
         copies = await store.get(keys.BACKUP_REPORT)
+        restored = await store.get(keys.RESTORE_REQUEST)
     return ClusterState(
         storage_id=ClusterRecord.decode(cluster.value).storage_id if cluster is not None else "",
         incarnations={record.broker: identifier for identifier, record in incarnations.items()},
@@ -75,6 +79,7 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         held=held_bundles(bundles, incarnations, cordons),
         stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
         loads={record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)},
+        restored_for=RestoreRequestRecord.decode(restored.value).request if restored is not None else "",
         copies=BackupReportRecord.decode(copies.value) if copies is not None else None,
     )
 

@@ -31,10 +31,14 @@ from magnetar_operator.desired import Identity
 from magnetar_operator.etcd_rotation import Phase
 from magnetar_operator.etcd_view import EtcdLife
 from magnetar_operator.metadata_copies import copy_status
+from magnetar_operator.metadata_restore import RestorePlan
 from magnetar_operator.models.base import Condition
 from magnetar_operator.models.broker_cluster import BrokerCluster, BrokerClusterStatus, BrokerStatus, Endpoints, PendingRestart
+from magnetar_operator.models.etcd import RestoreStatus
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import ScalePlan
+
+_NO_RESTORE = RestorePlan(RestoreStatus())
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Observed:
     lost_nodes: LostNodes = ()
     etcd: EtcdLife | None = None
     copies_problem: Problem | None = None
+    restore: RestorePlan = _NO_RESTORE
 
     @property
     def etcd_shape(self) -> EtcdShape:
@@ -66,7 +71,10 @@ def findings_of(
     ready = sum(map(is_ready, observed.pods))
     etcd = observed.etcd
     progress = (
-        _progress(cluster, observed, scale, roll, ready) or (etcd.progress if etcd is not None else None) or _rotation(cluster)
+        observed.restore.progress
+        or _progress(cluster, observed, scale, roll, ready)
+        or (etcd.progress if etcd is not None else None)
+        or _rotation(cluster)
     )
     degraded = next(iter([*problems, *(etcd.problems if etcd is not None else ()), *_degradation(cluster, observed)]), None)
     if wanted == 0 and not observed.pods:
@@ -115,7 +123,7 @@ def _degradation(cluster: BrokerCluster, observed: Observed) -> list[Problem]:
     unreadable = observed.state is None and cluster.status.storage_id
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
     found = (store, lost_nodes_problem(observed.lost_nodes), _storage_problem(cluster, observed), first_problem(observed.pods))
-    return [problem for problem in (*found, observed.copies_problem) if problem is not None]
+    return [problem for problem in (observed.restore.problem, *found, observed.copies_problem) if problem is not None]
 
 
 def _storage_problem(cluster: BrokerCluster, observed: Observed) -> Problem | None:
@@ -151,6 +159,7 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         etcd_authority=cluster.status.etcd_authority,
         etcd=observed.etcd.status if observed.etcd is not None else cluster.status.etcd,
         storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
+        restore=observed.restore.status,
         metadata_copy=copy_status(cluster, state.copies if state is not None else None),
         endpoints=_endpoints(cluster),
         listeners=listener_statuses(cluster, observed.children, node_addresses(observed.pods)),

@@ -93,6 +93,26 @@ class Reason(enum.Enum):
         "A certificate for etcd ends within three weeks, or has ended, and nobody has renewed it.",
         "Of an external etcd: renew the secret of spec.etcd.external.tls. Of a managed one: other conditions say what keeps the operator from it.",
     )
+    RESTORE_WAITS = (
+        "MetadataRestoreWaits",
+        "A restore of the metadata store was asked for, but etcd may come back: it has lost its quorum, and not all volumes are known to be empty.",
+        "Bring the volumes back; or delete the claims and pods of members that will not come back; or set restore.force.",
+    )
+    RESTORING = (
+        "MetadataRestoring",
+        "The metadata store is restored, as spec.etcd.managed.restore asks; brokers and coordinators are stopped meanwhile.",
+        "Wait; if it lasts, status.restore says for what.",
+    )
+    RESTORE_FAILED = (
+        "MetadataRestoreFailed",
+        "The restore of the metadata store failed; brokers and coordinators stay stopped.",
+        "The log of the pod named says why. Correct it and write another word into restore.request; or remove restore to start the brokers.",
+    )
+    RESTORE_REFUSED = (
+        "MetadataRestoreRefused",
+        "A restore was asked for while the metadata store is intact; nothing was done.",
+        "Remove restore. To replace what is in the store, write another word into restore.request and set restore.force.",
+    )
     STORAGE_PENDING = (
         "StorageNotBound",
         "The volume claim is not bound.",
@@ -302,7 +322,7 @@ class Reason(enum.Enum):
     ETCD_DATA_LOST = (
         "EtcdDataLost",
         "The volumes of so many etcd members are empty that the metadata store is lost; no message is.",
-        "Bring the volumes back, or permit an empty etcd and fill it: docs/restore.md, A managed etcd that is lost.",
+        "Bring the volumes back, or ask for a restore with spec.etcd.managed.restore: docs/restore.md, A managed etcd that is lost.",
     )
     ETCD_NO_SPACE = (
         "EtcdOutOfSpace",

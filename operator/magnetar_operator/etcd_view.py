@@ -101,7 +101,7 @@ def view_of(
 def is_known(cluster: BrokerCluster) -> bool:
     """Whether its etcd has been up, and nobody has said that this one is lost and an empty one may be begun."""
     identity = cluster.status.etcd.cluster_id
-    if identity and cluster.metadata.annotations.get(names.BEGIN_ETCD, "") == identity:
+    if identity and identity in (cluster.metadata.annotations.get(names.BEGIN_ETCD, ""), cluster.status.restore.replaces):
         return False
     return bool(identity or cluster.status.storage_id)
 

@@ -28,7 +28,7 @@ PLAIN = f"{GROUP}/plain"
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 REVISION = "controller-revision-hash"
 
-BROKER, ETCD, DRIVER, COORDINATOR = "broker", "etcd", "driver", "coordinator"
+BROKER, ETCD, DRIVER, COORDINATOR, RESTORE = "broker", "etcd", "driver", "coordinator", "restore"
 
 DESIRED_HASH = f"{GROUP}/desired-hash"
 """Annotation on every child: hash of what was applied, so that a field which is no longer wanted is noticed too."""

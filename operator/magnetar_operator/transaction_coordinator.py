@@ -24,6 +24,7 @@ from magnetar_operator.conditions import Finding, Problem, Reason, Type, obstruc
 from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
 from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of
+from magnetar_operator.metadata_restore import is_held
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
@@ -74,7 +75,12 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     security = await see_security(world, cluster, coordinator_hosts(resource.name, resource.namespace))
     await tell(world, resource, security)
     problems += [*seen.problems, *security.all_problems]
-    wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas, seen.digest)
+    stopped = is_held(cluster.status.restore)
+    if stopped:
+        problems.append(
+            Problem(Reason.RESTORING, f"the metadata store of {cluster.reference} is restored; coordinators are stopped")
+        )
+    wanted = desired_coordinators(resource, cluster, world.defaults, 0 if stopped else scale.replicas, seen.digest)
     problems += await apply_children(world, resource, wanted, observed.children)
     roll = held(_plan_roll(resource, observed, scale), security.blocking)
     await restart(world, resource, observed.pods, roll)

@@ -96,10 +96,16 @@ def rebuild_command(
     without_copy: Annotated[
         bool, typer.Option("--without-copy", help="Do not use the copies that brokers keep in the volume.")
     ] = False,
+    copy: Annotated[str, typer.Option("--copy", help="Use this copy in the volume (backups/...) instead of the newest.")] = "",
+    request: Annotated[
+        str, typer.Option("--request", help="A word for this restore: one that was done for the same word is not done again.")
+    ] = "",
     force: Force = False,
 ) -> None:
     """Fill a lost store from storage alone: the newest copy that brokers keep there, and what happened since. All brokers must be stopped."""
-    _run(_rebuild(Place(store, store_tls, volume, data_dir), without_copy, force))
+    if copy and without_copy:
+        raise InvalidRequest("rebuild: name a copy with --copy, or use none with --without-copy")
+    _run(_rebuild(Place(store, store_tls, volume, data_dir), without_copy, copy, request, force))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -164,16 +170,34 @@ async def _restore(file: str, place: Place, in_place: bool, force: bool) -> None
         _print(await restore_store(opened, storage, clock, backup=backup, source=source, in_place=in_place, force=force, say=_say))
 
 
-async def _rebuild(place: Place, without_copy: bool, force: bool) -> None:
-    from magnetar.storage.restoring import newest_backup, restore_store
+async def _rebuild(place: Place, without_copy: bool, copy: str, request: str, force: bool) -> None:
+    from magnetar.storage.restoring import is_restored_for, restore_store
 
     async with _open_both(place) as (opened, storage, clock):
-        found = None if without_copy else await newest_backup(storage, _say)
+        if request and await is_restored_for(opened, request):
+            print(f"The store was restored for request {request} already. Start the brokers.")
+            return
+        found = None if without_copy else await _copy_in(storage, copy)
         backup, source = found if found is not None else (None, "storage alone")
         _say(
             f"namespaces, policies and whatever else is not in logs: {source if backup is not None else 'no copy of the store is used'}"
         )
-        _print(await restore_store(opened, storage, clock, backup=backup, source=source, force=force, say=_say))
+        restored = await restore_store(opened, storage, clock, backup=backup, source=source, force=force, request=request, say=_say)
+        _print(restored)
+
+
+async def _copy_in(storage: Any, name: str) -> tuple[Any, str] | None:
+    """The copy `name` in the volume and its name, or ("" = no name) the newest that is whole."""
+    from magnetar.storage.backups import list_backups, load_backup
+    from magnetar.storage.restoring import newest_backup
+
+    if not name:
+        return await newest_backup(storage, _say)
+    try:
+        return await load_backup(storage, name), name
+    except FileNotFoundError as error:
+        there = ", ".join(await list_backups(storage)) or "none"
+        raise InvalidRequest(f"--copy {name}: the volume has no such copy; there are: {there}") from error
 
 
 def _print(restored: Any) -> None:

@@ -37,6 +37,8 @@ RESTORE = "restore-number"
 """Every change that a broker makes compares it: whoever lives on from before a restore changes nothing."""
 BACKUP = "backup"
 """Which of the copies in storage is the newest: a store that has heard of none as new has gone back in time."""
+RESTORE_REQUEST = "restore-request"
+"""The request that the store was last filled for. Not durable: a copy must not bring an older one back."""
 BACKUP_REPORT = "backup-report"
 """How the leader's copies fare. Not durable: it speaks of copies, and is in none."""
 DURABLE = (

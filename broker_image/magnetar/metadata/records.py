@@ -400,6 +400,13 @@ class BackupReportRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreRequestRecord(Record):
+    """`restore-request`: who asked for the restore that filled this store, in the requester's own words."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class CordonRecord(Record):
     """`cordons/<broker>`: this broker takes no new bundles; with `drain` it moves away those it has."""
 

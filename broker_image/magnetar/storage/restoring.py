@@ -15,7 +15,7 @@ from magnetar.clock import Clock
 from magnetar.errors import CorruptData, InvalidRequest, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.backup import Backup, read_backup
-from magnetar.metadata.records import ClusterRecord
+from magnetar.metadata.records import ClusterRecord, RestoreRequestRecord
 from magnetar.metadata.store import MetadataStore, Operation, Put
 from magnetar.storage import names
 from magnetar.storage.backups import list_backups, load_backup
@@ -56,11 +56,13 @@ async def restore_store(
     source: str,
     in_place: bool = False,
     force: bool = False,
+    request: str = "",
     say: Say = lambda _line: None,
 ) -> Restored:
     """Fill the store from `backup` (None: from storage alone; `in_place`: from what the store itself holds) and from storage.
 
-    All brokers must have been stopped; those that still run are fenced. Raises InvalidRequest for what `force` would allow, or must be
+    The store remembers `request` ("" = nothing) from the moment on at which brokers accept it. All brokers must have been stopped; those that still
+    run are fenced. Raises InvalidRequest for what `force` would allow, or must be
     corrected first; StoreError, StorageError.
     """
     storage_id = await _storage_id(volume)
@@ -82,7 +84,7 @@ async def restore_store(
         raise InvalidRequest(
             f"nothing was written: {_shown(result.problems)}; then run this again, or run it with --force to go on without"
         )
-    await _write(store, result.items)
+    await _write(store, result.items, request)
     return Restored(number, source, result)
 
 
@@ -184,8 +186,14 @@ def _files(manifest: Manifest) -> Iterable[str]:
 # --- writing ----------------------------------------------------------------------------------------------------------------------
 
 
-async def _write(store: MetadataStore, items: dict[str, bytes]) -> None:
-    """Make the store's durable keys exactly `items`."""
+async def is_restored_for(store: MetadataStore, request: str) -> bool:
+    """Whether the store was filled for `request` already. Raises StoreError."""
+    item = await store.get(keys.RESTORE_REQUEST)
+    return item is not None and RestoreRequestRecord.decode(item.value).request == request
+
+
+async def _write(store: MetadataStore, items: dict[str, bytes], request: str) -> None:
+    """Make the store's durable keys exactly `items`, and remember `request` with the last of them."""
     await store.delete(keys.RESTORE)  # from here on nobody from before changes anything
     for item in (await store.range("")).items:
         if not item.lease and keys.is_durable(item.key) and item.key not in items:
@@ -202,4 +210,5 @@ async def _write(store: MetadataStore, items: dict[str, bytes]) -> None:
         size += len(key) + len(value)
     if chunk:
         await store.transact((), chunk)
-    await store.transact((), [Put(key, items[key]) for key in LAST])
+    done = [Put(keys.RESTORE_REQUEST, RestoreRequestRecord(request).encode())] if request else []
+    await store.transact((), [*(Put(key, items[key]) for key in LAST), *done])

@@ -32,6 +32,7 @@ def etcd_config(cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, d
     for theirs."""
     name = names.etcd_set(cluster.name)
     lost = cluster.metadata.annotations.get(names.BEGIN_ETCD, "")
-    token = "-".join(part for part in (cluster.namespace, cluster.name, cluster.metadata.uid, lost) if part)
+    parts = (cluster.namespace, cluster.name, cluster.metadata.uid, lost, cluster.status.restore.replaces)
+    token = "-".join(part for part in parts if part)
     config = cluster_object("v1", "ConfigMap", cluster, name, names.ETCD)
     return config | {"data": start_variables(name, peers, wanted, door, token)}

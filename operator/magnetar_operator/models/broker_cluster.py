@@ -24,7 +24,7 @@ from magnetar_operator.models.base import (
     immutable,
 )
 from magnetar_operator.models.broker_config import BrokerConfig
-from magnetar_operator.models.etcd import EtcdAuthorityStatus, EtcdStatus
+from magnetar_operator.models.etcd import EtcdAuthorityStatus, EtcdStatus, MetadataRestore, RestoreStatus
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
@@ -96,6 +96,9 @@ class ManagedEtcd(Model):
         default="",
         max_length=500,
         description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was told. Minor versions go up one by one.",
+    )
+    restore: MetadataRestore | None = Field(
+        default=None, description="Have the operator restore a lost metadata store; it never does so unasked."
     )
 
 
@@ -290,6 +293,9 @@ class BrokerClusterStatus(StatusModel):
     )
     etcd: EtcdStatus = Field(default_factory=EtcdStatus, description="The managed etcd.")
     storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
+    restore: RestoreStatus = Field(
+        default_factory=RestoreStatus, description="The restore of the metadata store that was last asked for."
+    )
     metadata_copy: MetadataCopyStatus = Field(
         default_factory=MetadataCopyStatus,
         description="The newest of the copies of the metadata store that brokers make every spec.config.metadata_backup_interval_s.",

@@ -9,9 +9,45 @@ from typing import Any
 
 from pydantic import Field
 
-from magnetar_operator.models.base import StatusModel
+from magnetar_operator.models.base import Model, StatusModel
 
 BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+
+
+class MetadataRestore(Model):
+    """A request to fill the metadata store anew, from a copy and from storage."""
+
+    request: str = Field(
+        min_length=1,
+        max_length=60,
+        pattern=r"^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$",
+        description="A word of yours, such as a date. Each one is carried out once: a new word asks anew. Brokers and coordinators are stopped "
+        "meanwhile.",
+    )
+    source: str = Field(
+        default="",
+        max_length=100,
+        pattern=r"^(|Storage|backups/[0-9]+-[0-9]+)$",
+        description="A copy in storage by its name; empty = the newest, or storage alone if there is none; Storage = storage alone.",
+    )
+    force: bool = Field(
+        default=False,
+        description="Replace the contents of an etcd that is intact, begin although members may come back, and go on without files that "
+        "are missing. Without it an intact store is left alone.",
+    )
+
+
+class RestoreStatus(StatusModel):
+    """How a restore of the metadata store fares."""
+
+    request: str = Field(default="", description="The request that this speaks of.")
+    phase: str = Field(
+        default="",
+        description="Waiting: for etcd, or until it is known to be lost; Stopping: brokers and coordinators; Beginning: an etcd that answers "
+        "is awaited; Filling: a pod fills it; Restored, Failed or Refused: the end.",
+    )
+    replaces: str = Field(default="", description="The lost etcd, by its clusterId, in whose place an empty one was begun.")
+    message: str = Field(default="", description="What is awaited, was done, or went wrong.")
 
 
 class EtcdMemberStatus(StatusModel):

@@ -20,7 +20,7 @@ from magnetar.storage import names
 from magnetar.storage.backups import keep_backup
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.restore_number import read_restore_number
-from magnetar.storage.restoring import newest_backup, restore_store
+from magnetar.storage.restoring import is_restored_for, newest_backup, restore_store
 from tests.unit.server.brokers import CLOCK, TOPIC, open_peer, running_broker, volume_in
 
 NAME = TopicName.parse(TOPIC)
@@ -108,6 +108,21 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) ->
         async with volume_in(tmp_path / "another") as volume:
             with pytest.raises(InvalidRequest, match="no storage id"):
                 await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=None, source="storage")
+
+    asyncio.run(scenario())
+
+
+def test_a_store_remembers_the_request_it_was_filled_for_and_no_copy_brings_it_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        lost, fresh, later = MemoryStore(CLOCK), MemoryStore(CLOCK), MemoryStore(CLOCK)
+        async with storage_with_messages(tmp_path, lost) as volume:
+            assert not await is_restored_for(fresh, "monday")
+            await restore_store(fresh, volume, CLOCK, backup=None, source="storage", request="monday")
+            assert await is_restored_for(fresh, "monday")
+            assert not await is_restored_for(fresh, "tuesday")
+            backup = await read_backup(fresh, 0)
+            await restore_store(later, volume, CLOCK, backup=backup, source="backup")
+            assert not await is_restored_for(later, "monday")
 
     asyncio.run(scenario())
 

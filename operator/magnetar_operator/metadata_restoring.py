@@ -1,0 +1,94 @@
+"""Restoring a cluster's metadata store by request, within a pass.
+
+Owns: the look that the plan is made on, and its effects but for the brokers' number. Imports: world, metadata_restore, builders.
+Invariants: the status is written before what it says is done; a cluster without a request, or whose request has ended, costs no request to the API
+server.
+"""
+
+from __future__ import annotations
+
+from magnetar_operator import names
+from magnetar_operator.broker_pods import name_of
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.builders.restore_pod import restore_pod, restore_pod_name
+from magnetar_operator.cluster_status import Observed
+from magnetar_operator.conditions import Reason
+from magnetar_operator.metadata_restore import Etcd, Phase, RestorePlan, RestoreView, plan_restore
+from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.resources import POD
+from magnetar_operator.world import World
+
+_STOPPED = (names.BROKER, names.COORDINATOR)
+
+
+async def look(world: World, cluster: BrokerCluster, observed: Observed) -> RestorePlan:
+    """What comes next of the restore that the spec asks for. Raises KubernetesError."""
+    managed, told = cluster.spec.etcd.managed, cluster.status.restore
+    asked = managed.restore if managed is not None else None
+    ended = told.phase in (Phase.RESTORED, Phase.FAILED, Phase.REFUSED)
+    if (asked is None and told.phase != Phase.FILLING) or (asked is not None and asked.request == told.request and ended):
+        return plan_restore(RestoreView(asked, told))
+    request = asked.request if asked is not None else told.request
+    # The API server itself says who could still change the store.
+    pods = await world.api.list(POD, cluster.namespace, names.selector_text({names.CLUSTER: cluster.name}))
+    pod = next((pod for pod in pods if name_of(pod) == restore_pod_name(cluster, request)), None)
+    state = observed.state
+    return plan_restore(
+        RestoreView(
+            asked,
+            told,
+            etcd=_etcd(observed),
+            intact=state is not None and bool(state.storage_id),
+            identity=cluster.status.etcd.cluster_id,
+            clients=tuple(name_of(pod) for pod in pods if _is_client(pod)),
+            registered=len(state.incarnations) if state is not None else 0,
+            filled_for=state.restored_for if state is not None else "",
+            pod=pod.get("status", {}).get("phase", "Pending") if pod is not None else "",
+            words=_last_words(pod),
+        )
+    )
+
+
+def _etcd(observed: Observed) -> Etcd:
+    life = observed.etcd
+    if life is not None and life.plan.reason is Reason.ETCD_DATA_LOST:
+        return Etcd.LOST
+    return Etcd.ANSWERS if observed.state is not None and life is not None and life.seen.members is not None else Etcd.AWAY
+
+
+def _is_client(pod: Manifest) -> bool:
+    is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return pod["metadata"].get("labels", {}).get(names.COMPONENT) in _STOPPED and not is_over
+
+
+def _last_words(pod: Manifest | None) -> str:
+    for item in (pod or {}).get("status", {}).get("containerStatuses", []):
+        lines = str(item.get("state", {}).get("terminated", {}).get("message", "")).strip().splitlines()
+        if lines:
+            return lines[-1]
+    return str((pod or {}).get("status", {}).get("message", ""))
+
+
+async def begin(world: World, cluster: BrokerCluster, plan: RestorePlan) -> BrokerCluster:
+    """Say what is done next, durably; the cluster with that status. Raises KubernetesError."""
+    before, now = cluster.status.restore, plan.status
+    if now == before:
+        return cluster
+    told = cluster.status.model_copy(update={"restore": now})
+    await world.write_status(cluster, told)
+    if now.phase != before.phase and now.phase:
+        reason = plan.problem.reason if plan.problem is not None else Reason.RESTORING
+        if plan.problem is not None:
+            await world.events.warning(cluster, reason.word, now.message)
+        else:
+            await world.events.normal(cluster, reason.word, f"{now.phase}: {now.message}")
+    return cluster.model_copy(update={"status": told})
+
+
+async def fill(world: World, cluster: BrokerCluster, plan: RestorePlan) -> None:
+    """Make the pod that fills the store, if it is time. Raises KubernetesError."""
+    managed = cluster.spec.etcd.managed
+    if plan.makes_pod and managed is not None and managed.restore is not None:
+        made = await world.api.create(POD, restore_pod(cluster, world.defaults, managed.restore))
+        if made is not None:
+            await world.events.normal(cluster, "Created", f"Pod {name_of(made)}")

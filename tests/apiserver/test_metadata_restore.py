@@ -1,0 +1,163 @@
+"""A lost metadata store is restored by request: real operator, API server and etcd; the pod that fills the store is the real command."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.metadata import keys
+from magnetar.metadata.backup import read_backup
+from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.etcd_tls import TlsFiles
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import ClusterRecord, TenantRecord
+from magnetar.server.joining import join_cluster
+from magnetar.storage.backups import keep_backup
+from magnetar.storage.opening import open_volume
+from magnetar_operator import names
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.etcd_stage import EtcdKubelet
+from tests.apiserver.stage import Kubelet, Scene, running_operator, until
+
+pytestmark = pytest.mark.slow
+TIMEOUT_S = 90.0
+CLOCK = SystemClock()
+TENANT = "tenants/shop"
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
+    return Scene(control_plane, namespace)
+
+
+async def storage_with_a_copy(directory: Path) -> str:
+    """What brokers leave in storage: its id, and a copy of a store with one tenant; the id."""
+    directory.mkdir()
+    volume, store = await open_volume(str(directory), CLOCK), MemoryStore(CLOCK)
+    try:
+        await join_cluster(store, volume, CLOCK)
+        await store.put(TENANT, TenantRecord().encode())
+        await keep_backup(store, volume, await read_backup(store, CLOCK.wall_ms()), kept=3)
+        item = await store.get(keys.CLUSTER)
+        assert item is not None
+        return ClusterRecord.decode(item.value).storage_id
+    finally:
+        await store.close()
+        await volume.close()
+
+
+def mounted(scene: Scene, directory: Path) -> Path:
+    """The operator's certificate, as a pod would find it."""
+    found = scene.get(scene.core("secrets", names.etcd_secret("main", names.OPERATOR_USER)))
+    assert found is not None
+    directory.mkdir(exist_ok=True)
+    for file, content in found["data"].items():
+        (directory / file).write_bytes(base64.b64decode(content))
+    return directory
+
+
+def run_pod(scene: Scene, pod: dict[str, Any], storage: Path, certificates: Path) -> None:
+    """What the kubelet would do: run the command, and report how it ended."""
+    (container,) = pod["spec"]["containers"]
+    places = {names.VOLUME_PATH: str(storage), names.ETCD_TLS_PATH: str(mounted(scene, certificates))}
+    command = [sys.executable, "-m", *(places.get(part, part) for part in container["args"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    ended = {"exitCode": done.returncode, "message": done.stderr[-500:]}
+    status = {
+        "phase": "Succeeded" if done.returncode == 0 else "Failed",
+        "containerStatuses": [
+            {
+                "name": container["name"],
+                "image": "i",
+                "imageID": "i",
+                "ready": False,
+                "restartCount": 0,
+                "state": {"terminated": ended},
+            }
+        ],
+    }
+    scene.merge(f"{scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
+
+
+def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_alone(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers and coordinators are gone before the store is filled and come back after; another operator takes over in between."""
+    etcd = EtcdKubelet(scene, tmp_path)
+    etcd.play_dns(monkeypatch)
+    path, storage, certificates = scene.path("brokerclusters", "main"), tmp_path / "storage", tmp_path / "operator-tls"
+
+    def restore(request: str) -> None:
+        scene.merge(path, {"spec": {"etcd": {"managed": {"restore": {"request": request}}}}})
+
+    def phase() -> str:
+        return str(scene.cluster().get("status", {}).get("restore", {}).get("phase", ""))
+
+    def restorers() -> list[dict[str, Any]]:
+        return [pod for pod in scene.pods() if pod["metadata"]["name"].startswith("main-restore-")]
+
+    def coordinators() -> int | None:
+        found = scene.stateful_set("tx-coordinator")
+        return found["spec"]["replicas"] if found is not None else None
+
+    def clients() -> list[str]:
+        found = [pod["metadata"]["name"] for pod in scene.pods()]
+        return [name for name in found if name.startswith(("main-broker-", "tx-coordinator-"))]
+
+    async def in_store(key: str) -> bytes | None:
+        tls = TlsFiles.in_directory(await asyncio.to_thread(mounted, scene, certificates))
+        store = EtcdStore([names.etcd_endpoint("main", scene.namespace)], tls, clock=CLOCK)
+        try:
+            item = await store.get(key)
+            return item.value if item is not None else None
+        finally:
+            await store.close()
+
+    async def lose_an_intact_store() -> None:
+        scene.create("BrokerCluster", "main", {})
+        scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+        await until("pods of both kinds", lambda: len(clients()) == 2, TIMEOUT_S)
+        await until("etcd", lambda: scene.cluster().get("status", {}).get("etcd", {}).get("clusterId"), TIMEOUT_S)
+        tls = TlsFiles.in_directory(await asyncio.to_thread(mounted, scene, certificates))
+        store = EtcdStore([names.etcd_endpoint("main", scene.namespace)], tls, clock=CLOCK)
+        await store.put(keys.CLUSTER, ClusterRecord(await storage_with_a_copy(storage), 0, 1).encode())
+        await store.close()
+        await until("the store is known", lambda: scene.cluster()["status"]["storageId"], TIMEOUT_S)
+        restore("monday")
+        await until("the refusal", lambda: phase() == "Refused", TIMEOUT_S)
+        assert scene.condition(path, "Degraded")["reason"] == "MetadataRestoreRefused"
+        assert (scene.replicas(), coordinators(), restorers()) == (1, 1, [])
+        await asyncio.to_thread(etcd.lose, 0)
+        await until("the loss", lambda: scene.condition(path, "Degraded").get("reason") == "EtcdDataLost", TIMEOUT_S)
+        assert phase() == "Refused", "an old request does not come alive"
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as hands:
+            await hands.enter_async_context(etcd.at_work())
+            for stateful_set in ("main-broker", "tx-coordinator"):
+                await hands.enter_async_context(Kubelet(scene, stateful_set).at_work())
+            async with running_operator(scene.namespace, "one"):
+                await lose_an_intact_store()
+                restore("tuesday")
+                (pod,) = await until("a pod that fills the store", restorers, TIMEOUT_S)
+                assert clients() == []
+            async with running_operator(scene.namespace, "two"):
+                assert phase() == "Filling"
+                await asyncio.to_thread(run_pod, scene, pod, storage, certificates)
+                await until("the end", lambda: phase() == "Restored", TIMEOUT_S)
+                await until("brokers and coordinators", lambda: (scene.replicas(), coordinators()) == (1, 1), TIMEOUT_S)
+                assert await in_store(TENANT) == TenantRecord().encode()
+                assert await in_store(keys.RESTORE_REQUEST) is not None
+                assert len(restorers()) == 1
+                assert scene.cluster()["status"]["restore"]["replaces"]
+
+    asyncio.run(scenario())
