@@ -19,9 +19,10 @@ from dev.certificates import Authority
 from dev.server_process import ServerProcess
 from magnetar.security.keys import SecretKey
 from magnetar.security.tokens import make
-from tests.clients.cluster import Cluster
+from tests.clients.cluster import Cluster, wait_for
 from tests.clients.conftest import QUIET
 from tests.clients.foreign import Driver, ForeignError
+from tests.contract.metadata.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.slow]
 
@@ -30,8 +31,6 @@ DOCUMENT = """
 authentication: {{token: {{secretKeyFile: {0}/key}}, tls: true}}
 authorization: {{superUserRoles: [admin]}}
 """
-FAILS_MS = 3_000
-"""How long clients try that are to be refused."""
 REVOKED_S = 30.0
 
 
@@ -45,6 +44,15 @@ def shown(*arguments: str) -> str:
     done = subprocess.run([sys.executable, "-m", "magnetar", *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _asked(broker: ServerProcess, authority: Authority, path: str, method: str = "GET", body: Any = None) -> Any:
+    """The JSON of a broker's answer to a super user."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(f"{broker.https_url}{path}", data, {"Authorization": f"Bearer {token('admin')}"}, method=method)
+    with urllib.request.urlopen(asked, timeout=20, context=ssl.create_default_context(cafile=str(authority.file))) as answer:
+        text = answer.read().decode()
+    return json.loads(text) if text.startswith(("{", "[")) else text
 
 
 class Secured:
@@ -73,12 +81,9 @@ class Secured:
             logger=QUIET,
         )
 
-    def rest(self, method: str, path: str, body: Any = None) -> None:
+    def rest(self, method: str, path: str, body: Any = None) -> Any:
         """Ask as a super user."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {token('admin')}", "Content-Type": "application/json"}
-        asked = urllib.request.Request(f"{self.process.https_url}{path}", data, headers, method=method)
-        urllib.request.urlopen(asked, timeout=10, context=ssl.create_default_context(cafile=str(self.authority.file))).close()
+        return _asked(self.process, self.authority, path, method, body)
 
     def permit(self, role: str, *actions: str) -> None:
         """Grant actions to a role on public/default; none revokes."""
@@ -118,40 +123,37 @@ def test_the_python_client_gets_in_by_token_or_certificate(secured: Secured, top
 
 
 def test_a_token_that_ends_is_asked_for_anew(secured: Secured, topic: str) -> None:
-    """Sends go on, each within its time, on the connection of the start for longer than the first token holds."""
-    shown: list[float] = []
+    """Sends go on, each within its time, for longer than the first tokens hold."""
+    tokens_shown: list[float] = []
 
     def fresh() -> str:
-        shown.append(time.monotonic())
+        tokens_shown.append(time.monotonic())
         return token("admin", 4)
 
     client = secured.client(pulsar.AuthenticationToken(fresh))
-    producer = client.create_producer(topic, send_timeout_millis=20_000)
-    until = time.monotonic() + 6
-    while time.monotonic() < until:
+    producer = client.create_producer(topic)
+
+    def asked_twice() -> bool:
         producer.send(b"a")
-        time.sleep(0.05)
+        return len(tokens_shown) >= 3
+
+    wait_for("the client was asked for its token twice more", asked_twice, 60)
     client.close()
-    assert len(shown) >= 3, "at the start and then every other second"
 
 
 def test_a_permission_that_is_revoked_ends_producing(secured: Secured, topic: str) -> None:
-    """The client is refused when it comes back, and its sends fail."""
+    """The producer is gone from the topic, and whoever comes back for it is refused."""
     secured.permit("writer", "produce")
     client = secured.client(pulsar.AuthenticationToken(token("writer")))
-    producer = client.create_producer(topic, send_timeout_millis=FAILS_MS)
-    producer.send(b"a")
+    client.create_producer(topic).send(b"a")
     with pytest.raises(pulsar.AuthorizationError):
         client.subscribe(topic, "s")
+    stats = f"/admin/v2/persistent/public/default/{topic}/stats"
+    assert len(secured.rest("GET", stats)["publishers"]) == 1
     secured.permit("writer")
-
-    def send_on() -> None:
-        deadline = time.monotonic() + REVOKED_S
-        while time.monotonic() < deadline:
-            producer.send(b"b")
-
-    with pytest.raises(pulsar.PulsarException):
-        send_on()
+    wait_for("the producer is gone", lambda: not secured.rest("GET", stats)["publishers"], REVOKED_S)
+    with pytest.raises(pulsar.AuthorizationError):
+        client.create_producer(topic)
     client.close()
 
 
@@ -202,6 +204,64 @@ def test_the_command_line_shows_its_token_by_tls(secured: Secured, topic: str, t
     )
     assert refused.returncode == 1
     assert "--token-file" in refused.stderr
+
+
+def _together(brokers: list[ServerProcess], authority: Authority) -> bool:
+    """Whether each broker sees all of them serve."""
+    try:
+        seen = [_asked(broker, authority, "/magnetar/v1/status")["brokers"] for broker in brokers]
+    except OSError:
+        return False
+    return all(len([row for row in rows if row["state"] == "serving"]) == len(brokers) for rows in seen)
+
+
+@pytest.mark.etcd
+def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> None:
+    """Brokers ask each other by TLS, showing internal tokens; their health check does; a topic's partitions are summed up over both."""
+    authority = Authority(tmp_path / "ca")
+    for name, content in (("key", KEY.secret), ("internal", OTHER.secret)):
+        (tmp_path / name).write_bytes(content)
+    document = DOCUMENT.format(tmp_path) + f"internal: {{keyFile: {tmp_path}/internal, caFile: {authority.file}}}\n"
+    (tmp_path / "security.yaml").write_text(document)
+    environment = {
+        "MAGNETAR_SECURITY": str(tmp_path / "security.yaml"),
+        "MAGNETAR_TLS": str(authority.server()),
+        "MAGNETAR_PLAIN": "closed",
+    }
+    etcd = EtcdServer(tmp_path / "etcd")
+    store = f"etcd://{etcd.address[0]}:{etcd.address[1]}"
+    brokers = [ServerProcess(tmp_path, name=f"broker-{number}", store=store, environment=environment) for number in range(2)]
+    try:
+        etcd.start()
+        for broker in brokers:
+            broker.start(wait=False)
+        wait_for("the brokers see each other", lambda: _together(brokers, authority), 30)
+        path = "/admin/v2/persistent/public/default/parts"
+        _asked(brokers[0], authority, f"{path}/partitions", "PUT", 8)
+        client = pulsar.Client(
+            ",".join(broker.service_url_tls for broker in brokers).replace(",pulsar+ssl://", ","),
+            authentication=pulsar.AuthenticationToken(token("admin")),
+            tls_trust_certs_file_path=str(authority.file),
+            operation_timeout_seconds=20,
+            logger=QUIET,
+        )
+        producer = client.create_producer("parts", batching_enabled=False)
+        for number in range(16):
+            producer.send(str(number).encode())
+        for broker in brokers:
+            stats = _asked(broker, authority, f"{path}/partitioned-stats")
+            assert stats["msgInCounter"] == 16
+            assert _asked(broker, authority, "/admin/v2/brokers/health") == "ok"
+        owners = {
+            row["owner"] for row in _asked(brokers[0], authority, "/magnetar/v1/status")["bundles"] if row["state"] == "Owned"
+        }
+        assert len(owners) == 2, "both brokers serve some of it"
+        client.close()
+    finally:
+        for broker in brokers:
+            if broker.running:
+                broker.kill()
+        etcd.kill()
 
 
 @pytest.mark.etcd

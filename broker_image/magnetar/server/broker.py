@@ -356,6 +356,8 @@ class Broker:
         gauge("magnetar_log_files_abandoned", "Log files left after a failed write or flush", lambda: self._log.files_abandoned)
         security, tls = self._ports.security, self._ports.tls
         if security is not None:
+            refused = self._connections.refused
+            gauge("magnetar_connections_not_authenticated", "Connections that were refused for what they showed", refused)
             gauge(
                 "magnetar_security_reloads_failed", "Security documents that were not used", lambda: security.source.reloads_failed
             )

@@ -50,6 +50,10 @@ class ConnectionTable:
         if self.handshakes is not None:
             self.handshakes.forget(connection)
 
+    def refused(self) -> int:
+        """How many were not let in."""
+        return self.handshakes.refused if self.handshakes is not None else 0
+
     def open(self) -> list[Connection]:
         """The connections of now."""
         return list(self._open)

@@ -55,6 +55,10 @@ NEEDS: Mapping[int, Need] = {
     Type.GET_OR_CREATE_SCHEMA: Need(Right.USE, "Client is not authorized to Create Schema"),
     Type.PRODUCER: Need(Right.PRODUCE, "Client is not authorized to Produce"),
     Type.SUBSCRIBE: Need(Right.CONSUME, "Client is not authorized to subscribe"),
+    Type.END_TXN_ON_PARTITION: Need(Right.SUPER, "Client is not authorized to end a transaction on a topic: its coordinator does"),
+    Type.END_TXN_ON_SUBSCRIPTION: Need(
+        Right.SUPER, "Client is not authorized to end a transaction on a subscription: its coordinator does"
+    ),
 }
 OF_THE_CONNECTION = frozenset(
     {
@@ -99,8 +103,9 @@ class Guard:
             return
         principal = self._speaker(connection, body)
         need = NEEDS.get(kind)
-        if need is None:
-            await self.require(principal, Right.SUPER, "", Place(), "Client is not authorized to do this")
+        if need is None or need.right is Right.SUPER:
+            refusal = need.refusal if need is not None else "Client is not authorized to do this"
+            await self.require(principal, Right.SUPER, "", Place(), refusal)
             return
         if kind in (Type.GET_TOPICS_OF_NAMESPACE, Type.WATCH_TOPIC_LIST):
             await self.require(principal, need.right, str(NamespaceName.parse(body.namespace)), Place(), need.refusal)
