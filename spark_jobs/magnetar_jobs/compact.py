@@ -32,7 +32,7 @@ from magnetar_jobs.cluster import bundle_of_topic, owner_of, partitions_of, roll
 from magnetar_jobs.commit import Committer, Conflict
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
 from magnetar_jobs.planning import CompactionPlan, plan_topic
-from magnetar_jobs.remote_store import RemoteStore
+from magnetar_jobs.remote_store import TOKEN_FILE, RemoteStore
 from magnetar_jobs.run_record import RunRecord
 from magnetar_jobs.session import JavaMissing, SessionSettings, spark_session
 from magnetar_jobs.source import register_source
@@ -185,7 +185,7 @@ async def open_store(options: argparse.Namespace, clock: Clock) -> AsyncIterator
     """The store a command line names. Raises InvalidRequest, StoreError."""
     store: MetadataStore
     if options.broker_url:
-        store = RemoteStore(options.broker_url)
+        store = RemoteStore(options.broker_url, os.environ.get(TOKEN_FILE, ""))
     else:
         scheme, _, place = options.store.partition("://")
         if scheme == "etcd" and place:

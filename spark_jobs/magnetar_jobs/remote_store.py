@@ -25,12 +25,15 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Any
 
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
 
 TIMEOUT_S = 30.0
+TOKEN_FILE = "MAGNETAR_TOKEN_FILE"
+"""Variable with the file of a super user's token, for a broker that asks who comes."""
 
 
 def _item(body: dict[str, Any]) -> KeyValue:
@@ -53,7 +56,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
 class RemoteStore:
     """A MetadataStore behind a broker's HTTP listener, e.g. `RemoteStore("http://127.0.0.1:8080")`."""
 
-    def __init__(self, broker_url: str) -> None:
+    def __init__(self, broker_url: str, token_file: str = "") -> None:
+        """`token_file`: the token of a super user, read for each request ("" = the broker asks nobody who comes)."""
+        self._token_file = token_file
         self._base = f"{broker_url.rstrip('/')}/internal/v1/store"
 
     async def get(self, key: str) -> KeyValue | None:
@@ -93,9 +98,19 @@ class RemoteStore:
     async def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         return await asyncio.to_thread(self._post_now, verb, body)
 
+    def _token(self) -> str:
+        try:
+            return Path(self._token_file).read_text().strip()
+        except OSError as error:
+            raise StoreError(
+                f"{TOKEN_FILE}: {self._token_file} cannot be read: {error.strerror}; name a file with a token"
+            ) from error
+
     def _post_now(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         url = f"{self._base}/{verb}"
         headers = {"content-type": "application/json", "x-magnetar-internal": "1"}
+        if self._token_file:
+            headers["authorization"] = f"Bearer {self._token()}"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:

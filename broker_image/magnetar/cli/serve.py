@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from magnetar.errors import InvalidRequest, MagnetarError
-from magnetar.server.access import AccessOptions
+from magnetar.server.access import OPEN, AccessOptions
 from magnetar.server.broker import Broker
 from magnetar.server.listeners import ListenerOptions, options_of
 from magnetar.server.logs import LEVELS, configure_logs
@@ -131,10 +131,13 @@ async def _check_and_print(service_url: str, options: StandaloneOptions, process
     except (MagnetarError, TimeoutError) as error:
         process.stop()
         raise MagnetarError(f"the server started but a message did not make the round trip: {error!r}") from error
-    http = f"http://{options.advertised_address}:{options.http_port}"
+    assert process.broker is not None, "it is ready"
+    http = process.broker.context.http_url
     hint = STORED_MESSAGE_HINT.format(directory=options.storage or options.data_dir.resolve())
-    to_clients = "" if options.broker_port == DEFAULT_BROKER_PORT else f" --service-url {service_url}"
-    to_rest = "" if options.http_port == DEFAULT_HTTP_PORT else f" --url {http}"
+    to_clients = (
+        "" if options.broker_port == DEFAULT_BROKER_PORT and options.access.plain == OPEN else f" --service-url {service_url}"
+    )
+    to_rest = "" if options.http_port == DEFAULT_HTTP_PORT and options.access.plain == OPEN else f" --url {http}"
     print(
         f"""
 Ready in {_since_exec():.2f} s (a message was published, synced, read back and acknowledged).

@@ -88,7 +88,7 @@ class TlsCertificates:
             except (ssl.SSLError, OSError, ValueError) as error:
                 why = getattr(error, "reason", None) or type(error).__name__
                 raise self._broken(CERTIFICATE_FILE, f"with {KEY_FILE} it is no pair in PEM ({why})") from None
-        if AUTHORITY_FILE in contents:
+        if contents.get(AUTHORITY_FILE, b"").strip():  # cert-manager leaves an empty one where the issuer has none
             try:
                 context.load_verify_locations(cadata=contents[AUTHORITY_FILE].decode("ascii"))
             except (ssl.SSLError, ValueError):

@@ -7,27 +7,31 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from magnetar.admin.application import create_application
 from magnetar.admin.ports import AdminPort
+from magnetar.admin.rights import Gate
 from magnetar.admin.store_routes import store_router
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.store import Compare, Delete, Put
 from magnetar.server.http import HttpListener
+from magnetar.server.security.rest import RestGate
 from magnetar_jobs.remote_store import RemoteStore
+from tests.unit.server.secured import authenticator, token
 
 
-def serve(body: Callable[[MemoryStore, str], Awaitable[None]]) -> None:
-    """Run `body(store, url)` against the routes over a memory store."""
+def serve(body: Callable[[MemoryStore, str], Awaitable[None]], gate: Gate | None = None) -> None:
+    """Run `body(store, url)` against the routes over a memory store; `gate` is asked before each."""
 
     async def run() -> None:
         store = MemoryStore(SystemClock())
-        application = create_application(cast(AdminPort, object()))
+        application = create_application(cast(AdminPort, object()), gate)
         application.include_router(store_router(store))
         listener = HttpListener(application, "127.0.0.1", 0)
         port = await listener.open()
@@ -38,6 +42,22 @@ def serve(body: Callable[[MemoryStore, str], Awaitable[None]]) -> None:
             await store.close()
 
     asyncio.run(run())
+
+
+def test_a_broker_that_asks_who_comes_is_shown_a_super_users_token(tmp_path: Path) -> None:
+    """Also from this machine: a user of it is not yet one of the cluster."""
+
+    async def body(_store: MemoryStore, url: str) -> None:
+        (tmp_path / "token").write_text(token("admin") + "\n")
+        assert await RemoteStore(url, str(tmp_path / "token")).get("k") is None
+        for refused in (RemoteStore(url), RemoteStore(url, str(tmp_path / "none"))):
+            with pytest.raises(StoreError, match=r"401|MAGNETAR_TOKEN_FILE"):
+                await refused.get("k")
+        (tmp_path / "token").write_text(token("reader"))
+        with pytest.raises(StoreError, match="403"):
+            await RemoteStore(url, str(tmp_path / "token")).get("k")
+
+    serve(body, RestGate(authenticator(tmp_path / "security"), lambda: None))
 
 
 @pytest.mark.slow

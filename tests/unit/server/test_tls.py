@@ -130,6 +130,8 @@ def test_files_that_are_no_pair_stop_the_start_by_their_name(tmp_path: Path) -> 
         (directory / name).write_bytes(before)
     (directory / "ca.crt").write_bytes(b"\n")
     assert TlsCertificates(directory).context.verify_mode is ssl.CERT_NONE, "some issuers leave an empty one"
+    (directory / "ca.crt").write_bytes(b"\n")
+    assert TlsCertificates(directory).context.verify_mode is ssl.CERT_NONE
     (directory / "tls.key").unlink()
     with pytest.raises(InvalidRequest, match=r"tls\.key"):
         TlsCertificates(directory)

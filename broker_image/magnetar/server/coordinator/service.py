@@ -38,6 +38,9 @@ from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.transactions import Refusal
 
+if TYPE_CHECKING:
+    from magnetar.server.security.authentication import Authenticator
+
 log = structlog.get_logger(__name__)
 
 if TYPE_CHECKING:
