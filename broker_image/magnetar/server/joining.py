@@ -95,7 +95,9 @@ async def _check_time(store: MetadataStore, volume: Volume, restore: int) -> Non
     newest, last = max(copies, default=(0, 0)), max(epochs, default=0)
     # After what storage has: a copy is announced in the store before it is there.
     found = await store.range(keys.BACKUP)
-    announced = BackupRecord.decode(found.items[0].value) if found.items else BackupRecord(restore, 0)
+    # Other keys begin with the same word.
+    records = (BackupRecord.decode(item.value) for item in found.items if item.key == keys.BACKUP)
+    announced = next(records, BackupRecord(restore, 0))
     if (announced.restore, announced.revision) >= newest and restore * RESTORE_STRIDE + found.revision >= last:
         return
     raise StorageError(

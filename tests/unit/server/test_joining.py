@@ -13,7 +13,7 @@ from magnetar.errors import StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.backup import read_backup
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import ClusterRecord, NamespaceRecord, RestoreRecord
+from magnetar.metadata.records import BackupReportRecord, ClusterRecord, NamespaceRecord, RestoreRecord
 from magnetar.metadata.store import Put
 from magnetar.server.joining import check_restore, guarded, join_cluster
 from magnetar.storage import names
@@ -47,6 +47,19 @@ def test_a_new_cluster_begins_and_is_joined_again(tmp_path: Path) -> None:
         namespace = await store.get("namespaces/public/default")
         assert namespace is not None
         assert len(NamespaceRecord.decode(namespace.value).boundaries) > 1
+
+    run(tmp_path, script)
+
+
+def test_a_report_on_copies_is_not_taken_for_a_copy(tmp_path: Path) -> None:
+    """The leader could make none yet and said so, and all brokers have gone: the cluster is joined again."""
+
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        first = await join_cluster(store, volume, CLOCK)
+        await store.put(keys.BACKUP_REPORT, BackupReportRecord(problem="no answer from the metadata store").encode())
+        assert await join_cluster(store, volume, CLOCK) == first
+        await keep_backup(store, volume, await read_backup(store, 0), kept=2)
+        assert await join_cluster(store, volume, CLOCK) == first
 
     run(tmp_path, script)
 
