@@ -74,8 +74,18 @@ def _apply(rest: Rest, resource: Resource) -> str:
     if isinstance(resource, DataJob):
         return _run_job(rest, resource)
     if _is_standalone(rest.get("/magnetar/v1/status")):
-        return "unchanged (this server is the cluster; its size is Kubernetes' to change: kubectl apply)"
+        return _outcome_alone(resource)
     return "skipped (brokers are pods that only Kubernetes makes: kubectl apply)"
+
+
+def _outcome_alone(resource: BrokerCluster) -> str:
+    """Nothing of a manifest that lets people in or keeps them out is passed over in silence."""
+    options = {"spec.auth": ("--security", resource.spec.auth), "spec.tls": ("--tls", resource.spec.tls)}
+    wanted = {field: option for field, (option, value) in options.items() if value is not None}
+    if wanted:
+        fields, named = " and ".join(wanted), " and ".join(wanted.values())
+        return f"unchanged (this server is the cluster; instead of {fields} it has the options {named}: docs/security.md)"
+    return "unchanged (this server is the cluster; its size is Kubernetes' to change: kubectl apply)"
 
 
 def _is_standalone(status: dict[str, Any]) -> bool:
