@@ -225,7 +225,7 @@ class KeySharedDispatcher:
     def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """They keep their key, and what a consumer holds of them counts as delivered once, should it come back."""
         slots, redeliveries = self._slot_of, self._redeliveries
-        known = {ordinal: slot for ordinal, slot in slots.items() if start <= ordinal < end}
+        known = {ordinal: slot for ordinal, slot in (*slots.items(), *self._withheld.items()) if start <= ordinal < end}
         counts = {
             ordinal: redeliveries.get(ordinal, 0) + (self._holder(consumer, ordinal, known[ordinal]) is not None)
             for ordinal in known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
-from magnetar.topics.dispatch import SubscriptionType
+from magnetar.topics.dispatch import EntryTraits, SubscriptionType
 from magnetar.topics.ledgers import EARLIEST, Position
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
@@ -226,6 +226,21 @@ def test_a_restart_brings_back_what_is_pending_before_anybody_connects() -> None
     assert (delivery.first, delivery.entries, delivery.ack_sets) == (9, 1, [(0b110,)])
     restored.end(A, COMMIT, 0)
     assert (found.cursor.mark_delete, found.cursor.partial) == (9, {9: 0b110})
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+def test_an_entry_that_waits_for_its_time_comes_back_once(kind: SubscriptionType) -> None:
+    """Acknowledged and given back while it waits: it waits on, and is delivered a single time."""
+    _, subscription, pending = stage(entries=1, kind=kind)
+    traits = [EntryTraits(1, 5_000)]
+    [request] = [subscription.next_read(10, 0)]
+    assert request is not None
+    assert subscription.dispatch(0, [1], traits) == []
+    pending.acknowledge(A, "c", [(0, 1)])
+    pending.end(A, ABORT, 0)
+    assert subscription.next_read(10, 4_500) is not None, "a tick early, as it has waited"
+    assert len(subscription.dispatch(0, [1], traits)) == 1
+    assert subscription.next_read(10, 60_000) is None
 
 
 def test_a_commit_survives_a_seek_that_is_replayed_with_it() -> None:
