@@ -52,7 +52,10 @@ async def exactly_once(
     """
     backoff = Backoff(client.clock, last_s=RETRY_LAST_S)
     committed = failures = 0
-    while messages := await consumer.batch_receive(messages_max, idle_s):
+    while received := await consumer.batch_receive(messages_max, idle_s):
+        messages = list(
+            {message.id: message for message in received}.values()
+        )  # in one transaction, a second copy would count as well
         acknowledged: set[MessageId] = set()
         try:
             await _attempt(client, consumer, work, messages, acknowledged, transaction_timeout_s)
