@@ -13,6 +13,7 @@ import json
 import random
 import shutil
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -43,6 +44,7 @@ class EtcdKubelet:
         self._network = f"127.{1 + block // 256}.{block % 256}"
         self._binary = binary("etcd")
         self._refusal = ""
+        self._turn = threading.Lock()
         self.ended: list[str] = []
         """Pods in the order of their ends."""
         self._processes: dict[str, tuple[str, subprocess.Popen[bytes] | None]] = {}
@@ -70,14 +72,20 @@ class EtcdKubelet:
     def lose(self, ordinal: int) -> None:
         """The pod dies, and its volume comes back empty."""
         name = f"{SET}-{ordinal}"
-        _, process = self._processes[name]
-        if process is not None:
-            process.kill()
-            process.wait(STOP_TIMEOUT_S)
-        shutil.rmtree(self.volume(name))
-        self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
+        with self._turn:  # or a round would start the container again in between
+            _, process = self._processes[name]
+            if process is not None:
+                process.kill()
+                process.wait(STOP_TIMEOUT_S)
+            shutil.rmtree(self.volume(name))
+            self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
 
     def step(self) -> None:
+        """One round of the StatefulSet's controller and of the kubelet."""
+        with self._turn:
+            self._round()
+
+    def _round(self) -> None:
         found = self._scene.stateful_set(SET)
         if found is None:
             return
