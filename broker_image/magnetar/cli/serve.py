@@ -133,6 +133,8 @@ async def _check_and_print(service_url: str, options: StandaloneOptions, process
         raise MagnetarError(f"the server started but a message did not make the round trip: {error!r}") from error
     assert process.broker is not None, "it is ready"
     http = process.broker.context.http_url
+    if options.access.plain != OPEN:  # what is plain is not for clients
+        service_url, http = process.broker.service_url_tls, process.broker.context.http_url_tls
     hint = STORED_MESSAGE_HINT.format(directory=options.storage or options.data_dir.resolve())
     to_clients = (
         "" if options.broker_port == DEFAULT_BROKER_PORT and options.access.plain == OPEN else f" --service-url {service_url}"
