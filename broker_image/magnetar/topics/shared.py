@@ -329,6 +329,10 @@ class SharedDispatcher:
             consumer = self._rotation.next()
             if consumer is None:
                 return False
+            if ordinal < self._read:
+                # Delivered again, perhaps to another one: later chunks of it must not wait for the one that had it before.
+                for other in list(self._waiting):
+                    self._stop_waiting(other)
         elif not consumer.ready:
             self._take_from_due(ordinal, ordinal + 1)
             self._waiting.setdefault(consumer, IntervalSet()).add(ordinal, ordinal + 1)

@@ -243,8 +243,10 @@ class KeySharedCourse(SharedCourse):
     "course", [SharedCourse, ExclusiveCourse, FailoverCourse, KeySharedCourse], ids=lambda course: course.kind.name.lower()
 )
 @pytest.mark.parametrize(
-    "seed", [*range(12), 3004, 3018, 3040]
-)  # the last found chunks acknowledged one by one out of their key's order
+    # the thousands found chunks acknowledged one by one out of their key's order, the others chunks that waited for whoever had a message before
+    "seed",
+    [*range(12), 3004, 3018, 3040, 20093, 20383, 20920],
+)
 def test_random_course(seed: int, course: type[Course]) -> None:
     """The subscription agrees with the model after every step, survives crashes, and delivers everything in the end."""
     running = course(seed)

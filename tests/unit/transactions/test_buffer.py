@@ -195,6 +195,24 @@ def test_ids_are_never_given_twice() -> None:
     assert commit(again, FIRST, 4).spans == ((14, 3, 1), (18, 0, 1))
 
 
+def test_what_ends_behind_the_trimming_needs_no_translation() -> None:
+    """Its place is before the partition's first entry: whoever asks is clamped to that anyway; and trimming forgets what was kept."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    send(buffer, FIRST, 0, after=6)
+    send(buffer, SECOND, 0, after=7)
+    send(buffer, THIRD, 0, after=7)
+    commit(buffer, THIRD, 8)
+    buffer.trim((15, 7))
+    abort(buffer, FIRST)
+    assert buffer.translate((14, 0)) is None
+    abort(buffer, SECOND)
+    assert (buffer.translate((14, 1)), buffer.translate((14, 2))) == (Translated((15, 7), False), Translated((15, 8), True))
+    buffer.trim((15, 9))
+    buffer.trim((15, 2))
+    assert buffer.to_state().translations == ()
+    assert buffer.to_state().trimmed_to == (15, 9)
+
+
 def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes() -> None:
     """In the worst order (nothing joins anything): a fence and a translation each, in arrays. Other orders join, and cost next to nothing."""
     scattered, joined = TransactionBuffer(TOPIC, 7), TransactionBuffer(TOPIC, 7)
