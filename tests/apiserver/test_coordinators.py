@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ class Claims:
                 self._claims[uid] = claim
             claim = self._claims[uid]
             with suppress(Fenced):
-                await claim.settle(self.open_transactions.get(claim.tcid, 0))
+                await claim.settle(partial(self.open_transactions.get, claim.tcid, 0))
 
     def at_work(self) -> AbstractAsyncContextManager[None]:
         """Step again and again in the background."""
