@@ -13,7 +13,7 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.etcd_tls import TlsBytes
-from magnetar_operator import etcd_rotation, etcd_start, names
+from magnetar_operator import broker_cluster, etcd_rotation, etcd_start, names
 from tests.apiserver.etcd_stage import SET, EtcdKubelet
 from tests.apiserver.stage import Scene, running_operator, until, writes
 
@@ -110,7 +110,8 @@ def material(scene: Scene, part: str) -> TlsBytes:
 
 async def reads(kubelet: EtcdKubelet, shown: TlsBytes) -> bool:
     """Whether etcd lets whoever shows this read."""
-    store = EtcdStore([f"{kubelet.address(0)}:{names.ETCD_CLIENT_PORT}"], shown, clock=SystemClock())
+    endpoints = [f"{kubelet.address(ordinal)}:{names.ETCD_CLIENT_PORT}" for ordinal in range(3)]
+    store = EtcdStore(endpoints, shown, clock=SystemClock())
     try:
         await store.get("cluster")
     except StoreError:
@@ -125,13 +126,14 @@ def test_three_members_take_another_patch_version_and_another_authority_one_by_o
 ) -> None:
     """The leader last and after a hand-over; a downgrade is refused with a sentence; whoever shows a certificate of the former authority is
     refused in the end. (One binary under two names: the second version is a tag.)"""
-    monkeypatch.setattr(etcd_rotation, "SETTLE_MS", 1000)
+    monkeypatch.setattr(etcd_rotation, "SETTLE_MS", 500)
+    monkeypatch.setattr(broker_cluster, "ROTATING_S", 0.5)
     kubelet = EtcdKubelet(scene, tmp_path)
     kubelet.play_dns(monkeypatch)
     path = scene.path("brokerclusters", "main")
 
-    def image(wanted: str) -> None:
-        scene.merge(path, {"spec": {"etcd": {"managed": {"image": f"registry.example/etcd:v{wanted}"}}}})
+    def image(wanted: str) -> dict[str, Any]:
+        return {"spec": {"etcd": {"managed": {"image": f"registry.example/etcd:v{wanted}"}}}}
 
     def images() -> set[str]:
         etcd = [pod for pod in scene.pods() if pod["metadata"]["name"].startswith(SET)]
@@ -151,28 +153,26 @@ def test_three_members_take_another_patch_version_and_another_authority_one_by_o
             await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
             identity, members = etcd_of(scene)["clusterId"], ids(scene)
 
-            last, kubelet.ended[:] = leader(scene), []
-            image("3.6.99")
-            await until("another version", lambda: images() == {"v3.6.99"} and settled(scene, 3), TIMEOUT_S)
-            assert sorted(kubelet.ended) == sorted(members), "each once"
-            assert kubelet.ended[-1] == last
-            image("3.5.21")
-            await until("the refusal", lambda: scene.condition(path, "Degraded").get("reason") == "EtcdVersionRefused", TIMEOUT_S)
-            assert "would be a downgrade" in scene.condition(path, "Degraded")["message"]
-            assert images() == {"v3.6.99"}
-            image("3.6.99")
-
-            former, old = authority(), material(scene, "broker")
-            assert await reads(kubelet, old)
-            scene.merge(path, {"metadata": {"annotations": {names.ROTATE_ETCD: former["id"]}}})
-            await until("another authority is trusted", lambda: authority()["rotation"] == "Trusting", TIMEOUT_S)
+            former, old, last = authority(), material(scene, "broker"), leader(scene)
             assert await reads(kubelet, old)
             kubelet.ended.clear()
-            await until("nothing but another authority", lambda: authority()["id"] != former["id"] and is_over(), TIMEOUT_S)
-            assert len(kubelet.ended) <= 2 * len(members), "twice each: once for trusting both, once for trusting the new one alone"
+            scene.merge(path, {"metadata": {"annotations": {names.ROTATE_ETCD: former["id"]}}} | image("3.6.99"))
+            await until("another authority is trusted", lambda: authority()["rotation"] == "Trusting", TIMEOUT_S)
+            await until("another version and authority", lambda: authority()["id"] != former["id"] and is_over(), TIMEOUT_S)
+            assert images() == {"v3.6.99"}
+            first, second = kubelet.ended[:3], kubelet.ended[3:]
+            assert (sorted(first), sorted(second)) == (sorted(members), sorted(members)), (
+                "once for both, once for the new authority alone"
+            )
+            assert first[-1] == last
             assert (etcd_of(scene)["clusterId"], ids(scene)) == (identity, members)
             assert await reads(kubelet, material(scene, "broker"))
             assert not await reads(kubelet, old)
+
+            scene.merge(path, image("3.5.21"))
+            await until("the refusal", lambda: scene.condition(path, "Degraded").get("reason") == "EtcdVersionRefused", TIMEOUT_S)
+            assert "would be a downgrade" in scene.condition(path, "Degraded")["message"]
+            assert images() == {"v3.6.99"}
 
     asyncio.run(scenario())
 
