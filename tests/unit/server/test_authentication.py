@@ -83,7 +83,7 @@ def test_a_token_is_asked_for_anew_before_it_ends(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
-            assert (await show(peer, token("admin", 3))).type == Type.CONNECTED
+            assert (await show(peer, token("admin", 8))).type == Type.CONNECTED
             challenge = (await peer.answer(Type.AUTH_CHALLENGE)).auth_challenge
             assert challenge.challenge.auth_data == REFRESH
             assert challenge.challenge.auth_method_name == "token"
@@ -101,7 +101,7 @@ def test_a_connection_ends_with_its_token(tmp_path: Path, refreshes: bool) -> No
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
-            assert (await show(peer, token("admin", 2 if refreshes else 0.5), refreshes=refreshes)).type == Type.CONNECTED
+            assert (await show(peer, token("admin", 5), refreshes=refreshes)).type == Type.CONNECTED
             if refreshes:
                 await peer.answer(Type.AUTH_CHALLENGE)
             await _refused(peer, await peer.answer(), api.AuthenticationError)

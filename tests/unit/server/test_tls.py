@@ -141,7 +141,7 @@ def test_who_does_not_finish_a_handshake_is_dropped_and_only_so_many_may_be_at_i
     authority = Authority(tmp_path / "ca")
 
     async def run() -> None:
-        door = TlsDoor(TlsCertificates(authority.server()), handshakes_max=2, handshake_s=2.0)
+        door = TlsDoor(TlsCertificates(authority.server()), handshakes_max=2, handshake_s=5.0)
         listener = await door.listen(HOST, 0, asyncio.Protocol)
         idle = [await asyncio.open_connection(HOST, listener.port) for _ in range(2)]
         while len(door._unfinished) < 2:
