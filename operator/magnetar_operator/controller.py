@@ -9,6 +9,7 @@ nothing while this process does not lead; every known object is looked at again 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -17,7 +18,7 @@ from magnetar.errors import MagnetarError
 from magnetar_operator import broker_cluster, data_job, names, passes, topic_namespace, transaction_coordinator, withdrawing
 from magnetar_operator.builders.etcd_tls import client_secret
 from magnetar_operator.conditions import Reason
-from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.metrics import OperatorMetrics, PassMetrics
 from magnetar_operator.refusals import ApiConflict, ApiRefused, ApiUnavailable, KubernetesError, NamespaceTerminating, NotLeading
 from magnetar_operator.resources import CUSTOM
 from magnetar_operator.work_queue import Key, WorkQueue
@@ -44,6 +45,9 @@ class Controller:
         self._world, self._queue, self._metrics, self._leading = world, queue, metrics, leading
         self._workers = workers
         self._promoted = asyncio.Event()
+        self._measured: dict[str, PassMetrics] = {}
+        self._passes = itertools.count(world.clock.random_bits(32))
+        """Names of passes in the log: they begin anywhere, so that two processes seldom share one. Drawing each costs a system call per pass."""
 
     def leadership_changed(self, leading: bool) -> None:
         """Begin to work, or stop taking keys."""
@@ -78,10 +82,10 @@ class Controller:
     async def _reconcile(self, key: Key) -> None:
         """One pass, measured; never raises: an error of our own on one object is no reason to leave all others alone."""
         metrics, kind = self._metrics, key.kind
+        measured = self._measured.get(kind) or self._measured.setdefault(kind, metrics.of_passes(kind))
         started = self._world.clock.monotonic()
-        one = passes.begin(str(key), f"{self._world.clock.random_bits(32):08x}")
-        active = metrics.active_workers.labels(kind)
-        active.inc()
+        one = passes.begin(str(key), f"{next(self._passes) & 0xFFFFFFFF:08x}")
+        measured.active.inc()
         result = "error"
         try:
             async with asyncio.timeout(PASS_TIMEOUT_S):
@@ -91,7 +95,7 @@ class Controller:
             if again_s is not None:
                 self._queue.add_after(key, again_s)
             if not one.effects:
-                metrics.steady.labels(kind).inc()
+                measured.steady.inc()
             metrics.last_success.labels(kind).set(self._world.clock.wall_ms() / 1000)
         except (MagnetarError, TimeoutError) as error:
             await self._failed(key, error)
@@ -102,9 +106,9 @@ class Controller:
         except Exception as error:
             await self._broken(key, error)
         finally:
-            active.dec()
-            metrics.reconciles.labels(kind, result).inc()
-            metrics.reconcile_seconds.labels(kind).observe(self._world.clock.monotonic() - started)
+            measured.active.dec()
+            measured.results[result].inc()
+            measured.seconds.observe(self._world.clock.monotonic() - started)
 
     async def _failed(self, key: Key, error: MagnetarError | TimeoutError) -> None:
         """Back off; say on the object what only a person can mend."""

@@ -8,6 +8,7 @@ of their few certificates; label sets that every pass or request touches are loo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,6 +18,7 @@ from magnetar_operator.autoscaling_metrics import AutoscalingMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 QUEUE = "magnetar"
+RESULTS = ("success", "requeue_after", "error")
 
 
 class _Resources(Collector):
@@ -45,6 +47,16 @@ class _Certificates(Collector):
         for labels, seconds in sorted(self.read().items()):
             found.add_metric(labels, seconds)
         return [found]
+
+
+@dataclass(frozen=True, slots=True)
+class PassMetrics:
+    """What every pass over objects of one kind touches, looked up once."""
+
+    active: Gauge
+    steady: Counter
+    seconds: Histogram
+    results: Mapping[str, Counter]
 
 
 class OperatorMetrics:
@@ -91,6 +103,14 @@ class OperatorMetrics:
         )
         self.last_success = self._gauge(
             "magnetar_operator_reconcile_last_success_timestamp_seconds", "When a reconciliation last succeeded", "controller"
+        )
+
+    def of_passes(self, kind: str) -> PassMetrics:
+        return PassMetrics(
+            self.active_workers.labels(kind),
+            self.steady.labels(kind),
+            self.reconcile_seconds.labels(kind),
+            {result: self.reconciles.labels(kind, result) for result in RESULTS},
         )
 
     def _queue(self) -> None:
