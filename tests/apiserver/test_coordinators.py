@@ -82,6 +82,14 @@ def replicas(scene: Scene, name: str = "tx-coordinator") -> int | None:
     return found["spec"]["replicas"] if found is not None else None
 
 
+def announced(scene: Scene, count: int) -> dict[str, Any] | None:
+    """The resource, once one and the same status says that so many are announced and that it is Ready."""
+    found = scene.get(scene.path(PATH, "tx"))
+    status = found["status"] if found is not None else {}
+    is_ready = any((one["type"], one["status"]) == ("Ready", "True") for one in status.get("conditions", []))
+    return found if is_ready and status.get("announced") == count else None
+
+
 def phases(scene: Scene) -> list[str]:
     return [row["phase"] for row in (scene.get(scene.path(PATH, "tx")) or {})["status"]["coordinators"]]
 
@@ -109,12 +117,7 @@ def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(sc
                 assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
                 scaled = scene.plane.kubectl("scale", "-n", scene.namespace, "tc/tx", "--replicas=3")
                 assert scaled.returncode == 0, scaled.stderr
-                resource = await until(
-                    "three are announced",
-                    lambda: (
-                        (one := scene.get(scene.path(PATH, "tx"))) and one["status"].get("announced") == 3 and ready(scene) and one
-                    ),
-                )
+                resource = await until("three are announced", lambda: announced(scene, 3))
                 status = resource["status"]
                 assert (status["replicas"], status["readyReplicas"]) == (3, 3)
                 assert [(row["name"], row["tcid"], row["phase"]) for row in status["coordinators"]] == [
@@ -227,32 +230,33 @@ def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_
             found = (await brokers.store.range(keys.COORDINATORS)).items
             return [CoordinatorRecord.decode(item.value).epoch for item in found]
 
-        async with brokers_of(cluster_etcd.endpoint) as brokers, kubelet.at_work():
-            claims = Claims(scene, brokers, "tx-coordinator")
-            async with claims.at_work():
-                async with running_operator(scene.namespace) as operator:
+        # No pod is made while the others are collected: the kubelet works in between only.
+        async with brokers_of(cluster_etcd.endpoint) as brokers, Claims(scene, brokers, "tx-coordinator").at_work():
+            async with running_operator(scene.namespace) as operator:
+                async with kubelet.at_work():
                     scene.create("BrokerCluster", "main", external(cluster_etcd))
                     scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
                     await until("Ready", lambda: ready(scene))
-                    scene.delete(path)
-                    await until("it is forgotten", lambda: not operator.cache.count("TransactionCoordinator"))
-                    await quiet(operator)
-                    assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx"), "two still serve"
-                    collect()
-                    await withdrawn()
-                    assert await epochs() == [1, 1]
+                scene.delete(path)
+                await until("it is forgotten", lambda: not operator.cache.count("TransactionCoordinator"))
+                await quiet(operator)
+                assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx"), "two still serve"
+                collect()
+                await withdrawn()
+                assert await epochs() == [1, 1]
+                async with kubelet.at_work():
                     scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
                     await until("Ready again", lambda: ready(scene))
-                    assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx")
-                    assert await epochs() == [2, 2]
-                scene.delete(path)
-                collect()
-                async with asyncio.timeout(30):
-                    while (await brokers.store.range(keys.COORDINATOR_CLAIMS)).items:
-                        await asyncio.sleep(POLL_S)
-                assert await set_of(brokers) is not None
-                async with running_operator(scene.namespace):
-                    await withdrawn()
+                assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx")
+                assert await epochs() == [2, 2]
+            scene.delete(path)
+            collect()
+            async with asyncio.timeout(30):
+                while (await brokers.store.range(keys.COORDINATOR_CLAIMS)).items:
+                    await asyncio.sleep(POLL_S)
+            assert await set_of(brokers) is not None
+            async with running_operator(scene.namespace):
+                await withdrawn()
 
     asyncio.run(scenario())
 
