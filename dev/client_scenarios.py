@@ -251,9 +251,23 @@ async def typed_values_arrive_as_they_were_sent(client: Client, topic: str) -> N
     assert [orders.decode(data) for data in raw] == expected
 
 
+async def a_message_beyond_the_limit_travels_in_chunks(client: Client, topic: str) -> None:
+    """Two of 12 MB, interleaved with a small one; acknowledged, nothing of them is left."""
+    consumer = await client.subscribe(topic, "work", type="Shared", initial_position="Earliest")
+    one, two = [await client.create_producer(topic, chunking=True, send_timeout_s=None) for _ in range(2)]
+    large = [bytes([number]) * 12_000_000 for number in (1, 2)]
+    await asyncio.gather(one.send(large[0]), two.send(large[1]), two.send(b"small"))
+    messages = await drained(consumer, 3)
+    assert sorted(values(messages)) == sorted([*large, b"small"])
+    await asyncio.gather(*(consumer.acknowledge(message) for message in messages))
+    await consumer.close()
+    await drained(await client.subscribe(topic, "work", type="Shared"), 0)
+
+
 BASIC: tuple[Callable[[Client, str], Awaitable[None]], ...] = (
     a_poisonous_message_becomes_a_dead_letter,
     typed_values_arrive_as_they_were_sent,
+    a_message_beyond_the_limit_travels_in_chunks,
 )
 """What every server offers."""
 TRANSACTIONAL: tuple[Callable[[Client, str], Awaitable[None]], ...] = (

@@ -97,6 +97,7 @@ class Client:
         send_timeout_s: float | None = SEND_TIMEOUT_S,
         pending_max: int = MESSAGES_PENDING_MAX,
         access_mode: str = "Shared",
+        chunking: bool = False,
         routing: Routing | Router = Routing.ROUND_ROBIN,
         key_hash: KeyHash = KeyHash.JAVA,
         properties: Mapping[str, str] | None = None,
@@ -105,7 +106,8 @@ class Client:
         """A producer of a topic, attached to all its partitions, later ones too. `access_mode`: Shared, Exclusive, ExclusiveWithFencing.
 
         Messages are bytes, or what `schema` takes. Those with a key go to the partition that `key_hash` names, others where `routing` says (a
-        function decides for both). `initial_subscription` is created, from the first message on, before the producer can send.
+        function decides for both). With `chunking`, messages beyond the broker's limit travel in several entries, unless they are in a batch.
+        `initial_subscription` is created, from the first message on, before the producer can send.
         Raises the broker's refusal, or the last failure when the operation timeout is over.
         """
         written: Schema[Any] = BYTES if schema is None else schema
@@ -119,6 +121,7 @@ class Client:
             properties=properties or {},
             initial_subscription=initial_subscription,
             schema=written,
+            chunking=chunking,
         )
         names = await self._partition_names(topic)
         partitions = await self._attach_producers(names, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from magnetar.client.chunks import Chunk
 from magnetar.client.compression import decompress
 from magnetar.client.messages import Message, MessageId, ack_mask
 from magnetar.client.schemas import BYTES, Schema
@@ -36,20 +37,32 @@ class Damaged(NamedTuple):
     detail: str
 
 
-def open_entry(topic: str, command: api.CommandMessage, raw: bytes, schema: Schema[Any] = BYTES) -> Received | Damaged:
-    """Read an entry. Damage is an outcome, not an error: the broker is told and the subscription goes on."""
+def open_entry(topic: str, command: api.CommandMessage, raw: bytes, schema: Schema[Any] = BYTES) -> Received | Damaged | Chunk:
+    """Read an entry, or a chunk of a message. Damage is an outcome, not an error: the broker is told and the subscription goes on."""
     try:
         if not entry_checksum_ok(raw):
             return Damaged(1, ValidationError.ChecksumMismatch, "checksum mismatch")
         entry = parse_entry(raw)
     except ProtocolError as failure:
         return Damaged(1, ValidationError.ChecksumMismatch, str(failure))
+    if entry.metadata.num_chunks_from_msg > 1:
+        return Chunk(entry.metadata, bytes(entry.payload))
     try:
         if entry.batched:
             return _open_batch(topic, command, entry, schema)
         return Received([_open_single(topic, command, entry, schema)], 0)
     except MagnetarError as failure:
         return Damaged(entry.message_count, ValidationError.DecompressionError, str(failure))
+
+
+def open_chunked(
+    topic: str, command: api.CommandMessage, metadata: api.MessageMetadata, payload: bytes, schema: Schema[Any]
+) -> Received | Damaged:
+    """Read a message whose chunks were put together; `command` and `metadata` are those of its last chunk."""
+    try:
+        return Received([_open_single(topic, command, Entry(metadata, memoryview(payload), None), schema)], 0)
+    except MagnetarError as failure:
+        return Damaged(1, ValidationError.DecompressionError, str(failure))
 
 
 def _open_single(topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]) -> Message[Any]:

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.client.compression import Compression, compress
+from magnetar.errors import InvalidRequest
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
+
+CHUNK_BYTES_MIN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,33 @@ def encode(
     messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression, schema_version: bytes = b""
 ) -> bytes:
     """The entry of one or more messages, all of one transaction or of none; `schema_version` as the broker named it, b"" for none."""
+    return encode_entry(*_described(messages, producer_name, publish_time, compression, schema_version))
+
+
+def encode_chunks(
+    message: Outgoing, producer_name: str, publish_time: int, compression: Compression, schema_version: bytes, entry_bytes_max: int
+) -> list[bytes]:
+    """The entries of a message that is too large for one, each of at most `entry_bytes_max`. Raises InvalidRequest if none has room."""
+    metadata, payload = _described([message], producer_name, publish_time, compression, schema_version)
+    metadata.uuid = f"{producer_name}-{message.sequence_id}"
+    metadata.total_chunk_msg_size = len(payload)
+    metadata.num_chunks_from_msg = metadata.chunk_id = len(payload)  # no number of chunks takes more bytes than this
+    room = entry_bytes_max - len(encode_entry(metadata, b""))
+    if room < CHUNK_BYTES_MIN:
+        raise InvalidRequest(
+            f"properties and keys leave {room} of {entry_bytes_max} bytes of an entry to the message; make them smaller"
+        )
+    metadata.num_chunks_from_msg = -(-len(payload) // room)
+    entries = []
+    for number in range(metadata.num_chunks_from_msg):
+        metadata.chunk_id = number
+        entries.append(encode_entry(metadata, payload[number * room : (number + 1) * room]))
+    return entries
+
+
+def _described(
+    messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression, schema_version: bytes
+) -> tuple[api.MessageMetadata, bytes]:
     metadata = api.MessageMetadata(producer_name=producer_name, sequence_id=messages[0].sequence_id, publish_time=publish_time)
     if schema_version:
         metadata.schema_version = schema_version
@@ -68,7 +98,7 @@ def encode(
     kind, compressed = compress(compression, payload)
     if kind != api.NONE:
         metadata.compression = kind
-    return encode_entry(metadata, compressed)
+    return metadata, compressed
 
 
 def _batched(message: Outgoing) -> BatchMessage:

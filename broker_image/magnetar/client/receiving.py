@@ -16,11 +16,12 @@ import structlog
 
 from magnetar.client.acknowledging import BatchAcknowledgements, in_transaction
 from magnetar.client.attachment import Attachment, Session
+from magnetar.client.chunks import CHUNKED_BYTES_MAX, Assembler, Chunk, ChunkPositions, Whole
 from magnetar.client.connection import Connection
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import ConnectionLost
 from magnetar.client.inbox import Inbox
-from magnetar.client.incoming import Damaged, open_entry
+from magnetar.client.incoming import Damaged, open_chunked, open_entry
 from magnetar.client.messages import Message, MessageId
 from magnetar.client.subscription_options import ConsumerOptions
 from magnetar.client.unacknowledged import Actions, Unacknowledged
@@ -60,6 +61,8 @@ class PartitionConsumer(Attachment):
         self._waiting = 0
         self._seeking = False
         self._batches = BatchAcknowledgements()
+        self._assembler = Assembler()
+        self._chunked = ChunkPositions()
         self._acks: list[api.MessageIdData] = []
         self._ack_flush: asyncio.Handle | None = None
         self._unacknowledged = Unacknowledged(topic, options, dead_letters, Actions(self._redeliver, self._settle))
@@ -87,7 +90,7 @@ class PartitionConsumer(Attachment):
 
     def acknowledge_nowait(self, message_id: MessageId) -> None:
         """Acknowledge without confirmation; sent with others, see `ConsumerOptions.ack_group_s`. Lost acks mean redelivery."""
-        self._acks.append(self._individual(message_id))
+        self._acks += self._individual(message_id)
         if len(self._acks) >= ACKS_PER_COMMAND_MAX:
             self._flush_acks()
         elif self._ack_flush is None:
@@ -103,28 +106,31 @@ class PartitionConsumer(Attachment):
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """As `acknowledge`, for the message and all before it."""
         self._unacknowledged.acknowledged_through(message_id.position)
-        await self._confirm_ack(self._batches.cumulative(message_id), cumulative=True)
+        await self._confirm_ack([self._batches.cumulative(message_id)], cumulative=True)
 
-    def _individual(self, message_id: MessageId) -> api.MessageIdData:
+    def _individual(self, message_id: MessageId) -> list[api.MessageIdData]:
+        """The ids that acknowledge a message: several if it came in chunks."""
         data = self._batches.individual(message_id)
         self._unacknowledged.acknowledged(message_id, whole_entry=not data.ack_set)
-        return data
+        return [*map(message_id_data, self._chunked.pop(message_id.position)), data]
 
     async def _settle(self, position: Position) -> None:
         """Acknowledge an entry whose messages are all dealt with."""
-        await self._confirm_ack(message_id_data(position), cumulative=False)
+        await self._confirm_ack([*map(message_id_data, self._chunked.expanded([position]))], cumulative=False)
 
     async def acknowledge_in(self, txn: TxnId, message_id: MessageId, *, cumulative: bool) -> None:
         """Acknowledge a message (or it and all before it) as part of a transaction, and wait until that is durable. Raises the refusal."""
-        await self._confirm_ack(in_transaction(message_id, cumulative=cumulative), cumulative=cumulative, txn=txn)
+        earlier = [] if cumulative else self._chunked.expanded([message_id.position])[:-1]
+        data = [*map(message_id_data, earlier), in_transaction(message_id, cumulative=cumulative)]
+        await self._confirm_ack(data, cumulative=cumulative, txn=txn)
         if cumulative:
             self._unacknowledged.acknowledged_through(message_id.position)
         else:
             self._unacknowledged.acknowledged(message_id, whole_entry=message_id.batch_size <= 1)
 
-    async def _confirm_ack(self, data: api.MessageIdData, *, cumulative: bool, txn: TxnId | None = None) -> None:
+    async def _confirm_ack(self, data: list[api.MessageIdData], *, cumulative: bool, txn: TxnId | None = None) -> None:
         request_id = self._session.pool.next_request_id()
-        frame = requests.ack(self.identity, [data], cumulative=cumulative, request_id=request_id, txn=txn)
+        frame = requests.ack(self.identity, data, cumulative=cumulative, request_id=request_id, txn=txn)
         await self._request(request_id, frame)
 
     def _flush_acks(self) -> None:
@@ -150,12 +156,13 @@ class PartitionConsumer(Attachment):
         if not self.one_by_one:
             self.redeliver_unacknowledged()
         elif self.connection is not None:
-            self.connection.write(requests.redeliver(self.identity, [message_id_data(position) for position in positions]))
+            self.connection.write(requests.redeliver(self.identity, [*map(message_id_data, self._chunked.expanded(positions))]))
 
     def redeliver_unacknowledged(self) -> None:
         """Have everything unacknowledged delivered again, in order, starting anew."""
         self.generation += 1
         self._batches.forget()
+        self._assembler.clear()
         self._unacknowledged.forget()
         returned, self._waiting = self._waiting, 0
         connection = self.connection
@@ -248,6 +255,13 @@ class PartitionConsumer(Attachment):
     def on_message(self, message: api.CommandMessage, entry: bytes) -> None:
         """MESSAGE: into the inbox, unless it belongs to an epoch before the last redelivery."""
         opened = open_entry(self.topic, message, entry, self._options.schema)
+        if isinstance(opened, Chunk):
+            whole = self._assembled(opened, position_of(message.message_id))
+            if whole is None:
+                self._use(1)
+                return
+            self._chunked.add(position_of(message.message_id), whole.earlier)
+            opened = open_chunked(self.topic, message, opened.metadata, whole.payload, self._options.schema)
         if isinstance(opened, Damaged):
             position = position_of(message.message_id)
             _log.error("entry_damaged", topic=self.topic, position=position, reason=opened.detail)
@@ -274,6 +288,17 @@ class PartitionConsumer(Attachment):
                 self._waiting += 1
                 self._inbox.put(self, self.generation, item)
         self._use(skipped)
+
+    def _assembled(self, chunk: Chunk, position: Position) -> Whole | None:
+        too_large = self._assembler.too_large
+        whole = self._assembler.add(chunk, position)
+        if self._assembler.too_large > too_large:
+            _log.error("chunked_message_too_large", topic=self.topic, position=position, bytes_max=CHUNKED_BYTES_MAX)
+        given_up, self._assembler.given_up = self._assembler.given_up, []
+        if given_up:
+            _log.warning("chunks_given_up", topic=self.topic, entries=len(given_up))
+            self._redeliver(given_up)
+        return whole
 
     def on_taken(self, message: Message[Any]) -> None:
         """The application has the message: its permit is free again."""
@@ -338,6 +363,7 @@ class PartitionConsumer(Attachment):
             body.start_message_id.CopyFrom(self._start.to_wire())
         self.generation += 1  # whatever waits in the inbox will come again
         self._batches.forget()
+        self._assembler.clear()
         self._unacknowledged.forget()
         self._acks.clear()
         # The answer may still be on its way from a broker that the topic has left; what comes from here on was read after the seek.

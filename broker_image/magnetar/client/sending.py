@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from magnetar.client.compression import Compression
 from magnetar.client.connection import Connection
 from magnetar.client.failures import AlreadyClosed, BrokerRefused, SendTimeout, failure_of
 from magnetar.client.messages import MessageId
-from magnetar.client.outgoing import Batching, Outgoing, encode
+from magnetar.client.outgoing import Batching, Outgoing, encode, encode_chunks
 from magnetar.client.schemas import BYTES, Schema
 from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError, ProtocolError, Retry, WireCode
 from magnetar.wire import pulsar_api_pb2 as api
@@ -49,12 +49,15 @@ class ProducerOptions:
     properties: Mapping[str, str] = field(default_factory=dict)
     initial_subscription: str | None = None
     schema: Schema[Any] = BYTES
+    chunking: bool = False
 
 
 @dataclass(slots=True)
 class _Sent:
-    """An entry without a receipt yet."""
+    """An entry without a receipt yet: sequence ids `first` to `last`. Of a message in chunks only the last has the message and its receipt."""
 
+    first: int
+    last: int
     messages: list[Outgoing]
     receipts: list[Receipt]
     frame: bytes
@@ -181,23 +184,35 @@ class PartitionProducer(Attachment):
             return
         messages, receipts = self._batch, self._batch_receipts
         self._batch, self._batch_receipts, self._batch_bytes = [], [], 0
-        entry = encode(messages, self.name, self._session.clock.wall_ms(), self._options.compression, self._schema_version)
-        timeout = self._options.send_timeout_s
-        sent = _Sent(messages, receipts, b"", None if timeout is None else self._loop.time() + timeout)
-        if len(entry) > self._message_bytes_max:
+        clock, options = self._session.clock, self._options
+        entry = encode(messages, self.name, clock.wall_ms(), options.compression, self._schema_version)
+        deadline = None if options.send_timeout_s is None else self._loop.time() + options.send_timeout_s
+        first, last, txn = messages[0].sequence_id, messages[-1].sequence_id, messages[0].txn
+        sent = _Sent(first, last, messages, receipts, b"", deadline)
+        if len(entry) <= self._message_bytes_max:
+            highest = last if len(messages) > 1 else None
+            sent.frame = requests.send(self.identity, first, entry, messages=len(messages), highest_sequence_id=highest, txn=txn)
+            self._enqueue([sent])
+            return
+        try:
+            if not options.chunking or len(messages) > 1:
+                raise InvalidRequest(f"{self.topic}: entry of {len(entry)} bytes exceeds the limit of {self._message_bytes_max}")
+            limit, version = self._message_bytes_max, self._schema_version
+            entries = encode_chunks(messages[0], self.name, clock.wall_ms(), options.compression, version, limit)
+        except InvalidRequest as refusal:
             self._settle(sent)
-            refusal = InvalidRequest(f"{self.topic}: entry of {len(entry)} bytes exceeds the limit of {self._message_bytes_max}")
             _fail_receipts(receipts, refusal)
             return
-        first, last = messages[0].sequence_id, messages[-1].sequence_id
-        highest = last if len(messages) > 1 else None
-        sent.frame = requests.send(
-            self.identity, first, entry, messages=len(messages), highest_sequence_id=highest, txn=messages[0].txn
-        )
-        self._queue.append(sent)
+        frames = [requests.send(self.identity, first, entry, txn=txn, chunk=True) for entry in entries]
+        sent.frame = frames[-1]
+        self._enqueue([*(_Sent(first, last, [], [], frame, deadline) for frame in frames[:-1]), sent])
+
+    def _enqueue(self, entries: Sequence[_Sent]) -> None:
+        self._queue.extend(entries)
         self._arm_timeout()
         if self.connection is not None:
-            self.connection.write(sent.frame)
+            for sent in entries:
+                self.connection.write(sent.frame)
 
     def _settle(self, sent: _Sent) -> None:
         """Give back the room an entry took."""
@@ -237,9 +252,9 @@ class PartitionProducer(Attachment):
 
     def on_receipt(self, receipt: api.CommandSendReceipt) -> None:
         """SEND_RECEIPT: resolves the head; one for an entry given up before is ignored, one from the future is a broker's error."""
-        if not self._queue or receipt.sequence_id < self._queue[0].messages[0].sequence_id:
+        if not self._queue or receipt.sequence_id < self._queue[0].first:
             return
-        if receipt.sequence_id > self._queue[0].messages[0].sequence_id:
+        if receipt.sequence_id > self._queue[0].first:
             self._distrust(f"receipt for sequence {receipt.sequence_id} came before that of its predecessor")
             return
         sent = self._queue.popleft()
@@ -253,16 +268,19 @@ class PartitionProducer(Attachment):
 
     def on_send_error(self, error: api.CommandSendError) -> None:
         """SEND_ERROR: a final refusal fails the entry (or the producer), anything else reconnects and sends again."""
-        if not self._queue or error.sequence_id < self._queue[0].messages[0].sequence_id:
+        if not self._queue or error.sequence_id < self._queue[0].first:
             return
         failure = failure_of(error.error, error.message)
         if isinstance(failure, BrokerRefused) and failure.code in _ENDS_PRODUCER:
             self.failure = failure
             self._fail_all(failure)
-        elif failure.retry is Retry.NEVER and error.sequence_id <= self._queue[0].messages[-1].sequence_id:
-            sent = self._queue.popleft()
-            self._settle(sent)
-            _fail_receipts(sent.receipts, failure)
+        elif failure.retry is Retry.NEVER and error.sequence_id <= self._queue[0].last:
+            while self._queue:
+                sent = self._queue.popleft()
+                self._settle(sent)
+                _fail_receipts(sent.receipts, failure)
+                if sent.messages:  # the last chunk, or the only entry
+                    break
         else:
             self._distrust(f"send failed: {failure}")
 

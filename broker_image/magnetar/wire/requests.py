@@ -80,11 +80,14 @@ def send(
     messages: int = 1,
     highest_sequence_id: int | None = None,
     txn: TxnId | None = None,
+    chunk: bool = False,
 ) -> bytes:
-    """SEND of one entry; `highest_sequence_id` is the last of a batch, whose first is `sequence_id`."""
+    """SEND of one entry; `highest_sequence_id` is the last of a batch, whose first is `sequence_id`; `chunk` for a part of a message."""
     body = api.CommandSend(producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
     if highest_sequence_id is not None:
         body.highest_sequence_id = highest_sequence_id
+    if chunk:
+        body.is_chunk = True
     if txn is not None:
         body.txnid_most_bits, body.txnid_least_bits = txn
     return encode_with_body(api.BaseCommand(type=Type.SEND, send=body), entry)

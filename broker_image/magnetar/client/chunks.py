@@ -1,0 +1,103 @@
+"""Messages in more than one entry.
+
+Owns: putting the chunks of a message together. Imports: messages, wire's positions. No I/O.
+Source: protocol 2.9: chunks share a uuid and come in order; the payload is compressed before it is cut; the message's id is that of its last chunk.
+Invariants: a message comes out when its last chunk is there and all before it were, byte for byte; unfinished messages are limited in number and
+size, and what is given up is named, so that it can be delivered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.commands import Position
+
+UNFINISHED_MESSAGES_MAX = 10
+CHUNKED_BYTES_MAX = 64 * 1024 * 1024
+MESSAGES_TRACKED_MAX = 100_000
+
+
+class Chunk(NamedTuple):
+    """One entry of several."""
+
+    metadata: api.MessageMetadata
+    payload: bytes
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    positions: list[Position] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+class Whole(NamedTuple):
+    """The payload of a message, compressed as it was sent, and where its chunks before the last lie."""
+
+    payload: bytes
+    earlier: tuple[Position, ...]
+
+
+class Assembler:
+    """The unfinished messages of one consumer."""
+
+    def __init__(self) -> None:
+        self._unfinished: dict[str, _Unfinished] = {}
+        self.given_up: list[Position] = []
+        self.too_large = 0
+
+    def clear(self) -> None:
+        """Everything unacknowledged comes again."""
+        self._unfinished.clear()
+        self.given_up.clear()
+
+    def add(self, chunk: Chunk, position: Position) -> Whole | None:
+        """Take a chunk; the message if it was the last one. Chunks that do not follow are left out; `given_up` says what was dropped for room."""
+        metadata = chunk.metadata
+        message = self._unfinished.get(metadata.uuid)
+        if metadata.chunk_id == 0 and (message is None or message.positions[0] != position):
+            message = self._begin(metadata.uuid)
+        if message is None or metadata.chunk_id != len(message.parts):
+            return None
+        message.positions.append(position)
+        message.parts.append(chunk.payload)
+        message.size += len(chunk.payload)
+        if message.size > CHUNKED_BYTES_MAX:
+            del self._unfinished[metadata.uuid]
+            self.too_large += 1
+            return None
+        if len(message.parts) < metadata.num_chunks_from_msg:
+            return None
+        del self._unfinished[metadata.uuid]
+        return Whole(b"".join(message.parts), tuple(message.positions[:-1]))
+
+    def _begin(self, uuid: str) -> _Unfinished:
+        self._unfinished.pop(uuid, None)
+        if len(self._unfinished) >= UNFINISHED_MESSAGES_MAX:
+            oldest = next(iter(self._unfinished))
+            self.given_up += self._unfinished.pop(oldest).positions
+        return self._unfinished.setdefault(uuid, _Unfinished())
+
+
+class ChunkPositions:
+    """Which entries stand behind the id of a message: acknowledging or redelivering it means all of them."""
+
+    def __init__(self) -> None:
+        self._earlier: dict[Position, tuple[Position, ...]] = {}
+
+    def add(self, last: Position, earlier: tuple[Position, ...]) -> None:
+        """A message in chunks was received."""
+        if len(self._earlier) >= MESSAGES_TRACKED_MAX:
+            self._earlier.pop(next(iter(self._earlier)))
+        self._earlier[last] = earlier
+
+    def pop(self, last: Position) -> tuple[Position, ...]:
+        """The chunks before the last of a message that is acknowledged."""
+        return self._earlier.pop(last, ()) if self._earlier else ()
+
+    def expanded(self, positions: Iterable[Position]) -> list[Position]:
+        """All entries of messages."""
+        return [entry for last in positions for entry in (*self._earlier.get(last, ()), last)]
