@@ -21,6 +21,7 @@ from tests.unit.operator.samples import cluster
 
 NO_DEFAULT_ON_PURPOSE = {
     "spec.etcd.external.tls",
+    "spec.etcd.managed.restore",  # never unasked
     # One of two, or the condition of another field.
     "spec.etcd.managed",
     "spec.storage.volumeClaim",
