@@ -117,6 +117,23 @@ def test_an_end_is_repeated_at_will_and_never_reversed() -> None:
     assert buffer.abort(FIRST, 0) is None
 
 
+def test_a_commit_counts_what_is_durable_and_what_is_on_its_way() -> None:
+    """Three runs, of which the log has confirmed one: the marker takes an id for each of their entries, and limits see each once."""
+    buffer = TransactionBuffer(TOPIC, 7, limits=BufferLimits(entries_per_transaction_max=6, transaction_bytes_max=60))
+    runs = [
+        buffer.append(FIRST, "p", count=count, highest=count, size=10 * count, send_point=(15, 0), now_ms=0) for count in (1, 2, 3)
+    ]
+    buffer.confirm(runs[0])
+    assert buffer.entries_to_commit(FIRST) == 6
+    with pytest.raises(NotAllowed, match="7 entries of 61 bytes"):
+        buffer.append(FIRST, "p", count=1, highest=9, size=1, send_point=(15, 0), now_ms=0)
+    change = buffer.commit(FIRST, (15, 1), 0)
+    assert change.spans == ((14, 0, 6),)
+    for found in (*runs[1:], change):
+        buffer.confirm(found)
+    assert buffer.translate((14, 5)) == Translated((15, 6), True)
+
+
 def test_an_end_without_entries_is_a_fence() -> None:
     """A transaction that wrote nothing here must not begin to after its end."""
     buffer = TransactionBuffer(TOPIC, 7)
