@@ -2,7 +2,7 @@
 
 Owns: `FaultProxy`: refusals (409, 429, 500, 503), dropped connections before and after the effect, late answers, watches that are cut or fall
 silent, lists from the past; the count of requests. Imports: aiohttp.
-Invariants: the same seed draws the same faults for the same sequence of requests; requests about the Lease are only delayed, so that the operator
+Invariants: the same seeds draw the same faults for the same sequence of requests; requests about the Lease are only delayed, so that the operator
 under test goes on leading; after `heal` every request passes, and watches that had fallen silent are cut.
 """
 
@@ -27,6 +27,7 @@ from tests.apiserver.control_plane import ControlPlane
 REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 HOP_BY_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
 DELAY_MAX_S = 0.3
+COMMON_FAULTS = ("429", "500", "503", "dropped", "late", "late")
 
 
 class FaultProxy:
@@ -36,6 +37,7 @@ class FaultProxy:
         self._plane, self.kubeconfig = plane, kubeconfig
         self._random = random.Random(0)
         self._share = 0.0
+        self._decks: dict[bool, list[str]] = {True: [], False: []}
         self._refuse_all = 0
         self._past: dict[str, bytes] = {}
         self._watches: dict[int, web.Request] = {}
@@ -128,17 +130,19 @@ class FaultProxy:
             return web.Response(body=content, status=answer.status, headers=kept)
 
     def _draw(self, request: web.Request) -> str:
-        """The fault of one request, "" = none."""
+        """The fault of one request, "" = none. Faults are drawn as cards of a deck: each kind comes, however few requests a slow machine makes."""
         if "/leases" in request.path:
             return ""
         if self._refuse_all:
             return str(self._refuse_all)
         if self._random.random() >= self._share:
             return ""
-        common = ["429", "500", "503", "dropped", "late", "late"]
-        if request.method == "GET":
-            return self._random.choice([*common, "stale"])
-        return self._random.choice([*common, "409", "done, then dropped"])
+        reads = request.method == "GET"
+        deck = self._decks[reads]
+        if not deck:
+            deck += [*COMMON_FAULTS, *(("stale",) if reads else ("409", "done, then dropped"))]
+            self._random.shuffle(deck)
+        return deck.pop()
 
     def _dropped(self, request: web.Request) -> web.Response:
         self._abort(request)
