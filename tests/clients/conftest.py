@@ -84,6 +84,22 @@ def shared_server(module_server: ServerProcess) -> ServerProcess:
     return module_server
 
 
+@pytest.fixture(scope="module")
+def module_plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """As `module_server`, with the settings that a server is delivered with."""
+    process = ServerProcess(tmp_path_factory.mktemp("plain-server"))
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def plain_server(module_plain_server: ServerProcess) -> ServerProcess:
+    """The module's plain server, ready, also after a test that failed between killing and starting it."""
+    if not module_plain_server.running:
+        module_plain_server.start()
+    return module_plain_server
+
+
 @pytest.fixture
 def foreign(shared_server: ServerProcess, driver: Driver) -> Iterator[Client]:
     """The official Java or Go client, connected to `shared_server`."""

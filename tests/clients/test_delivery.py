@@ -19,6 +19,12 @@ SHORT_MS = 500
 SHARED, EARLIEST = pulsar.ConsumerType.Shared, pulsar.InitialPosition.Earliest
 
 
+@pytest.fixture
+def server(plain_server: ServerProcess) -> ServerProcess:
+    """One for all tests here: each has topics of its own, and restarts it as it likes."""
+    return plain_server
+
+
 def restart(server: ServerProcess) -> None:
     """SIGKILL and start again: whatever was confirmed to a client must be there."""
     server.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pulsar
@@ -18,20 +17,10 @@ RECEIVE_MS = 10_000
 SHORT_MS = 500
 
 
-@pytest.fixture(scope="module")
-def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One with the settings that it is delivered with, for all tests here: each has topics of its own, and restarts it as it likes."""
-    process = ServerProcess(tmp_path_factory.mktemp("standalone"))
-    yield process
-    process.stop()
-
-
 @pytest.fixture
-def server(one_server: ServerProcess) -> ServerProcess:
-    """That server, ready, also after a test that failed between killing and starting it."""
-    if not one_server.running:
-        one_server.start()
-    return one_server
+def server(plain_server: ServerProcess) -> ServerProcess:
+    """One for all tests here: each has topics of its own, and restarts it as it likes."""
+    return plain_server
 
 
 def _receive_all(consumer: pulsar.Consumer, count: int) -> list[bytes]:
