@@ -9,13 +9,10 @@ refused by the name of its field.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import decimal
 import enum
 import re
 import types
 import typing
-import uuid
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -24,7 +21,7 @@ from magnetar.errors import InvalidRequest
 AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 DEPTH_MAX = 32
 _PRIMITIVES: dict[Any, str] = {str: "string", int: "long", float: "double", bool: "boolean", type(None): "null"}
-_WRITTEN_AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
+_WRITTEN_AS_TEXT = frozenset({"datetime.date", "datetime.time", "datetime.timedelta", "decimal.Decimal", "uuid.UUID"})
 _MISSING = object()
 
 Definition: typing.TypeAlias = dict[str, Any] | list[Any] | str
@@ -80,7 +77,9 @@ def _type(annotation: Any, where: str, known: dict[str, Any], depth: int) -> Def
         return {"type": "map", "values": _type(arguments[1], f"{where}.*", known, depth + 1)}
     if isinstance(origin, type) and issubclass(origin, Sequence | Set) and (len(arguments) == 1 or arguments[1:] == (...,)):
         return {"type": "array", "items": _type(arguments[0], f"{where}[]", known, depth + 1)}
-    if isinstance(annotation, type) and issubclass(annotation, _WRITTEN_AS_TEXT):
+    if isinstance(annotation, type) and any(
+        f"{base.__module__}.{base.__name__}" in _WRITTEN_AS_TEXT for base in annotation.__mro__
+    ):
         return "string"
     if _is_model(annotation) or (isinstance(annotation, type) and issubclass(annotation, enum.Enum)):
         return _named(annotation, where, known, depth)

@@ -145,26 +145,7 @@ class Broker:
         await self._log.open()
         await check_restore(ports.volume, joined.restore)
         await self._listen()
-        self.context = BrokerContext(
-            settings=settings,
-            clock=ports.clock,
-            network=ports.network,
-            volume=ports.volume,
-            store=self._store,
-            broker=identity.name,
-            incarnation=self.incarnation,
-            restore=joined.restore,
-            service_url=self.service_url,
-            http_url=identity.http_url,
-            listeners=Listeners(ListenerAddress(self._plain_url, service_url_tls=self.service_url_tls), identity.listeners),
-            log=self._log,
-            metrics=self.metrics,
-            damage=self._damage(),
-            fail=self.fail,
-            security=ports.security,
-            tls=ports.tls,
-            http_url_tls=identity.http_url_tls,
-        )
+        self.context = self._context(joined.restore)
         self._lease = ports.lease(self._lease_lost)
         self.lease_id = await self._lease.start()
         await self._fence_predecessors()
@@ -194,6 +175,30 @@ class Broker:
             self._lease_lost("the lease was lost while we started")
         self._registrations_changed([self.incarnation])
         log.info("broker.ready", incarnation=self.incarnation, service_url=self.service_url, http_url=identity.http_url)
+
+    def _context(self, restore: int) -> BrokerContext:
+        """What everything of this broker works with, once it listens."""
+        ports, identity = self._ports, self._identity
+        return BrokerContext(
+            settings=self._settings,
+            clock=ports.clock,
+            network=ports.network,
+            volume=ports.volume,
+            store=self._store,
+            broker=identity.name,
+            incarnation=self.incarnation,
+            restore=restore,
+            service_url=self.service_url,
+            http_url=identity.http_url,
+            listeners=Listeners(ListenerAddress(self._plain_url, service_url_tls=self.service_url_tls), identity.listeners),
+            log=self._log,
+            metrics=self.metrics,
+            damage=self._damage(),
+            fail=self.fail,
+            security=ports.security,
+            tls=ports.tls,
+            http_url_tls=identity.http_url_tls,
+        )
 
     async def ended(self) -> str:
         """Wait until this incarnation has failed or was stopped; the reason."""

@@ -23,8 +23,8 @@ GOLDEN = (
 )
 BACKUP = Backup("ab", 2, 77, 1_700_000_000_000, {"tenants/tä": b'{"a":1}', "cluster": b"{}"})
 LEASE_BOUND = (keys.INCARNATIONS, keys.LOAD, keys.LEADER, keys.COORDINATOR_CLAIMS)
-NEITHER = (keys.BACKUP_REPORT, keys.COORDINATOR_PRESENCE)
-"""What speaks of copies is in none; what two kinds are watched by together is the spelling of neither."""
+NEITHER = (keys.BACKUP_REPORT, keys.RESTORE_REQUEST, keys.COORDINATOR_PRESENCE)
+"""What speaks of copies is in none, nor is the word that a store was filled for; what two kinds are watched by together is no key."""
 
 
 def test_golden_backup() -> None:
