@@ -108,7 +108,7 @@ def what_a_consumer_held_is_not_given_back(patch: Patch) -> None:
 
     def greedy(dispatcher: SharedDispatcher, consumer: Consumer, start: int, end: int) -> None:
         dispatcher._settle(consumer, start, end)
-        dispatcher._cursor.acknowledge(start, end)
+        dispatcher.cursor.acknowledge(start, end)
 
     patch.setattr(SharedDispatcher, "_give_back", greedy)
 
