@@ -9,14 +9,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from magnetar.admin.application import ROUTERS, create_application
 from magnetar.admin.rights import OTHER_RIGHTS, READ_RIGHTS, RIGHTS, right_of, spelled
 from magnetar.admin.store_routes import store_router
-from magnetar.server.security import guard
 from magnetar.server.security.guard import NEEDS, OF_THE_CONNECTION
 from magnetar.server.security.rest import RestGate
 from magnetar.wire import pulsar_api_pb2 as api
@@ -103,18 +101,19 @@ def test_what_was_revoked_ends_on_open_connections(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_grant_holds_once_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was refused a moment ago, and although no watch tells of it."""
-    monkeypatch.setattr(guard, "READ_AGAIN_S", 0.0)
+def test_a_grant_holds_once_it_is_stored(tmp_path: Path) -> None:
+    """For whoever was refused a moment ago, although no watch tells of it, and also while another one's look at the store is under way."""
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _), AsyncExitStack() as stack:
-            admin, writer = [await _as(stack, broker, role) for role in ("admin", "writer")]
+            admin, writer, nobody = [await _as(stack, broker, role) for role in ("admin", "writer", "nobody")]
             await admin.lookup()
             assert _code(await writer.ask("producer", topic=TOPIC, producer_id=1)) == api.AuthorizationError
             await broker.views.namespaces.stop()
+            refused = asyncio.create_task(nobody.ask("producer", topic=TOPIC, producer_id=1))
             await grant(broker, {"writer": ["produce"]})
             await writer.produce()
+            assert _code(await refused) == api.AuthorizationError
 
     asyncio.run(run())
 

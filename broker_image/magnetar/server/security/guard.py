@@ -10,6 +10,7 @@ was answered, wherever it was made; SEND, ACK and FLOW come by none of this.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from magnetar.security.authorization import Grants, Place, Principal, Right, Rul
 from magnetar.server.context import BrokerContext
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.security.authentication import Authenticator
+from magnetar.server.shared_task import outcome
 from magnetar.server.views import ClusterViews, StoreView
 from magnetar.wire import pulsar_api_pb2 as api
 
@@ -34,8 +36,8 @@ log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
 
 READ_AGAIN_S = 0.2
-"""Refusals for one namespace within this time share one look at the store: who is refused may ask often."""
-READ_HELD_MAX = 1000
+"""Looks at one namespace in the store begin this far apart at least, and a refusal waits for the next one: who is refused may ask often."""
+LOOKS_HELD_MAX = 1000
 
 
 class Need(NamedTuple):
@@ -80,7 +82,8 @@ class Guard:
         self._authenticator, self._context, self._views, self._table = authenticator, context, views, table
         self._tenants = StoreView(context.store, context.clock, keys.TENANTS, TenantRecord)
         self._grants: dict[str, Grants] = {}
-        self._read_at: dict[str, float] = {}
+        self._looked_at: dict[str, float] = {}
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self.version = 0
         """Grows with every change that may have taken a right away."""
 
@@ -92,6 +95,8 @@ class Guard:
         self._authenticator.source.listen(self._everything_changed)
 
     async def stop(self) -> None:
+        for look in self._looks.values():
+            look.cancel()
         self._authenticator.source.forget(self._everything_changed)
         await self._tenants.stop()
 
@@ -157,12 +162,21 @@ class Guard:
         return known
 
     async def _read_again(self, namespace: str) -> None:
+        """Wait for a look at the store that begins from now on, shared with everybody who waits for one."""
+        look = self._looks.get(namespace)
+        if look is None:
+            look = self._looks[namespace] = asyncio.create_task(self._look(namespace), name=f"look at {namespace}")
+        await outcome(look)
+
+    async def _look(self, namespace: str) -> None:
         now = self._context.clock.monotonic()
-        if now - self._read_at.get(namespace, float("-inf")) < READ_AGAIN_S:
-            return
-        self._read_at[namespace] = now
-        while len(self._read_at) > READ_HELD_MAX:
-            del self._read_at[next(iter(self._read_at))]
+        due = self._looked_at.get(namespace, now) + READ_AGAIN_S
+        if namespace in self._looked_at and now < due:
+            await asyncio.sleep(due - now)
+        del self._looks[namespace]  # who comes from now on needs a later one
+        self._looked_at[namespace] = self._context.clock.monotonic()
+        while len(self._looked_at) > LOOKS_HELD_MAX:
+            del self._looked_at[next(iter(self._looked_at))]
         tenant = namespace.partition("/")[0]
         try:
             if (item := await self._context.store.get(keys.tenant(tenant))) is not None:
