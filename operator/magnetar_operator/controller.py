@@ -46,6 +46,8 @@ class Controller:
         self._workers = workers
         self._promoted = asyncio.Event()
         self._measured: dict[str, PassMetrics] = {}
+        self.completed = 0
+        """Passes so far, of every outcome."""
         self._passes = itertools.count(world.clock.random_bits(32))
         """Names of passes in the log: they begin anywhere, so that two processes seldom share one. Drawing each costs a system call per pass."""
 
@@ -106,6 +108,7 @@ class Controller:
         except Exception as error:
             await self._broken(key, error)
         finally:
+            self.completed += 1
             measured.active.dec()
             measured.results[result].inc()
             measured.seconds.observe(self._world.clock.monotonic() - started)

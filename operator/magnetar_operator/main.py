@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from magnetar.clock import Clock, SystemClock
+from magnetar.garbage import GarbageSchedule
 from magnetar_operator.connection import Connection
 from magnetar_operator.controller import Controller
 from magnetar_operator.etcd_credentials import EtcdCredentials
@@ -38,6 +39,8 @@ log = structlog.get_logger(__name__)
 library = structlog.get_logger("library")
 
 DEFINITIONS_POLL_S = 2.0
+QUIET_PASSES = 5
+"""Passes in some seconds beside which a full collection of garbage disturbs nobody."""
 
 
 class Operator:
@@ -109,7 +112,14 @@ class Operator:
     async def _control(self) -> None:
         """Work, once everything is known: who knows a part would delete and conclude too much."""
         await self.informers.synced()
-        await self.controller.run(self.settings.resync_s)
+        garbage = GarbageSchedule(lambda: self.controller.completed, QUIET_PASSES)
+        garbage.begin()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(garbage.run(), name="garbage collection")
+                tasks.create_task(self.controller.run(self.settings.resync_s), name="workers")
+        finally:
+            garbage.end()
 
     def _leads(self) -> bool:
         return self.leadership.leading

@@ -22,6 +22,7 @@ from magnetar.admin.application import create_application
 from magnetar.admin.store_routes import store_router
 from magnetar.clock import Clock, SystemClock
 from magnetar.errors import InvalidRequest, MagnetarError, StoreUnavailable
+from magnetar.garbage import GarbageSchedule
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
@@ -29,7 +30,6 @@ from magnetar.network import AsyncioNetwork
 from magnetar.server.access import CLOSED, INTERNAL, AccessOptions
 from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
-from magnetar.server.garbage import GarbageSchedule
 from magnetar.server.http import HttpListener
 from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from magnetar.server import garbage
-from magnetar.server.garbage import GarbageSchedule
+from magnetar import garbage
+from magnetar.garbage import GarbageSchedule
 
 
 class _Node:

@@ -1,8 +1,9 @@
 """When the interpreter looks for cyclic garbage.
 
 Owns: the thresholds of the collector of this process, and the full collections that it starts itself. Imports: asyncio, gc.
-Why: a full collection visits every object there is and stops the event loop meanwhile, 100 ms with a tail cache and some thousand topics: the
-whole of a publisher's p99. Young collections are short, and nothing on the hot path makes cycles, so full ones wait for a quiet moment.
+Why: a full collection visits every object there is and stops the event loop meanwhile, 100 ms with a tail cache and some thousand topics, 150 ms with
+ten thousand objects in an operator's caches: the whole of a publisher's p99, or of an edit's. Young collections are short, and nothing that is done
+often makes cycles, so full ones wait for a quiet moment.
 Invariants: no full collection begins by itself; under endless load one runs every `BUSY_COLLECTION_S`, over what is younger than the one before.
 """
 
@@ -18,15 +19,16 @@ YOUNG_PER_MIDDLE = 5
 MIDDLE_PER_FULL = 1_000_000_000
 LOOK_S = 5.0
 QUIET_ACTIVITY = 100
-"""Messages in and out between two looks up to which a moment counts as quiet."""
+"""Activity between two looks up to which a moment counts as quiet, unless said otherwise."""
 BUSY_COLLECTION_S = 600.0
 
 
 class GarbageSchedule:
-    """Collects while nothing else is to be done. `activity` counts messages in and out, ever rising."""
+    """Collects while nothing else is to be done. `activity` counts what is done (messages, passes), ever rising; up to `quiet` of it between two
+    looks is next to nothing."""
 
-    def __init__(self, activity: Callable[[], int]) -> None:
-        self._activity = activity
+    def __init__(self, activity: Callable[[], int], quiet: int = QUIET_ACTIVITY) -> None:
+        self._activity, self._quiet = activity, quiet
         self._seen = self._young = 0
         self._since_full_s = 0.0
 
@@ -46,7 +48,7 @@ class GarbageSchedule:
     def look(self) -> None:
         """Collect if the moment is quiet and there is anything new, or if it is high time."""
         activity = self._activity()
-        quiet = activity - self._seen <= QUIET_ACTIVITY
+        quiet = activity - self._seen <= self._quiet
         self._seen = activity
         self._since_full_s += LOOK_S
         if _young_collections() == self._young:
