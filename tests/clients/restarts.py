@@ -1,14 +1,20 @@
 """Restarts in the middle of a test.
 
-Owns: `restart`, `before_and_after`. Imports: dev.server_process.
+Owns: `restart`, `before_and_after`, `await_consumers`. Imports: dev.server_process.
 Invariant: the server comes back on the same data and ports.
 """
 
 from __future__ import annotations
 
+import json
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 from dev.server_process import ServerProcess
+
+ATTACHED_S = 60.0
 
 
 def restart(server: ServerProcess) -> None:
@@ -22,3 +28,18 @@ def before_and_after(server: ServerProcess) -> Iterator[None]:
     yield
     restart(server)
     yield
+
+
+def await_consumers(server: ServerProcess, topic: str, subscription: str, count: int) -> None:
+    """Wait until so many consumers are attached to a subscription, as REST tells: clients come back when they like."""
+    deadline, seen = time.monotonic() + ATTACHED_S, -1
+    while seen != count:
+        assert time.monotonic() < deadline, f"{seen} consumers instead of {count} after {ATTACHED_S} s"
+        try:
+            with urllib.request.urlopen(
+                f"{server.http_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=20
+            ) as response:
+                seen = len(json.load(response)["subscriptions"][subscription]["consumers"])
+        except urllib.error.HTTPError:
+            pass  # the topic is not in service again yet
+        time.sleep(0.05)

@@ -8,7 +8,7 @@ import pytest
 
 from dev.server_process import ServerProcess
 from tests.clients.foreign import Client, ForeignError, ids
-from tests.clients.restarts import restart
+from tests.clients.restarts import await_consumers, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
@@ -240,6 +240,7 @@ def test_queue_of_nought_takes_one_message_at_a_time(shared_server: ServerProces
     restart(shared_server)
     second.close()
     producer.send(b"late")
+    await_consumers(shared_server, topic, "s", 1)  # the Java client forgets what it asked for before it was attached again
     assert first.values(1) == [b"late"]
 
 
