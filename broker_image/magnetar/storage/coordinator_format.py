@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from magnetar.errors import CorruptData, LimitExceeded
+from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
 from magnetar.storage.document import close_document, decode_document
-from magnetar.storage.log_format import NAME_BYTES_MAX, RECORD_HEADER_BYTES, Encoded, RecordType
+from magnetar.storage.log_format import Encoded, RecordType
+from magnetar.storage.record_framing import bounded_length, framed_records, record_header
 from magnetar.transactions.records import (
     Action,
     Change,
@@ -39,7 +40,6 @@ VERSION = 1
 PIECE_ITEMS = 500
 CHECKPOINT_KIND = "coordinator-checkpoint"
 
-_RECORD = struct.Struct("<BBHI")
 _HEAD = struct.Struct("<QHBB")
 _OPENED = struct.Struct("<QQqH")
 _JOINED = struct.Struct("<QI")
@@ -72,7 +72,7 @@ def encode_changes(epoch: int, tcid: int, changes: Sequence[Change]) -> Encoded:
     for change in changes:
         operation, body = _body(change)
         parts += (
-            _RECORD.pack(RecordType.COORDINATOR, 0, 0, _HEAD.size + len(body)),
+            record_header(RecordType.COORDINATOR, _HEAD.size + len(body)),
             _HEAD.pack(epoch, tcid, VERSION, operation),
             body,
         )
@@ -84,9 +84,9 @@ def _body(change: Change) -> tuple[Operation, bytes]:
     match change:
         case Opened(least, timeout_ms, opened_ms, owner):
             text = owner.encode()
-            return Operation.OPENED, _OPENED.pack(least, timeout_ms, opened_ms, _bounded(text)) + text
+            return Operation.OPENED, _OPENED.pack(least, timeout_ms, opened_ms, bounded_length(text)) + text
         case Joined(least, participants):
-            names = (_LENGTH.pack(_bounded(text)) + text for name in participants for text in map(str.encode, name))
+            names = (_LENGTH.pack(bounded_length(text)) + text for name in participants for text in map(str.encode, name))
             return Operation.JOINED, _JOINED.pack(least, len(participants)) + b"".join(names)
         case Decided(least, action, at_ms):
             return Operation.DECIDED, _DECIDED.pack(least, action, at_ms)
@@ -94,29 +94,15 @@ def _body(change: Change) -> tuple[Operation, bytes]:
             return Operation.ENDED, _ENDED.pack(least, at_ms)
 
 
-def _bounded(text: bytes) -> int:
-    if len(text) > NAME_BYTES_MAX:
-        raise LimitExceeded(f"name {text[:40]!r}... has {len(text)} bytes; the limit is {NAME_BYTES_MAX}")
-    return len(text)
-
-
 def decode_changes(body: memoryview) -> Iterator[CoordinatorEntry]:
     """The COORDINATOR records of one block whose CRC is right, in order; others are passed over. Raises CorruptData."""
-    at = 0
-    while at < len(body):
-        if len(body) - at < RECORD_HEADER_BYTES:
-            raise CorruptData(f"block ends inside a record header at {at} of {len(body)}")
-        kind, _flags, _reserved, length = _RECORD.unpack_from(body, at)
-        at += RECORD_HEADER_BYTES
-        if length > len(body) - at:
-            raise CorruptData(f"record of {length} bytes at {at} exceeds its block of {len(body)}")
+    for kind, at, end in framed_records(body):
         if kind == RecordType.COORDINATOR:
             try:
-                entry = _decode(bytes(body[at : at + length]))
+                entry = _decode(bytes(body[at:end]))
             except (struct.error, ValueError, IndexError) as error:
                 raise CorruptData(f"coordinator record at {at} does not decode: {error}") from error
             yield entry
-        at += length
 
 
 def _decode(payload: bytes) -> CoordinatorEntry:

@@ -20,7 +20,8 @@ from crc32c import crc32c
 
 from magnetar.errors import CorruptData
 from magnetar.storage.arrays import U32, packed, unpacked
-from magnetar.storage.log_format import RECORD_HEADER_BYTES, EntriesRecord, decode_entries_head, entry_count
+from magnetar.storage.log_format import EntriesRecord, decode_entries_head, entry_count
+from magnetar.storage.record_framing import RECORD_HEADER_BYTES
 from magnetar.storage.volume import Buffer
 
 VERSION = 1

@@ -28,11 +28,11 @@ from magnetar.storage.log_format import (
     BLOCK_BODY_BYTES_MAX,
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
-    RECORD_HEADER_BYTES,
     RecordType,
     encode_block_header,
 )
 from magnetar.storage.places import RecordPlace
+from magnetar.storage.record_framing import RECORD_HEADER_BYTES
 from magnetar.storage.seals import publish_seal
 from magnetar.storage.volume import Buffer, Volume
 

@@ -1,6 +1,6 @@
 """Format of log files, version 1: file header, blocks, records.
 
-Owns: the bytes of a log. Imports: errors, crc32c, arrays. Pure.
+Owns: the bytes of a log. Imports: errors, crc32c, arrays, record_framing, transaction_format. Pure.
 A file is a header page of 4096 bytes, then blocks back to back, then zeros. A block is one group commit: a header of 40 bytes, then records. A
 record is a header of 8 bytes, then its payload. All numbers are little-endian.
 Invariants: a block's CRC-32C is seeded with the incarnation and the file's number and covers its own offset, so bytes of another place, or of
@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from magnetar.errors import CorruptData, LimitExceeded
+from magnetar.errors import CorruptData
 from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
+from magnetar.storage.record_framing import RECORD_HEADER_BYTES, bounded_length, framed_records, record_header
 from magnetar.storage.transaction_format import TransactionRecord, decode_transaction, transaction_payload
 from magnetar.storage.volume import Buffer
 from magnetar.transactions.participant_records import Change
@@ -29,9 +30,7 @@ from magnetar.transactions.participant_records import Change
 VERSION = 1
 FILE_HEADER_BYTES = 4096
 BLOCK_HEADER_BYTES = 40
-RECORD_HEADER_BYTES = 8
 BLOCK_BODY_BYTES_MAX = 16 * 1024 * 1024
-NAME_BYTES_MAX = 0xFFFF
 
 _FILE_MAGIC = b"MAGNLOG\0"
 _FILE = struct.Struct("<8sHHIIQH")  # magic, version, window, header bytes, file number, created ms, incarnation length
@@ -41,7 +40,6 @@ _COVERED = struct.Struct("<IIQQQ")  # the block header after its CRC
 _BLOCK_START = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 _EPOCH = struct.Struct("<Q")
-_RECORD = struct.Struct("<BBHI")
 _ENTRIES = struct.Struct("<QQQQIHH")
 _RECORD_ENTRIES = struct.Struct("<BBHIQQQQIHH")
 _CURSOR = struct.Struct("<QqqBBHHHIII")
@@ -282,7 +280,17 @@ def encode_entries(
     head = b"".join(
         (
             _RECORD_ENTRIES.pack(
-                RecordType.ENTRIES, 0, 0, payload, epoch, ledger, first_entry, append_ms, count, _bounded(topic), _bounded(producer)
+                RecordType.ENTRIES,
+                0,
+                0,
+                payload,
+                epoch,
+                ledger,
+                first_entry,
+                append_ms,
+                count,
+                bounded_length(topic),
+                bounded_length(producer),
             ),
             topic,
             producer,
@@ -317,8 +325,8 @@ def encode_cursor(
         *mark_delete,
         operation,
         0 if properties is None else _PROPERTIES_PRESENT,
-        _bounded(topic_bytes),
-        _bounded(subscription_bytes),
+        bounded_length(topic_bytes),
+        bounded_length(subscription_bytes),
         0,
         len(ranges),
         len(words) - 3 * len(ranges),
@@ -330,19 +338,19 @@ def encode_cursor(
 def encode_topic(*, epoch: int, topic: str, operation: TopicOperation, properties: Mapping[str, str]) -> Encoded:
     """A TOPIC record. Raises LimitExceeded for a name beyond 65535 bytes."""
     name, text = topic.encode(), _json(properties)
-    return _encoded(RecordType.TOPIC, _TOPIC.pack(epoch, operation, 0, _bounded(name), len(text)), name, text)
+    return _encoded(RecordType.TOPIC, _TOPIC.pack(epoch, operation, 0, bounded_length(name), len(text)), name, text)
 
 
 def encode_release(*, epoch: int, bundle: str, state: bytes) -> Encoded:
     """A RELEASE record."""
     name = bundle.encode()
-    return _encoded(RecordType.RELEASE, _RELEASE.pack(epoch, _bounded(name), 0, len(state)), name, state)
+    return _encoded(RecordType.RELEASE, _RELEASE.pack(epoch, bounded_length(name), 0, len(state)), name, state)
 
 
 def encode_term(*, epoch: int, bundle: str, state: bytes) -> Encoded:
     """A TERM record."""
     name = bundle.encode()
-    return _encoded(RecordType.TERM, _RELEASE.pack(epoch, _bounded(name), 0, len(state)), name, state)
+    return _encoded(RecordType.TERM, _RELEASE.pack(epoch, bounded_length(name), 0, len(state)), name, state)
 
 
 def encode_transaction(*, epoch: int, topic: str, change: Change, subscription: str = "") -> Encoded:
@@ -352,14 +360,7 @@ def encode_transaction(*, epoch: int, topic: str, change: Change, subscription: 
 
 def _encoded(kind: RecordType, *parts: bytes) -> Encoded:
     payload = b"".join(parts)
-    return Encoded([_RECORD.pack(kind, 0, 0, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload))
-
-
-def _bounded(name: bytes) -> int:
-    """The length of `name`, if the format can hold it."""
-    if len(name) > NAME_BYTES_MAX:
-        raise LimitExceeded(f"name {name[:40]!r}... has {len(name)} bytes; the limit is {NAME_BYTES_MAX}")
-    return len(name)
+    return Encoded([record_header(kind, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload))
 
 
 def _json(properties: Mapping[str, str]) -> bytes:
@@ -376,30 +377,20 @@ def decode_records(
 
     With `terms` only those of these epochs, which every payload begins with, with `kinds` those of these types: others cost next to nothing.
     """
-    at = 0
-    while at < len(body):
-        if len(body) - at < RECORD_HEADER_BYTES:
-            raise CorruptData(f"block ends inside a record header at {at} of {len(body)}")
-        kind, _flags, _reserved, length = _RECORD.unpack_from(body, at)
-        at += RECORD_HEADER_BYTES
-        if length > len(body) - at:
-            raise CorruptData(f"record of {length} bytes at {at} exceeds its block of {len(body)}")
+    for kind, at, end in framed_records(body):
         if kind == RecordType.COORDINATOR:
-            at += length
             continue
         decode = _DECODERS.get(kind)
         if decode is None:
             raise CorruptData(f"record type {kind} is not known in log version {VERSION}; upgrade this component")
-        other_term = terms is not None and length >= _EPOCH.size and _EPOCH.unpack_from(body, at)[0] not in terms
+        other_term = terms is not None and end - at >= _EPOCH.size and _EPOCH.unpack_from(body, at)[0] not in terms
         if other_term or (kinds is not None and kind not in kinds):
-            at += length
             continue
         try:
-            record = decode(body[at : at + length])
+            record = decode(body[at:end])
         except (struct.error, ValueError, IndexError) as error:
             raise CorruptData(f"record type {kind} at {at} does not decode: {error}") from error
         yield at, record
-        at += length
 
 
 def entry_count(head: Buffer) -> int:

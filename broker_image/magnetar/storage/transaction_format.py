@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from magnetar.errors import LimitExceeded
 from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
+from magnetar.storage.record_framing import bounded_length
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import (
     Abort,
@@ -38,7 +38,6 @@ from magnetar.transactions.participant_records import (
 )
 
 _HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
-_NAME_BYTES_MAX = 0xFFFF
 
 
 class TransactionOperation(enum.IntEnum):
@@ -84,10 +83,8 @@ def transaction_payload(epoch: int, topic: str, change: Change, subscription: st
         operation = TransactionOperation.COMMIT_ACKS if committed else TransactionOperation.ABORT_ACKS
         floor, words = change.floor, _ack_words(change) if committed else []
     topic_bytes, name_bytes = topic.encode(), name.encode()
-    for text in (topic_bytes, name_bytes):
-        if len(text) > _NAME_BYTES_MAX:
-            raise LimitExceeded(f"name {text[:40]!r}... has {len(text)} bytes; the limit is {_NAME_BYTES_MAX}")
-    head = _HEAD.pack(epoch, *change.txn, floor, operation, 0, len(topic_bytes), len(name_bytes), 0, len(words))
+    lengths = bounded_length(topic_bytes), bounded_length(name_bytes)
+    head = _HEAD.pack(epoch, *change.txn, floor, operation, 0, *lengths, 0, len(words))
     return head + topic_bytes + name_bytes + packed(I64, words).tobytes()
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData
 from magnetar.storage.index import IndexBuilder, LevelZeroIndex, TopicExtent
-from magnetar.storage.log_format import RECORD_HEADER_BYTES, EntriesRecord, decode_records
+from magnetar.storage.log_format import EntriesRecord, decode_records
+from magnetar.storage.record_framing import RECORD_HEADER_BYTES
 from tests.unit.storage.logs import TOPIC, numbered
 
 GOLDEN = (

@@ -13,7 +13,6 @@ from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.storage.log_format import (
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
-    RECORD_HEADER_BYTES,
     CursorOperation,
     CursorRecord,
     Encoded,
@@ -38,6 +37,7 @@ from magnetar.storage.log_format import (
     encode_term,
     encode_topic,
 )
+from magnetar.storage.record_framing import RECORD_HEADER_BYTES
 
 U64 = st.integers(0, 2**64 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)

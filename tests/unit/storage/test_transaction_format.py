@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.metadata.records import LogPosition
 from magnetar.storage.checkpoint import Checkpoint, TopicCheckpoint, decode_checkpoint, encode_checkpoint
-from magnetar.storage.log_format import RECORD_HEADER_BYTES, decode_records, encode_transaction
+from magnetar.storage.log_format import decode_records, encode_transaction
+from magnetar.storage.record_framing import RECORD_HEADER_BYTES
 from magnetar.storage.transaction_format import TransactionRecord, participant_document, participant_state
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import (
