@@ -68,7 +68,7 @@ class TlsCertificates:
             try:
                 with (self._directory / name).open("rb") as file:
                     content = file.read(FILE_BYTES_MAX)
-                if name != AUTHORITY_FILE or content.strip():  # some issuers leave an empty one
+                if name != AUTHORITY_FILE or content.strip():  # cert-manager leaves an empty one where the issuer has none
                     found[name] = content
             except FileNotFoundError as error:
                 if name == AUTHORITY_FILE:
@@ -88,7 +88,7 @@ class TlsCertificates:
             except (ssl.SSLError, OSError, ValueError) as error:
                 why = getattr(error, "reason", None) or type(error).__name__
                 raise self._broken(CERTIFICATE_FILE, f"with {KEY_FILE} it is no pair in PEM ({why})") from None
-        if contents.get(AUTHORITY_FILE, b"").strip():  # cert-manager leaves an empty one where the issuer has none
+        if AUTHORITY_FILE in contents:
             try:
                 context.load_verify_locations(cadata=contents[AUTHORITY_FILE].decode("ascii"))
             except (ssl.SSLError, ValueError):
