@@ -1,6 +1,6 @@
 """Time and chance.
 
-Owns: the only interface through which any part of the system reads time or draws randomness, and its real implementation.
+Owns: the only interface through which any part of the system reads time or draws randomness, its real implementation, and pauses between attempts.
 Imports: the standard library only. Every other module takes a `Clock`; the simulation passes one driven by its seed.
 Invariant: with the same `Clock` and the same inputs, every other module behaves identically.
 """
@@ -11,6 +11,9 @@ import random
 import time
 from datetime import UTC, datetime
 from typing import Protocol
+
+DOUBLINGS_MAX = 60
+"""Beyond any pause; a float would overflow after a thousand failures."""
 
 
 class Clock(Protocol):
@@ -57,6 +60,11 @@ class SystemClock:
 
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)
+
+
+def back_off_s(clock: Clock, failures: int, first_s: float, last_s: float) -> float:
+    """How long to wait after so many failures in a row: it doubles from `first_s` to `last_s`, each time shortened at random by up to a half."""
+    return min(last_s, first_s * 2.0 ** min(failures, DOUBLINGS_MAX)) * clock.uniform(0.5, 1.0)
 
 
 def iso8601(wall_ms: int) -> str:

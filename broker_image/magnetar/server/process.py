@@ -20,7 +20,7 @@ import structlog
 
 from magnetar.admin.application import create_application
 from magnetar.admin.store_routes import store_router
-from magnetar.clock import Clock, SystemClock
+from magnetar.clock import Clock, SystemClock, back_off_s
 from magnetar.errors import InvalidRequest, MagnetarError, StoreUnavailable
 from magnetar.garbage import GarbageSchedule
 from magnetar.metadata.embedded import EmbeddedStore
@@ -45,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 RESTART_BASE_S = 0.2
 RESTART_MAX_S = 5.0
-RESTART_DOUBLINGS_MAX = 10
-"""More would exceed every longest pause anyway, and after 1024 of them a float."""
 STORE_WAIT_MAX_S = 1.0
 """While the store is away nothing of ours is broken, and each try waits for a connection anyway."""
 EMBEDDED = "embedded"
@@ -151,7 +149,7 @@ class BrokerProcess:
 
     def back_off_s(self, failures: int, longest_s: float) -> float:
         """How long to wait before the next life, after so many that ended in a row."""
-        return min(longest_s, RESTART_BASE_S * 2.0 ** min(failures, RESTART_DOUBLINGS_MAX)) * self._clock.uniform(0.5, 1.0)
+        return back_off_s(self._clock, failures, RESTART_BASE_S, longest_s)
 
     async def _serve(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
         """One incarnation after another."""

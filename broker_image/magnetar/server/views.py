@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from magnetar.clock import Clock
+from magnetar.clock import Clock, back_off_s
 from magnetar.errors import Compacted, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
@@ -141,7 +141,7 @@ class StoreView(Generic[R]):
             except StoreError as error:
                 failures += 1
                 log.warning("view.interrupted", prefix=self._prefix, revision=self._revision, error=str(error))
-                await asyncio.sleep(self._clock.uniform(0.5, 1.0) * min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(failures, 10)))
+                await asyncio.sleep(back_off_s(self._clock, failures, RETRY_BASE_S, RETRY_MAX_S))
 
     async def _reload(self) -> None:
         try:

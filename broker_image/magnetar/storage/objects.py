@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from magnetar.clock import Clock
+from magnetar.clock import Clock, back_off_s
 from magnetar.errors import StorageError
 from magnetar.storage.volume import Buffer
 
@@ -181,5 +181,5 @@ class RetryingObjects:
                 return await attempt()
             except ObjectUnclear as error:
                 last = error
-            await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2**number) * self._clock.uniform(0.5, 1.0))
+            await asyncio.sleep(back_off_s(self._clock, number, BACKOFF_BASE_S, BACKOFF_MAX_S))
         raise StorageError(f"{what} failed {ATTEMPTS_MAX} times, last: {last}; see to the object store") from last

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from magnetar.clock import Clock
+from magnetar.clock import Clock, back_off_s
 from magnetar.errors import MagnetarError, StorageError, StoreError, SubscriptionNotFound, TopicNotFound
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.participants import Participants
@@ -43,7 +43,6 @@ log = structlog.get_logger(__name__)
 
 DRIVEN_AT_ONCE_MAX = 1000
 RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
-RETRY_DOUBLINGS_MAX = 10
 TICK_LEAST_S = 0.05
 """What becomes due within it is done together."""
 STORE_RETRY_S = 1.0
@@ -209,8 +208,7 @@ class Transactions:
                         failures=failures,
                         error=str(error),
                     )
-            longest_s = min(RETRY_LAST_S, RETRY_BASE_S * 2.0 ** min(failures, RETRY_DOUBLINGS_MAX))
-            await asyncio.sleep(longest_s * self._clock.uniform(0.5, 1.0))
+            await asyncio.sleep(back_off_s(self._clock, failures, RETRY_BASE_S, RETRY_LAST_S))
         self._perform(self._core.handle(ParticipantEnded(txn.least, name, self._now_ms())))
 
     async def _tell(self, txn: TxnId, action: Action, name: Participant) -> None:
