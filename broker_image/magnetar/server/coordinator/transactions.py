@@ -84,7 +84,7 @@ class Transactions:
 
     def begin(self) -> None:
         """Carry on with what the lives before have decided; follow time and the claim."""
-        self._perform(self._core.recovered(self._now_ms()))
+        self._perform(self._core.recovered(self.now_ms()))
         self._spawn(self._watch_claim(), "claim")
         self._spawn(self._tidy(), "tidy")
 
@@ -97,10 +97,6 @@ class Transactions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def now_ms(self) -> int:
-        """The time that the core goes by."""
-        return self._now_ms()
 
     @property
     def live(self) -> int:
@@ -117,7 +113,7 @@ class Transactions:
     async def new(self, timeout_ms: int, principal: str) -> TxnId:
         """A new transaction, durable. Raises LimitExceeded, InvalidRequest."""
         request = _request()
-        self._perform(self._core.handle(NewRequested(request, timeout_ms, principal, self._now_ms())))
+        self._perform(self._core.handle(NewRequested(request, timeout_ms, principal, self.now_ms())))
         return TxnId(self._core.tcid, await request)
 
     async def join(self, least: int, participants: tuple[Participant, ...], caller: Caller) -> None:
@@ -129,7 +125,7 @@ class Transactions:
     async def end(self, least: int, action: Action, caller: Caller) -> None:
         """Decide, durably, and wait a little for the participants. Raises TransactionNotFound, InvalidTxnStatus, NotAllowed."""
         request = _request()
-        self._perform(self._core.handle(EndRequested(request, least, action, caller, self._now_ms())))
+        self._perform(self._core.handle(EndRequested(request, least, action, caller, self.now_ms())))
         await request
 
     # --- effects ---------------------------------------------------------------------------------------------------------------
@@ -209,7 +205,7 @@ class Transactions:
                         error=str(error),
                     )
             await asyncio.sleep(back_off_s(self._clock, failures, RETRY_BASE_S, RETRY_LAST_S))
-        self._perform(self._core.handle(ParticipantEnded(txn.least, name, self._now_ms())))
+        self._perform(self._core.handle(ParticipantEnded(txn.least, name, self.now_ms())))
 
     async def _tell(self, txn: TxnId, action: Action, name: Participant) -> None:
         low_watermark = self._core.low_watermark
@@ -220,8 +216,8 @@ class Transactions:
 
     # --- time ------------------------------------------------------------------------------------------------------------------
 
-    def _now_ms(self) -> int:
-        """The wall's time when this life began, and what has passed since: it never goes back."""
+    def now_ms(self) -> int:
+        """The time that the core goes by: the wall's when this life began, and what has passed since; it never goes back."""
         return self._wall_ms + int((self._clock.monotonic() - self._began) * 1000)
 
     def _set_timer(self) -> None:
@@ -231,13 +227,13 @@ class Transactions:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due_ms = due_ms
-        delay_s = max(TICK_LEAST_S, (due_ms - self._now_ms()) / 1000)
+        delay_s = max(TICK_LEAST_S, (due_ms - self.now_ms()) / 1000)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         if not self._stopped:
-            self._perform(self._core.handle(Ticked(self._now_ms())))
+            self._perform(self._core.handle(Ticked(self.now_ms())))
 
     # --- the log ---------------------------------------------------------------------------------------------------------------
 
@@ -245,7 +241,7 @@ class Transactions:
         """A life that has nothing to write learns that it was fenced."""
         while True:
             oldest_ms = self._core.oldest_opened_ms
-            self._metrics.oldest_transaction_s.set(max(0, self._now_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0)
+            self._metrics.oldest_transaction_s.set(max(0, self.now_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0)
             await asyncio.sleep(self._settings.claim_check_s)
             await self._log.check_claim()
 
