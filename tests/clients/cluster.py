@@ -25,6 +25,7 @@ from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.records import CordonRecord
+from magnetar.names import BundleName, TopicName
 from tests.contract.metadata.etcd_server import EtcdServer
 
 LEASE_S = 3.0
@@ -34,7 +35,7 @@ HTTP_TIMEOUT_S = 5.0
 HEALTHY_TIMEOUT_S = 30.0
 POLL_S = 0.05
 DUMP_LINES = 60
-SEEN_S = 2.0
+SEEN_S = 20.0
 """A change is seen by every broker's watch long before."""
 SETTINGS = {
     "MAGNETAR_LEASE_TTL_S": str(LEASE_S),
@@ -187,6 +188,12 @@ class Cluster:
         assert status == 200, (status, body)
         return next(name for name, broker in self.brokers.items() if broker.service_url == body["nativeUrl"])
 
+    def record(self, topic: str) -> dict[str, Any]:
+        """What `entry` knows of the topic's bundle: state, owner, epoch."""
+        status = self.status(self.entry)
+        assert status is not None, f"{self.entry} does not answer"
+        return next(row for row in status["bundles"] if BundleName.parse(row["bundle"]).contains(TopicName.parse(topic)))
+
     def owned_by(self, name: str) -> list[str]:
         """Bundles that `entry` sees in the hands of any incarnation of `name`."""
         status = self.status(self.entry)
@@ -216,13 +223,21 @@ class Cluster:
     # --- acts ------------------------------------------------------------------------------------------------------------------
 
     def unload(self, topic: str, destination: str = "") -> str:
-        """Move a topic's bundle away from its owner by REST; the new owner, once the other brokers know it."""
-        before = self.owner(topic)
+        """Move a topic's bundle away from its owner by REST; the owner once the other brokers know of its new term.
+
+        By then the leader, who evens out bundles, may have moved it again: back, even.
+        """
+        before, term = self.owner(topic), self.record(topic)["epoch"]
         query = f"?destinationBroker={destination}" if destination else ""
         url = f"{self.brokers[before].http_url}/admin/v2/persistent/public/default/{quote(topic)}/unload{query}"
         status, body = request("PUT", url, timeout_s=30)
         assert status == 204, (status, body)
-        wait_for(f"{topic} has left {before}", lambda: self.owner(topic) != before, SEEN_S)
+
+        def seen() -> bool:
+            record = self.record(topic)
+            return record["epoch"] > term and record["state"] == "Owned"
+
+        wait_for(f"{self.entry} knows that {topic} has left {before}", seen, SEEN_S)
         return self.owner(topic)
 
     def cordon(self, name: str, drain: bool) -> None:
