@@ -14,6 +14,7 @@ from magnetar.metadata.records import INTERNAL_LISTENER, BundleState
 from magnetar.names import TopicName
 from magnetar.server.administration.brokers import BrokerAdministration
 from magnetar.server.administration.explain import ExplainAdministration
+from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.lookups import addresses_of
 
 
@@ -29,8 +30,9 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
         return True
 
     def metrics(self) -> bytes:
-        broker = self._process.broker
-        return broker.metrics.exposition() if broker is not None else b""
+        broker, coordinator = self._process.broker, self._process.coordinator
+        own = broker.metrics.exposition() if broker is not None else b""
+        return own + coordinator.metrics.exposition() if coordinator is not None else own
 
     def version(self) -> str:
         return __version__
@@ -95,7 +97,8 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
         ownership, service = self._broker.ownership, self._broker.service
         if (coordinator := await service.coordinators.holder_of(topic)) is not None:
             return _found(coordinator.service_url, coordinator.http_url, coordinator.service_url_tls, coordinator.http_url_tls)
-        if not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
+        own = service.coordinators.here and topic.base == ASSIGN  # no such topic is ever created
+        if not own and not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
             await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
         owner = await ownership.owner_of(topic)
         url, url_tls = addresses_of(owner, listener or INTERNAL_LISTENER)

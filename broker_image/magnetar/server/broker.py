@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,6 +67,8 @@ class Lease(Protocol):
 
 
 LeaseFactory = Callable[[Callable[[str], None]], Lease]
+Beside = Callable[["Broker"], Awaitable[None]]
+"""Begins what is served over a broker's connections beside it, before they are let in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,10 @@ class BrokerIdentity:
 class Broker:
     """Serves until it is stopped or fails."""
 
-    def __init__(self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings) -> None:
-        self._ports, self._identity, self._settings = ports, identity, settings
+    def __init__(
+        self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings, beside: Beside | None = None
+    ) -> None:
+        self._ports, self._identity, self._settings, self._beside = ports, identity, settings, beside
         self.metrics = BrokerMetrics()
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -168,6 +172,8 @@ class Broker:
         if identity.listeners.reread is not None:
             self._spawn(self._follow_listeners(), "listeners")
         self.views.incarnations.listen(self._registrations_changed)
+        if self._beside is not None:
+            await self._beside(self)
         self._ready = True
         self._connections.open_gate()
         self._look_at_cordon()

@@ -30,6 +30,7 @@ from magnetar.network import AsyncioNetwork
 from magnetar.server.access import CLOSED, INTERNAL, AccessOptions
 from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
+from magnetar.server.coordinator.discovery import withdraw
 from magnetar.server.http import HttpListener
 from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
@@ -39,6 +40,7 @@ from magnetar.storage.opening import is_directory, open_volume
 
 if TYPE_CHECKING:
     from magnetar.admin.rights import Gate
+    from magnetar.server.coordinator.standalone import StandaloneCoordinator
     from magnetar.server.security.authentication import Authenticator
 
 log = structlog.get_logger(__name__)
@@ -82,6 +84,7 @@ class BrokerProcess:
         self._clock: Clock = SystemClock()
         self._collecting: asyncio.Task[None] | None = None
         self.broker: Broker | None = None
+        self.coordinator: StandaloneCoordinator | None = None
         self.security: Authenticator | None = None
 
     @property
@@ -115,12 +118,24 @@ class BrokerProcess:
             http = HttpListener(application, options.bind_host, options.http_port)
             ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
             try:
-                await self._serve(ports, await self._identity(http, tls))
+                identity = await self._identity(http, tls)
+                if options.store == EMBEDDED:
+                    await self._prepare_coordinator(ports, identity)
+                await self._serve(ports, identity)
             finally:
                 if self._collecting is not None:
                     self._collecting.cancel()
                 await http.close()
                 await volume.close()
+
+    async def _prepare_coordinator(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
+        """Have the transaction coordinator of a server that is alone, if transactions are switched on. Raises StoreError."""
+        if not self._options.settings.transactions_enabled:
+            await withdraw(ports.store)
+            return
+        from magnetar.server.coordinator.standalone import StandaloneCoordinator
+
+        self.coordinator = StandaloneCoordinator(ports, identity, self._options.settings)
 
     def _take_signals(self) -> None:
         """SIGTERM and SIGINT begin the planned end."""
@@ -155,8 +170,9 @@ class BrokerProcess:
         """One incarnation after another."""
         failures = 0
         started_once = store_was_away = False
+        coordinator = self.coordinator
         while not self._stopping.is_set():
-            broker = Broker(ports, identity, self._options.settings)
+            broker = Broker(ports, identity, self._options.settings, coordinator.begin if coordinator is not None else None)
             self.broker = broker
             try:
                 await broker.start(store_was_away)
@@ -175,16 +191,24 @@ class BrokerProcess:
                 store_was_away = True
             except (MagnetarError, OSError) as error:
                 if not started_once:
-                    await broker.close()
+                    await self._close(broker)
                     raise
                 log.error("broker.start_failed", error=str(error))
             if self._stopping.is_set():
+                if coordinator is not None:
+                    await coordinator.stop()
                 await broker.stop()
                 return
-            await broker.close()
+            await self._close(broker)
             failures += 1
             longest_s = STORE_WAIT_MAX_S if store_was_away else RESTART_MAX_S
             await asyncio.sleep(self.back_off_s(failures, longest_s))
+
+    async def _close(self, broker: Broker) -> None:
+        """Release everything of an incarnation that has ended, or did not start."""
+        if self.coordinator is not None:
+            await self.coordinator.close()
+        await broker.close()
 
     def _messages(self) -> int:
         """Messages in and out of the current incarnation."""

@@ -21,17 +21,17 @@ Type = api.BaseCommand.Type
 Refuse = Callable[[Any, WireCode, str], bytes]
 NOT_ENABLED = "Transactions are not enabled."
 """Apache Pulsar's own words: clients look for them."""
-TRANSACTION_KINDS = frozenset(
+COORDINATOR_KINDS = frozenset(
     {
         Type.NEW_TXN,
         Type.ADD_PARTITION_TO_TXN,
         Type.ADD_SUBSCRIPTION_TO_TXN,
         Type.END_TXN,
-        Type.END_TXN_ON_PARTITION,
-        Type.END_TXN_ON_SUBSCRIPTION,
         Type.TC_CLIENT_CONNECT_REQUEST,
     }
 )
+"""What clients ask a transaction coordinator."""
+TRANSACTION_KINDS = COORDINATOR_KINDS | {Type.END_TXN_ON_PARTITION, Type.END_TXN_ON_SUBSCRIPTION}
 
 
 def _txn(request: Any) -> TxnId:

@@ -27,7 +27,7 @@ from magnetar.server.lookups import Lookups
 from magnetar.server.ownership import Ownership
 from magnetar.server.partitioning import Partitioning
 from magnetar.server.producing import Producing
-from magnetar.server.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
+from magnetar.server.refusals import COORDINATOR_KINDS, NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.server.statistics import statistics
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.views import ClusterViews
@@ -35,6 +35,7 @@ from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
+    from magnetar.server.coordinator.service import CoordinatorService
     from magnetar.server.security.guard import Guard
 
 log = structlog.get_logger(__name__)
@@ -52,6 +53,8 @@ class BrokerService:
         self._disk_timer: asyncio.TimerHandle | None = None
         self.guard: Guard | None = None
         """None: everybody may do everything."""
+        self.coordinator: CoordinatorService | None = None
+        """The transaction coordinator of a standalone server, which knows itself who may ask it what; elsewhere they are processes of their own."""
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
@@ -82,6 +85,8 @@ class BrokerService:
             redeliver(connection, command.redeliver_unacknowledged_messages)
         elif kind == Type.CONSUMER_STATS:
             statistics(connection, command.consumer_stats)
+        elif self.coordinator is not None and kind in COORDINATOR_KINDS:
+            self.coordinator.handle(connection, command)
         elif kind in self._handlers:
             body = getattr(command, commands.FIELD_OF_TYPE[kind])
             connection.spawn(self._answer(self._handlers[kind], connection, kind, body))
@@ -121,7 +126,8 @@ class BrokerService:
 
     def disk_is_behind(self) -> bool:
         """Whether so much waits for a flush that publishers must be held up."""
-        return self._context.log.pending_bytes > self._context.settings.log_pending_bytes_max
+        pending_max = self._context.settings.log_pending_bytes_max
+        return self._context.log.pending_bytes > pending_max or self._coordinator_is_behind()
 
     def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
         """Call `resume` once less than half of the limit waits."""
@@ -131,12 +137,16 @@ class BrokerService:
 
     def _look_at_disk(self) -> None:
         self._disk_timer = None
-        if self._context.log.pending_bytes > self._context.settings.log_pending_bytes_max // 2:
+        pending_max = self._context.settings.log_pending_bytes_max // 2
+        if self._context.log.pending_bytes > pending_max or self._coordinator_is_behind():
             self._disk_timer = asyncio.get_running_loop().call_later(0.001, self._look_at_disk)
             return
         waiting, self._waiting_for_disk = self._waiting_for_disk, []
         for resume in waiting:
             resume()
+
+    def _coordinator_is_behind(self) -> bool:
+        return self.coordinator is not None and self.coordinator.disk_is_behind()
 
     # --- topics ----------------------------------------------------------------------------------------------------------------
 
@@ -174,6 +184,10 @@ class BrokerService:
     async def partitions_for_client(self, topic: TopicName, may_create: bool) -> int:
         """As `partitions`, after auto-creation if the namespace has it make partitions. Raises TopicNotFound if it may not be created."""
         return await self._lookups.partitions(topic, may_create)
+
+    def begin_coordinator(self, coordinator: CoordinatorService) -> None:
+        """Have this process's own transaction coordinator answer what is for one, and lead clients here."""
+        self.coordinator, self.coordinators.here = coordinator, True
 
     @property
     def coordinators(self) -> CoordinatorDiscovery:

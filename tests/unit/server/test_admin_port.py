@@ -26,6 +26,7 @@ class Process:
     """A process as the port sees it: which incarnation runs now, and on what directory."""
 
     store_name = "memory"
+    coordinator = None
 
     def __init__(self, directory: Path, broker: Broker | None) -> None:
         self.volume_location, self.broker = str(directory), broker

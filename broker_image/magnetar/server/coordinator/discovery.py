@@ -6,6 +6,7 @@ Invariants: without a registered set of coordinators the topic is one like any o
 number of coordinators never names one that has not been ready; while a coordinator restarts look-ups of it wait; whoever waits when the set is
 withdrawn (its resource was deleted, and nobody holds a number) is told at once that there are none.
 Nothing is watched or kept: only the clients of transactions ask, once each.
+In a standalone server the only broker is where coordinator 0 is, on every listener: look-ups are answered as those of any topic.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from magnetar.clock import Clock
 from magnetar.errors import Compacted, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.names import TopicName
 from magnetar.server.settings import BrokerSettings
 
@@ -31,17 +32,21 @@ class CoordinatorDiscovery:
 
     def __init__(self, store: MetadataStore, clock: Clock, settings: BrokerSettings) -> None:
         self._store, self._clock, self._settings = store, clock, settings
+        self.here = False
+        """Whether this process has coordinator 0, and there is no other."""
 
     async def announced(self, topic: TopicName) -> int:
         """Number of coordinators if `topic` is the one that stands for them and there are any, else 0. Raises StoreError."""
         if topic != ASSIGN:
             return 0
+        if self.here:
+            return 1
         item = await self._store.get(keys.COORDINATOR_SET)
         return CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
 
     async def holder_of(self, topic: TopicName) -> CoordinatorClaimRecord | None:
         """Who serves the coordinator that `topic` stands for; None if it stands for none. Raises ServiceNotReady, StoreError."""
-        if topic.partition < 0 or topic.base != ASSIGN:
+        if topic.partition < 0 or topic.base != ASSIGN or self.here:
             return None
         return await self._holder(topic.partition)
 
@@ -77,3 +82,9 @@ class CoordinatorDiscovery:
         except Compacted:
             return True
         return False
+
+
+async def withdraw(store: MetadataStore) -> None:
+    """A server that has no coordinator leads nobody to the one that it had. Raises StoreError."""
+    if await store.get(keys.COORDINATOR_SET) is not None:
+        await store.transact([], [Delete(keys.COORDINATOR_SET)])

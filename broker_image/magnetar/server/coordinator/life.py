@@ -1,6 +1,7 @@
 """One life of a transaction coordinator.
 
-Owns: from joining the cluster to giving the number back: lease, listener, claim, log, following the set. Imports: server siblings, ports, client.
+Owns: from joining the cluster to giving the number back: lease, listener (or none: `standalone`), claim, log, following the set. Imports: server
+siblings, ports, client.
 Invariants: nothing is answered before the number is held, its log recovered, and both settled, nor after the lease may have ended or another life
 holds it; without `transactions_enabled` no log is written, and what an earlier life has left in one stays named in the number's record;
 `fail` ends this life at once and for good (the process then begins another one); a planned end gives the number back before the lease ends.
@@ -47,14 +48,25 @@ RETIRING_REPORT_S = 1.0
 class Coordinator:
     """Holds one number until it is stopped or fails."""
 
-    def __init__(self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings, metrics: CoordinatorMetrics) -> None:
-        """Raises InvalidRequest for a name without a number."""
+    def __init__(
+        self,
+        ports: BrokerPorts,
+        identity: BrokerIdentity,
+        settings: BrokerSettings,
+        metrics: CoordinatorMetrics,
+        served_at: tuple[str, str] | None = None,
+    ) -> None:
+        """`served_at`: addresses, plain and by TLS, of a broker in this process whose connections bring commands (None: we listen ourselves).
+
+        Raises InvalidRequest for a name without a number.
+        """
         self._ports, self._names, self._settings, self._metrics = ports, identity, settings, metrics
         self.tcid = tcid_of(identity.name)
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._served_at = served_at
         self._connections = ConnectionTable.open_to(settings, ports.security)
-        self._service = CoordinatorService(self.tcid, metrics, ports.security)
+        self.service = CoordinatorService(self.tcid, metrics, ports.security)
         self._claim: CoordinatorClaim | None = None
         self._log: TransactionLog | None = None
         self._participants: WireParticipants | None = None
@@ -96,8 +108,8 @@ class Coordinator:
         self._metrics.claims.inc()
         self._metrics.held.set(1)
         self._metrics.epoch.set(claim.epoch)
-        if self._service.transactions is not None:
-            self._service.transactions.begin()
+        if self.service.transactions is not None:
+            self.service.transactions.begin()
             self._spawn(self._report(claim), "retirement")
         self._connections.open_gate()
         self._spawn(self._follow(claim), "coordinator set")
@@ -106,7 +118,9 @@ class Coordinator:
         )
 
     async def _listen(self) -> tuple[str, str]:
-        """Open the ports; their addresses, plain and by TLS ("" = there is none). Raises OSError."""
+        """Open the ports, if they are ours; their addresses, plain and by TLS ("" = there is none). Raises OSError."""
+        if self._served_at is not None:
+            return self._served_at
         ports, names, plain, secure = self._ports, self._names, "", ""
         if names.opens_plain:
             self._doors.append(await ports.network.listen(names.bind_host, names.port, self._accept))
@@ -130,7 +144,7 @@ class Coordinator:
         timeout_s = settings.transaction_participant_timeout_s
         self._participants = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
         self._others = OtherCoordinators(store, ports.network, credentials, timeout_s, ports.tls)
-        self._service.begin(
+        self.service.begin(
             Transactions(core, self._log, self._participants, ports.clock, settings, self._metrics, self.fail),
             claim,
             RetiredNumbers(store, ports.volume, ports.clock, limits_of(settings)),
@@ -139,8 +153,8 @@ class Coordinator:
 
     def _open_transactions(self) -> int:
         """Those that have not ended; while transactions are switched off, those that an earlier life has left."""
-        if self._service.transactions is not None:
-            return self._service.transactions.live
+        if self.service.transactions is not None:
+            return self.service.transactions.live
         record = self._claim.record if self._claim is not None else None
         return record.open_transactions if record is not None and record.chain else 0
 
@@ -214,8 +228,8 @@ class Coordinator:
 
     async def _end_log(self) -> None:
         """Drive nothing more, and seal the log."""
-        if self._service.transactions is not None:
-            await self._service.transactions.stop()
+        if self.service.transactions is not None:
+            await self.service.transactions.stop()
         if self._participants is not None:
             await self._participants.close()
         if self._others is not None:
@@ -278,4 +292,4 @@ class Coordinator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self, listener: str | None = None) -> Connection:
-        return Connection(self._connections, lambda: self._service, listener)
+        return Connection(self._connections, lambda: self.service, listener)
