@@ -21,6 +21,8 @@ FULL_RANGE_END = 0xFFFFFFFF
 DEFAULT_BUNDLES = 4
 BUNDLES_MAX = 4096
 NAME_LENGTH_MAX = 1024
+SIDECAR = "/_txnlog"
+"""What the log calls a topic's transaction sidecar: the topic's name and this. No client may use such a name."""
 
 _PART = re.compile(r"^[-=:.\w]+$")
 _PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,8})$")
@@ -86,8 +88,8 @@ class TopicName:
 
     @property
     def hash(self) -> int:
-        """Position on the namespace's ring: CRC-32 of the full name, 0..0xffffffff."""
-        return zlib.crc32(str(self).encode())
+        """Position on the namespace's ring: CRC-32 of the full name, 0..0xffffffff; that of its topic for a sidecar."""
+        return zlib.crc32(str(self).removesuffix(SIDECAR).encode())
 
     @staticmethod
     def parse(text: str) -> TopicName:
@@ -97,7 +99,7 @@ class TopicName:
 
 @lru_cache(maxsize=16384)
 def _parse_topic(text: str) -> TopicName:
-    if len(text) > NAME_LENGTH_MAX:
+    if len(text.removesuffix(SIDECAR)) > NAME_LENGTH_MAX:
         raise InvalidTopicName(f"topic name has {len(text)} characters; the limit is {NAME_LENGTH_MAX}")
     domain, separator, rest = text.partition("://")
     if not separator:
@@ -177,6 +179,16 @@ def bundle_of(namespace: NamespaceName, boundaries: Sequence[int], position: int
 def bundles_of(namespace: NamespaceName, boundaries: Sequence[int]) -> list[BundleName]:
     """All bundles of a namespace in hash order."""
     return [BundleName(namespace, low, high) for low, high in itertools.pairwise(boundaries)]
+
+
+def sidecar_of(topic: str) -> str:
+    """What the log calls the transaction sidecar of a topic."""
+    return topic + SIDECAR
+
+
+def topic_of_sidecar(name: str) -> str | None:
+    """The topic whose transaction sidecar the log calls `name`; None if it is the name of a topic."""
+    return name.removesuffix(SIDECAR) if name.endswith(SIDECAR) else None
 
 
 def partition_of(topic: str) -> int:

@@ -16,7 +16,7 @@ import structlog
 
 from magnetar.errors import NotAllowed, ServiceNotReady
 from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition
-from magnetar.names import BundleName, TopicName
+from magnetar.names import SIDECAR, BundleName, TopicName, topic_of_sidecar
 from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import EffectivePolicies
@@ -24,6 +24,7 @@ from magnetar.server.entry_index import EntryIndex, TailCache
 from magnetar.server.listeners import Successor
 from magnetar.server.non_persistent import NonPersistentTopics
 from magnetar.server.parked import ParkedWork
+from magnetar.server.participant.topic_transactions import TopicTransactions
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.topic_registry import TopicRegistry
@@ -47,6 +48,13 @@ class RecoveredTopic:
 
     core: Topic
     index: EntryIndex
+    transactions: TopicTransactions | None = None
+
+    def used(self, epoch: int) -> TopicTransactions:
+        """Its transactions, from now on if there were none, to be served in the term `epoch`."""
+        if self.transactions is None:
+            self.transactions = TopicTransactions(self.core, epoch)
+        return self.transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,8 @@ class OwnedBundle:
         self._dirty: dict[SubscriptionHost, None] = {}
         self._dirty_timer: asyncio.TimerHandle | None = None
         self.topics: dict[str, TopicHost] = {
-            topic: TopicHost(self, TopicName.parse(topic), found.core, found.index) for topic, found in recovered.topics.items()
+            topic: TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
+            for topic, found in recovered.topics.items()
         }
 
     # --- topics ----------------------------------------------------------------------------------------------------------------
@@ -125,6 +134,8 @@ class OwnedBundle:
         created_ms = self.context.clock.wall_ms()
         core = Topic(str(name), self.epoch, created_ms=created_ms)
         properties = {"created_ms": str(created_ms)}
+        if topic_of_sidecar(str(name)) is not None:
+            raise NotAllowed(f"topic {name}: names that end in {SIDECAR} are the broker's own; choose another")
         used = self._used_ids.get(str(name), self._used_floor)
         if used:
             properties[TRIMMED] = position_text(Position(core.current_ledger, used - 1))
@@ -134,6 +145,7 @@ class OwnedBundle:
         self.context.log.append(encoded.buffers, encoded.size, 1, None)
         await self.context.log.barrier()
         host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
+        host.sidecar_begin = used
         if not self.serving:
             core.freeze()  # it is in the log, so whoever goes on with this bundle has it
             raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
@@ -170,10 +182,11 @@ class OwnedBundle:
         log.info("topic.deleted", topic=str(host.name))
 
     def _remember(self, host: TopicHost) -> None:
-        """Ids of the current ledger are given once: keep how far a deleted topic has come in it."""
-        if not host.core.next_entry:
+        """Ids of the current ledgers are given once: keep how far a deleted topic and its sidecar have come in theirs."""
+        used = max(host.core.next_entry, host.sidecar_next)
+        if not used:
             return
-        self._used_ids[str(host.name)] = max(self._used_floor, host.core.next_entry)
+        self._used_ids[str(host.name)] = max(self._used_floor, used)
         if len(self._used_ids) > DELETED_NAMES_MAX:
             self._used_floor = max(self._used_ids.values())
             self._used_ids.clear()
@@ -284,7 +297,7 @@ class OwnedBundle:
             epoch=self.epoch,
             incarnation=self.context.incarnation,
             position=position,
-            topics={name: host.core.to_state() for name, host in self.topics.items()},
+            topics={name: host.to_state() for name, host in self.topics.items()},
         )
         written = await write_checkpoint(self.context.volume, checkpoint, self._checkpoints)
         return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position)

@@ -14,6 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+ELSEWHERE = ""
+"""The incarnation of a run of which only the catalog knows where it lies."""
+
 
 class Run:
     """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's first byte."""
@@ -54,6 +57,11 @@ class Run:
         return [view[start:end] for start, end in pairwise(ends)]
 
 
+def run_elsewhere(first: int, count: int) -> Run:
+    """Entries that lie in some sealed file: the bundle's catalog finds them."""
+    return Run(first, ELSEWHERE, 0, 0, [0] * count, [1] * count)
+
+
 class EntryIndex:
     """Runs of one topic from `first` on."""
 
@@ -88,6 +96,12 @@ class EntryIndex:
         del self._runs[:count]
         del self._firsts[:count]
         return count
+
+    def lose_file(self, incarnation: str, file: int) -> None:
+        """A log file is gone: what lay in it lies elsewhere by now."""
+        for run in self._runs:
+            if (run.incarnation, run.file) == (incarnation, file):
+                run.incarnation = ELSEWHERE
 
     def run_of(self, ordinal: int) -> int | None:
         """Index in `runs` of the run that holds `ordinal`, or None."""

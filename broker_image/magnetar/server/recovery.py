@@ -14,12 +14,13 @@ import structlog
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition, LogRange
-from magnetar.names import BundleName, TopicName
+from magnetar.names import BundleName, TopicName, topic_of_sidecar
 from magnetar.server.bundle import RecoveredBundle, RecoveredTopic
 from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.log_scans import LogScans, Take
+from magnetar.server.participant.topic_transactions import TopicTransactions
 from magnetar.storage.checkpoint import TopicValues, read_checkpoint
 from magnetar.storage.log_format import (
     CursorOperation,
@@ -113,19 +114,13 @@ async def _finish(record: BundleRecord, epoch: int, scans: LogScans, preloaded: 
     return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False)
 
 
-def _topic_state(name: str, values: TopicValues) -> TopicState:
-    """A topic of a checkpoint in the terms of the topic cores. Raises CorruptData if it was used with transactions."""
-    if values.transactions is not None:
-        raise _has_transactions(name)
+def _topic_state(values: TopicValues) -> TopicState:
+    """A topic of a checkpoint in the terms of the topic cores."""
     cursors = {
         name: CursorState(cursor.mark_delete, cursor.ranges, cursor.partial, cursor.properties)
         for name, cursor in values.cursors.items()
     }
     return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences, values.sizes, values.marks)
-
-
-def _has_transactions(topic: str) -> CorruptData:
-    return CorruptData(f"topic {topic} was used with transactions, which this broker does not serve: start a newer one")
 
 
 class BundleReplay:
@@ -147,13 +142,18 @@ class BundleReplay:
             )
         for name, state in checkpoint.topics.items():
             if self.contains(name):  # else of a sibling: it was written before the bundle was split off
-                self.topics[name] = RecoveredTopic(Topic.from_state(name, self._epoch, _topic_state(name, state)), EntryIndex())
+                core = Topic.from_state(name, self._epoch, _topic_state(state))
+                used = state.transactions
+                transactions = TopicTransactions(core, self._epoch, state=used) if used is not None else None
+                self.topics[name] = RecoveredTopic(core, EntryIndex(), transactions)
 
     def begin(self, epoch: int) -> None:
         """The term these topics are served in is known now."""
         self._epoch = epoch
         for found in self.topics.values():
             found.core.begin_term(epoch)
+            if found.transactions is not None:
+                found.transactions.begin_term(epoch)
 
     async def replay(self, scans: LogScans, term: int, span: LogRange) -> None:
         """Apply every valid record of epoch `term` in `span`."""
@@ -186,15 +186,18 @@ class BundleReplay:
     def _apply(
         self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord | TransactionRecord
     ) -> None:
-        if isinstance(record, TransactionRecord):
-            raise _has_transactions(record.topic)
         if isinstance(record, TopicRecord):
             self._apply_topic(record)
             return
-        found = self.topics.get(record.topic)
+        sidecar_of = topic_of_sidecar(record.topic)
+        found = self.topics.get(sidecar_of or record.topic)
         if found is None:
             return  # a record of a topic that has been deleted since, and not created again yet
-        if isinstance(record, EntriesRecord):
+        if isinstance(record, TransactionRecord):
+            found.used(self._epoch).apply(found.index, record)
+        elif isinstance(record, EntriesRecord) and sidecar_of is not None:
+            found.used(self._epoch).apply_entries(incarnation, place, record)
+        elif isinstance(record, EntriesRecord):
             new = found.core.apply_entries(record.ledger, record.first_entry, record.count)
             if new:
                 found.core.ages.total += sum(record.lengths[-new:])
@@ -208,6 +211,8 @@ class BundleReplay:
                 )
         elif record.operation is CursorOperation.DELETE:
             found.core.apply_subscription_removed(record.subscription)
+            if found.transactions is not None:
+                found.transactions.pending.pop(record.subscription, None)
         else:
             found.core.apply_cursor(
                 record.subscription,
@@ -228,6 +233,8 @@ class BundleReplay:
             updated = self.topics.get(record.topic)
             if updated is not None:  # else of a topic that has been deleted since
                 updated.core.apply_update(record.properties)
+                if updated.transactions is not None:
+                    updated.transactions.trimmed()
             return
         created_ms = int(record.properties.get("created_ms", "0"))
         found = self.topics.get(record.topic)

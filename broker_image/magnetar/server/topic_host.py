@@ -9,6 +9,7 @@ first; entries read from storage are verified against the checksum the client se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ from magnetar.server.catalog import CompactedRead
 from magnetar.server.context import BrokerContext
 from magnetar.server.effective_policies import PROPERTY
 from magnetar.server.entry_checks import PieceOfRun, checked_entries
-from magnetar.server.entry_index import EntryIndex, Run
+from magnetar.server.entry_index import ELSEWHERE, EntryIndex, Run
 from magnetar.server.log_span import LogSpan, bytes_ahead
+from magnetar.server.participant.topic_transactions import TopicTransactions
 from magnetar.server.publishing import PublishBlock, Publishing, Recorded, highest_of
 from magnetar.server.rates import RateMeter
 from magnetar.server.sessions import ProducerSession
@@ -30,6 +32,7 @@ from magnetar.storage.names import log_file
 from magnetar.storage.places import RecordPlace
 from magnetar.topics.dispatch import DispatchLimits, ReadRequest
 from magnetar.topics.ledgers import Position
+from magnetar.topics.state import TopicState
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
 
@@ -78,8 +81,17 @@ class _PublishedRun:
 class TopicHost:
     """One topic of a bundle that is served here."""
 
-    def __init__(self, bundle: OwnedBundle, name: TopicName, core: Topic, index: EntryIndex) -> None:
+    def __init__(
+        self,
+        bundle: OwnedBundle,
+        name: TopicName,
+        core: Topic,
+        index: EntryIndex,
+        transactions: TopicTransactions | None = None,
+    ) -> None:
         self.bundle, self.name, self.core, self.index = bundle, name, core, index
+        self.transactions = transactions
+        self.sidecar_begin = 0
         self.context: BrokerContext = bundle.context
         self.partition = name.partition
         self._encoded_name = str(name).encode()
@@ -121,6 +133,8 @@ class TopicHost:
         self.core.apply_update(changes)
         if TRIMMED in changes:
             self.index.drop_before(self.core.ledgers.first)
+            if self.transactions is not None:
+                self.transactions.trimmed()
             for subscription in self.subscriptions.values():
                 subscription.schedule()
         if PROPERTY in changes:
@@ -159,10 +173,31 @@ class TopicHost:
         """Go on in `bundle`, which a split has made of ours, with everybody who is attached."""
         self.bundle, self._epoch = bundle, bundle.epoch
         self.core.go_on_in(bundle.epoch)
+        self.sidecar_begin = 0
+        if self.transactions is not None:
+            self.transactions.begin_term(bundle.epoch)
         for subscription in self.subscriptions.values():
             if subscription.core.dirty:
                 bundle.cursor_dirty(subscription)
             subscription.schedule()
+
+    # --- transactions ----------------------------------------------------------------------------------------------------------
+
+    def used_with_transactions(self) -> TopicTransactions:
+        """Its transactions, from now on if there were none."""
+        if self.transactions is None:
+            self.transactions = TopicTransactions(self.core, self._epoch, next_entry=self.sidecar_begin)
+        return self.transactions
+
+    @property
+    def sidecar_next(self) -> int:
+        """The first entry id of this term that its sidecar has not given."""
+        return self.transactions.buffer.next_entry if self.transactions is not None else self.sidecar_begin
+
+    def to_state(self) -> TopicState:
+        """For a checkpoint: everything that recovery needs as of now."""
+        state = self.core.to_state()
+        return state if self.transactions is None else replace(state, transactions=self.transactions.to_state())
 
     # --- its end ---------------------------------------------------------------------------------------------------------------
 
@@ -309,12 +344,13 @@ class TopicHost:
         """
         at = self.index.run_of(request.first)
         if at is not None:
-            end = self.index.runs[at].end
+            run = self.index.runs[at]
             try:
-                return await self._read_runs(request, at)
+                if run.incarnation != ELSEWHERE:
+                    return await self._read_runs(request, at)
             except FileNotFoundError:
                 # The file was rewritten into segments, or given up with everything in it: the catalog knows.
-                self.index.drop_before(end)
+                self.index.lose_file(run.incarnation, run.file)
         return await self.bundle.catalog.read(self.name, self.core.ledgers, request, self.context.settings.read_batch_bytes_max)
 
     async def _read_runs(self, request: ReadRequest, at: int) -> tuple[list[memoryview], list[int]]:
@@ -325,7 +361,7 @@ class TopicHost:
         # A copy: while we wait another reader may find out that files are gone and forget their runs.
         runs, span = self.index.runs[at : at + request.entries], LogSpan(self.context.volume)
         for number, run in enumerate(runs):
-            if left <= 0 or budget <= 0:
+            if left <= 0 or budget <= 0 or run.incarnation == ELSEWHERE:
                 break
             low = max(0, request.first - run.first)
             try:

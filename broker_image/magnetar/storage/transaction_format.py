@@ -73,7 +73,7 @@ def transaction_payload(epoch: int, topic: str, change: Change, subscription: st
         words = [*change.first, change.count, _signed(change.highest), change.size, *change.send_point, change.append_ms]
     elif isinstance(change, Commit):
         operation, floor = TransactionOperation.COMMIT, change.floor
-        words = [*change.marker, *(number for span in change.spans for number in span)]
+        words = [*change.marker, change.append_ms, *(number for span in change.spans for number in span)]
     elif isinstance(change, Abort):
         operation, floor = TransactionOperation.ABORT, change.floor
     elif isinstance(change, PendingAck):
@@ -117,8 +117,8 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
         return TransactionRecord(epoch, topic, append)
     if operation is TransactionOperation.COMMIT:
         marker = (words[0], words[1])
-        spans = tuple(zip(words[2::3], words[3::3], words[4::3], strict=True))
-        return TransactionRecord(epoch, topic, Commit(txn, floor, marker, spans))
+        spans = tuple(zip(words[3::3], words[4::3], words[5::3], strict=True))
+        return TransactionRecord(epoch, topic, Commit(txn, floor, marker, spans, words[2]))
     if operation is TransactionOperation.ACKNOWLEDGE:
         return TransactionRecord(epoch, topic, PendingAck(txn, *_decode_ack(words)), name)
     if operation is TransactionOperation.COMMIT_ACKS:

@@ -227,7 +227,7 @@ class TransactionBuffer:
             return (ahead.entries if ahead else 0) + (known.entries if known else 0)
         return None
 
-    def commit(self, txn: TxnId, marker: Place, floor: int) -> Commit:
+    def commit(self, txn: TxnId, marker: Place, floor: int, now_ms: int) -> Commit:
         """The partition has given the ids from `marker` on to the transaction's entries (NOWHERE if there are none)."""
         ahead, known = self._ahead.get(txn), self._open.get(txn)
         spans = [*(known.spans if known else ()), *(ahead.spans if ahead else ())]
@@ -238,7 +238,7 @@ class TransactionBuffer:
             else:
                 joined.append((ledger, first, count))
         assert bool(joined) == (marker != NOWHERE), (txn, marker, joined)
-        change = Commit(txn, floor, marker, tuple(joined))
+        change = Commit(txn, floor, marker, tuple(joined), now_ms)
         self._end(change, Outcome.COMMITTED)
         return change
 
@@ -356,7 +356,8 @@ class TransactionBuffer:
 
     def _apply_commit(self, change: Commit, known: _Open | None) -> None:
         entries = known.entries if known is not None else 0
-        if change.count != entries:
+        last = (change.marker[0], change.marker[1] + change.count - 1)
+        if change.count != entries and last >= self._trimmed_to:  # else of an earlier life of the topic, whose state this is not
             raise CorruptData(
                 f"topic {self.topic}: the marker of transaction {change.txn} names {change.count} entries, {entries} are known"
             )
@@ -404,6 +405,16 @@ class TransactionBuffer:
     def open_transactions(self) -> Iterator[OpenTransaction]:
         """Those with durable entries here, the longest open first."""
         return (OpenTransaction(txn, known.since_ms, known.entries, known.size) for txn, known in self._open.items())
+
+    def durable_bytes(self, txn: TxnId) -> int:
+        """Bytes of the durable entries of an open transaction; 0 for any other."""
+        known = self._open.get(txn)
+        return known.size if known is not None else 0
+
+    def durable_spans(self, txn: TxnId) -> tuple[Span, ...]:
+        """Where the durable entries of an open transaction lie; () for any other."""
+        known = self._open.get(txn)
+        return tuple(known.spans) if known is not None else ()
 
     def is_open(self, txn: TxnId) -> bool:
         """Whether entries of the transaction wait here, durable or on their way."""

@@ -65,13 +65,14 @@ class Append:
 class Commit:
     """The transaction's entries are those of the partition from `marker` on: `spans` are (ledger, first, count) in the sidecar, in that order.
 
-    Without entries the marker is NOWHERE.
+    Without entries the marker is NOWHERE. `append_ms` is when the partition got them.
     """
 
     txn: TxnId
     floor: int
     marker: Place
     spans: tuple[tuple[int, int, int], ...]
+    append_ms: int
 
     @property
     def count(self) -> int:

@@ -25,7 +25,7 @@ def commit(buffer: TransactionBuffer, txn: TxnId, entry: int, floor: int = 0) ->
     """A commit that becomes durable; the partition is at `entry`."""
     count = buffer.entries_to_commit(txn)
     assert count is not None
-    change = buffer.commit(txn, (15, entry) if count else NOWHERE, floor)
+    change = buffer.commit(txn, (15, entry) if count else NOWHERE, floor, 50)
     assert change.count == count
     buffer.confirm(change)
     return change
@@ -79,7 +79,7 @@ def test_late_sends() -> None:
     send(buffer, FIRST, 5)
     send(buffer, SECOND, 6)
     count = buffer.entries_to_commit(FIRST)
-    change = buffer.commit(FIRST, (15, 9), 0)
+    change = buffer.commit(FIRST, (15, 9), 0, 50)
     assert (count, buffer.judge(FIRST, "p", 5)) == (1, Judgement(Verdict.DUPLICATE, (14, 0))), "while the commit is on its way"
     assert buffer.judge(FIRST, "p", 6) == Judgement(Verdict.ORDINARY)
     buffer.confirm(change)
@@ -101,7 +101,7 @@ def test_an_end_is_repeated_at_will_and_never_reversed() -> None:
     """The same end again: nothing to write, also while the first is on its way. The opposite: an error that names the outcome."""
     buffer = TransactionBuffer(TOPIC, 7)
     send(buffer, FIRST, 5)
-    change = buffer.commit(FIRST, (15, 9), 0)
+    change = buffer.commit(FIRST, (15, 9), 0, 50)
     for known in ("on its way", "durable"):
         assert buffer.entries_to_commit(FIRST) is None
         with pytest.raises(InvalidTxnStatus, match="committed"):
@@ -127,7 +127,7 @@ def test_a_commit_counts_what_is_durable_and_what_is_on_its_way() -> None:
     assert buffer.entries_to_commit(FIRST) == 6
     with pytest.raises(NotAllowed, match="7 entries of 61 bytes"):
         buffer.append(FIRST, "p", count=1, highest=9, size=1, send_point=(15, 0), now_ms=0)
-    change = buffer.commit(FIRST, (15, 1), 0)
+    change = buffer.commit(FIRST, (15, 1), 0, 50)
     assert change.spans == ((14, 0, 6),)
     for found in (*runs[1:], change):
         buffer.confirm(found)
@@ -137,7 +137,7 @@ def test_a_commit_counts_what_is_durable_and_what_is_on_its_way() -> None:
 def test_an_end_without_entries_is_a_fence() -> None:
     """A transaction that wrote nothing here must not begin to after its end."""
     buffer = TransactionBuffer(TOPIC, 7)
-    assert commit(buffer, FIRST, 0) == Commit(FIRST, 0, NOWHERE, ())
+    assert commit(buffer, FIRST, 0) == Commit(FIRST, 0, NOWHERE, (), 50)
     assert buffer.judge(FIRST, "p", 0) == Judgement(Verdict.ORDINARY)
     abort(buffer, SECOND)
     with pytest.raises(NotAllowed):
@@ -200,7 +200,7 @@ def test_a_hole_in_the_log_is_not_passed_over() -> None:
     with pytest.raises(CorruptData, match="does not follow"):
         buffer.apply(Append(FIRST, "p", (14, 2), 1, 1, 1, (15, 0), 0))
     with pytest.raises(CorruptData, match="names 2 entries, 1 are known"):
-        buffer.apply(Commit(FIRST, 0, (15, 0), ((14, 0, 2),)))
+        buffer.apply(Commit(FIRST, 0, (15, 0), ((14, 0, 2),), 50))
 
 
 def test_ids_are_never_given_twice() -> None:

@@ -168,7 +168,7 @@ class BufferCourse(RuleBasedStateMachine):
         if count is not None:
             marker = (2 * self.epoch + 1, self.partition) if count else NOWHERE
             self.partition += count
-            self.write(self.buffer.commit(txn, marker, floor))
+            self.write(self.buffer.commit(txn, marker, floor, 50))
 
     @rule(back=st.integers(0, 4))
     def trim(self, back: int) -> None:

@@ -1,0 +1,151 @@
+"""Transactions of one topic.
+
+Owns: `TopicTransactions`: the buffer, where its open entries lie, and pending acknowledgements by subscription; how records of the log change them
+and the partition with them, live and in replay. Imports: transactions, topics, storage formats, sidecar.
+Source: DESIGN 8 (ids, sidecar log). Invariants: made with the topic's first use; what a commit makes entries of the partition is found through the
+topic's own index, by the bytes that the sidecar has; replaying what a checkpoint holds already changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from magnetar.server.entry_index import EntryIndex, Run
+from magnetar.server.participant.sidecar import SidecarRuns
+from magnetar.storage.log_format import EntriesRecord
+from magnetar.storage.places import RecordPlace
+from magnetar.storage.transaction_format import TransactionRecord
+from magnetar.topics.topic import TRIMMED, Topic, position_of_text
+from magnetar.transactions.buffer import BufferLimits, TransactionBuffer
+from magnetar.transactions.participant_records import (
+    Abort,
+    Append,
+    BufferChange,
+    Commit,
+    EndAcks,
+    ParticipantState,
+    PendingAck,
+    PendingChange,
+    Span,
+)
+from magnetar.transactions.pending_acks import PendingAcks, PendingLimits
+
+
+class ParticipantLimits(NamedTuple):
+    """What the settings allow of one topic, and of one subscription."""
+
+    buffer: BufferLimits
+    pending: PendingLimits
+
+
+class TopicTransactions:
+    """Everything that a topic knows of transactions."""
+
+    def __init__(self, core: Topic, epoch: int, *, next_entry: int = 0, state: ParticipantState | None = None) -> None:
+        """As recovery finds it in a checkpoint (`state`), or new: then `next_entry` is the sidecar's first id that is free in this term."""
+        self._core = core
+        if state is not None and state.buffer is not None:
+            self.buffer = TransactionBuffer.from_state(core.name, epoch, state.buffer)
+        else:
+            self.buffer = TransactionBuffer(core.name, epoch, next_entry=next_entry)
+        self.sidecar = SidecarRuns()
+        self.pending: dict[str, PendingAcks] = {}
+        for name, found in (state.pending if state is not None else {}).items():
+            if name in core.subscriptions:
+                self.pending[name] = PendingAcks.from_state(core.subscriptions[name], core.ledgers, found)
+        self._limits = ParticipantLimits(BufferLimits(), PendingLimits())
+        self.trimmed()
+
+    def limit(self, limits: ParticipantLimits) -> None:
+        """Hold these limits from now on."""
+        self._limits = limits
+        self.buffer.limits = limits.buffer
+        for found in self.pending.values():
+            found.limits = limits.pending
+
+    def to_state(self) -> ParticipantState:
+        """For a checkpoint."""
+        return ParticipantState(self.buffer.to_state(), {name: found.to_state() for name, found in self.pending.items()})
+
+    def begin_term(self, epoch: int) -> None:
+        """Go on in this term; nothing is on its way."""
+        self.buffer.begin_term(epoch)
+
+    def trimmed(self) -> None:
+        """The partition may begin later than before."""
+        text = self._core.properties.get(TRIMMED)
+        if text is not None:
+            last = position_of_text(text)
+            self.buffer.trim((last.ledger, last.entry + 1))
+
+    def pending_of(self, subscription: str) -> PendingAcks:
+        """The pending acknowledgements of a durable subscription that exists, made with the first of them."""
+        found = self.pending.get(subscription)
+        if found is None:
+            core = self._core.subscription(subscription)
+            found = self.pending[subscription] = PendingAcks(core, self._core.ledgers, limits=self._limits.pending)
+        return found
+
+    # --- the partition ----------------------------------------------------------------------------------------------------------
+
+    def link(self, index: EntryIndex, ordinal: int, spans: tuple[tuple[int, int, int], ...]) -> list[Run]:
+        """The entries of a transaction that has committed are the partition's from `ordinal` on; their runs."""
+        linked = []
+        for span in spans:
+            for run in self.sidecar.take(span):
+                run.first = ordinal
+                index.add(run)
+                linked.append(run)
+                ordinal = run.end
+        return linked
+
+    def forget(self, spans: tuple[Span, ...]) -> None:
+        """The entries of a transaction that was aborted are nobody's."""
+        for span in spans:
+            self.sidecar.take(span[:3])
+
+    # --- replay -----------------------------------------------------------------------------------------------------------------
+
+    def apply_entries(self, incarnation: str, place: RecordPlace, record: EntriesRecord) -> None:
+        """A run of sidecar entries; the record behind it says whose."""
+        offset = place.offset + record.entries_offset
+        run = Run(0, incarnation, place.file, offset, record.lengths, record.message_counts)
+        self.sidecar.add((record.ledger, record.first_entry), run)
+
+    def apply(self, index: EntryIndex, record: TransactionRecord) -> None:
+        """A change. Raises CorruptData if records before it are missing."""
+        change = record.change
+        if isinstance(change, PendingAck | EndAcks):
+            self._apply_pending(record.subscription, change)
+        else:
+            self._apply_to_buffer(index, change)
+
+    def _apply_pending(self, subscription: str, change: PendingChange) -> None:
+        if subscription in self._core.subscriptions:  # else it is older than the subscription's removal
+            self.pending_of(subscription).apply(change)
+
+    def _apply_to_buffer(self, index: EntryIndex, change: BufferChange) -> None:
+        if isinstance(change, Append):
+            self.buffer.apply(change)
+        elif isinstance(change, Abort):
+            spans = self.buffer.durable_spans(change.txn)
+            self.buffer.apply(change)
+            self.forget(spans)
+        else:
+            self._apply_commit(index, change)
+
+    def _apply_commit(self, index: EntryIndex, change: Commit) -> None:
+        size = self.buffer.durable_bytes(change.txn)
+        self.buffer.apply(change)
+        if not change.count:
+            return
+        core = self._core
+        if core.apply_entries(*change.marker, change.count):
+            core.ages.total += size
+            core.age(change.append_ms)
+        last = core.ledgers.find((change.marker[0], change.marker[1] + change.count - 1))
+        if last is not None:  # else all of it has been dropped
+            self.link(index, last + 1 - change.count, change.spans)
+        else:
+            for span in change.spans:
+                self.sidecar.take(span)
