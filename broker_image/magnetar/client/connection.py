@@ -60,10 +60,14 @@ class CoordinatorLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What CONNECT and AUTH_RESPONSE say about who we are; method "" = nothing. `data` may be asked for anew each time."""
+    """What CONNECT and AUTH_RESPONSE say about who we are; method "" = nothing. `data` may be asked for anew each time.
+
+    `original` is the role that we speak for, as a proxy or a process of the cluster.
+    """
 
     method: str = ""
     data: bytes | Callable[[], bytes] = b""
+    original: str = ""
 
     def now(self) -> bytes:
         """The data of this moment."""
@@ -102,7 +106,12 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]  # the network hands out stream transports
         who = self._credentials
         hello = requests.connect(
-            CLIENT_VERSION, commands.PROTOCOL_VERSION, auth_method=who.method, auth_data=who.now(), proxy_to=self._proxy_to
+            CLIENT_VERSION,
+            commands.PROTOCOL_VERSION,
+            auth_method=who.method,
+            auth_data=who.now(),
+            proxy_to=self._proxy_to,
+            original=who.original,
         )
         self.write(hello)
         self._timer = self._loop.call_later(self._keep_alive_s, self._tick)

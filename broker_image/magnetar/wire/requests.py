@@ -30,14 +30,17 @@ def connect(
     auth_method: str = "",
     auth_data: bytes | None = None,
     proxy_to: str | None = None,
+    original: str = "",
 ) -> bytes:
-    """CONNECT; `proxy_to` is host:port of the broker behind a proxy."""
+    """CONNECT; `proxy_to` is host:port of the broker behind a proxy, `original` the role that the sender speaks for."""
     body = api.CommandConnect(client_version=client_version, protocol_version=protocol_version)
     body.feature_flags.supports_auth_refresh = True
     if auth_method:
         body.auth_method_name, body.auth_data = auth_method, auth_data or b""
     if proxy_to is not None:
         body.proxy_to_broker_url = proxy_to
+    if original:
+        body.original_principal = original
     return encode_command(api.BaseCommand(type=Type.CONNECT, connect=body))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from fastapi.routing import APIRoute
 from magnetar.admin.application import ROUTERS, create_application
 from magnetar.admin.rights import OTHER_RIGHTS, READ_RIGHTS, RIGHTS, right_of, spelled
 from magnetar.admin.store_routes import store_router
+from magnetar.errors import NotAuthorized
+from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.security.guard import NEEDS, OF_THE_CONNECTION
 from magnetar.server.security.rest import RestGate
 from magnetar.wire import pulsar_api_pb2 as api
@@ -124,6 +126,38 @@ def test_every_command_of_the_broker_has_its_right(tmp_path: Path) -> None:
             return set(broker.service._handlers)
 
     assert asyncio.run(run()) <= {*NEEDS, *OF_THE_CONNECTION}
+
+
+def test_only_processes_of_the_cluster_and_super_users_end_transactions_at_participants(tmp_path: Path) -> None:
+    """Not a role that may publish and consume there; a coordinator that speaks for such a role keeps its own right."""
+
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, found), AsyncExitStack() as stack:
+            await grant(broker, {"user": ["produce", "consume"]})
+            guard = broker.guard
+            assert guard is not None
+            shown = {
+                "user": ("token", token("user"), ""),
+                "admin": ("token", token("admin"), ""),
+                "internal": (INTERNAL_METHOD, found.internal_token(), ""),
+                "internal for user": (INTERNAL_METHOD, found.internal_token(), "user"),
+            }
+            let_through = set()
+            for who, (method, data, original) in shown.items():
+                peer = await stack.enter_async_context(peer_of(broker))
+                assert (await show(peer, data, method, original=original)).type == Type.CONNECTED
+                connection = broker._connections.open()[-1]
+                for kind, body in (
+                    (Type.END_TXN_ON_PARTITION, api.CommandEndTxnOnPartition(topic=TOPIC)),
+                    (Type.END_TXN_ON_SUBSCRIPTION, api.CommandEndTxnOnSubscription()),
+                ):
+                    with suppress(NotAuthorized):
+                        await guard.check(connection, kind, body)
+                        let_through.add((who, kind))
+            assert {who for who, _ in let_through} == {"admin", "internal", "internal for user"}
+            assert len(let_through) == 6
+
+    asyncio.run(run())
 
 
 def _routes(router: APIRouter) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from magnetar.errors import WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
+from magnetar.server.coordinator.life import Coordinator
 from magnetar.storage import names
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
@@ -316,6 +317,39 @@ def test_only_its_role_may_end_a_transaction(tmp_path: Path) -> None:
                 assert code(await eve.join(other, A)) == WireCode.NOT_ALLOWED
             assert code(await admin.end(txn, ABORT)) is None
             assert code(await ann.end(by_proxy)) is None
+
+    asyncio.run(scenario())
+
+
+def test_what_a_retiring_number_has_another_one_begin_is_its_clients(tmp_path: Path) -> None:
+    """With security on: the role that asked the retiring number owns the transaction, and neither another role nor the coordinator does."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        security = authenticator(tmp_path / "security")
+        async with (
+            running_coordinator(tmp_path / "storage", store, security=security) as first,
+            running_coordinator(tmp_path / "storage", store, tcid=1, security=security) as second,
+            AsyncExitStack() as stack,
+        ):
+
+            async def peer_as(role: str, coordinator: Coordinator) -> TransactionPeer:
+                peer = await stack.enter_async_context(transaction_peer(coordinator, handshake=False))
+                assert (await show(peer, token(role))).type == api.BaseCommand.CONNECTED
+                return peer
+
+            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+            ann, eve = await peer_as("ann", second), await peer_as("eve", second)
+            async with asyncio.timeout(TIMEOUT_S):
+                while (of_ann := await ann.begin(tcid=1)).most == 1:
+                    pass
+            of_eve = await eve.begin(tcid=1)
+            assert (of_ann.most, of_eve.most) == (0, 0)
+            ann_at_first, eve_at_first = await peer_as("ann", first), await peer_as("eve", first)
+            assert code(await eve_at_first.end(of_ann)) == WireCode.NOT_ALLOWED
+            assert code(await ann_at_first.end(of_eve)) == WireCode.NOT_ALLOWED
+            assert code(await ann_at_first.end(of_ann)) is None
+            assert code(await eve_at_first.end(of_eve)) is None
 
     asyncio.run(scenario())
 

@@ -9,6 +9,7 @@ nothing is written; a transaction is begun by a number that says so itself.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from magnetar.client.connection import Credentials
@@ -84,18 +85,25 @@ class RetiredNumbers:
         return core
 
 
+PRINCIPALS_MAX = 100
+"""Owners of transactions that connections to other coordinators are kept for."""
+
+
 class OtherCoordinators:
-    """Coordinators that begin transactions, for one that does not any more."""
+    """Coordinators that begin transactions, for one that does not any more; what they begin is its client's, not ours."""
 
     def __init__(
         self, store: MetadataStore, network: Network, credentials: Credentials, timeout_s: float, tls: TlsDoor | None = None
     ) -> None:
         self._store, self._network, self._credentials = store, network, credentials
         self._timeout_s, self._tls = timeout_s, tls
-        self._pool: Pool | None = None
+        self._pools: dict[str, Pool] = {}
 
-    async def begin(self, own: int, timeout_ms: int) -> TxnId:
-        """A transaction of another number than `own`. Raises the last refusal, TransactionCoordinatorNotFound if there is no other."""
+    async def begin(self, own: int, timeout_ms: int, principal: str) -> TxnId:
+        """A transaction of another number than `own`, which `principal` owns.
+
+        Raises the last refusal, TransactionCoordinatorNotFound if there is no other.
+        """
         known = await self._store.get(keys.COORDINATOR_SET)
         limit = CoordinatorSetRecord.decode(known.value).limit if known is not None else 0
         refused: MagnetarError = TransactionCoordinatorNotFound(
@@ -106,7 +114,8 @@ class OtherCoordinators:
             if tcid != own and tcid < limit:
                 try:
                     async with asyncio.timeout(self._timeout_s):
-                        return await self._ask(CoordinatorClaimRecord.decode(item.value).service_url, tcid, timeout_ms)
+                        claim = CoordinatorClaimRecord.decode(item.value)
+                        return await self._ask(claim.service_url, tcid, timeout_ms, principal)
                 except OSError as error:  # no answer in time, or no file of the authority
                     refused = TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not reached: {error!r}")
                 except MagnetarError as error:
@@ -117,15 +126,20 @@ class OtherCoordinators:
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._pool is not None:
-            await self._pool.close()
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            await pool.close()
 
-    async def _ask(self, url: str, tcid: int, timeout_ms: int) -> TxnId:
-        if self._pool is None:
-            self._pool = Pool(self._network, url, self._credentials, self._timeout_s)
-        self._pool.begin_at(url, self._tls.to_peers() if self._tls is not None else None)
-        connection = await self._pool.get(self._pool.assigned(url, False))
-        number = self._pool.next_request_id()
+    async def _ask(self, url: str, tcid: int, timeout_ms: int, principal: str) -> TxnId:
+        pool = self._pools.pop(principal, None)
+        if pool is None:
+            pool = Pool(self._network, url, replace(self._credentials, original=principal), self._timeout_s)
+        self._pools[principal] = pool  # the last one that was used
+        if len(self._pools) > PRINCIPALS_MAX:
+            await self._pools.pop(next(iter(self._pools))).close()
+        pool.begin_at(url, self._tls.to_peers() if self._tls is not None else None)
+        connection = await pool.get(pool.assigned(url, False))
+        number = pool.next_request_id()
         body = (await connection.request(number, requests.new_txn(number, tcid, timeout_ms))).new_txn_response
         if body.HasField("error"):
             raise failure_of(body.error, body.message)

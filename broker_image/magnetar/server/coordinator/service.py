@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-if TYPE_CHECKING:
-    from magnetar.server.security.authentication import Authenticator
-
 Type = api.BaseCommand.Type
 TIMEOUT_DEFAULT_MS = 60_000
 """Of a transaction whose client names none: what Pulsar's clients name."""
@@ -122,15 +119,11 @@ class CoordinatorService:
         timeout_ms = request.txn_ttl_seconds or TIMEOUT_DEFAULT_MS
         assert self._claim is not None, "transactions have a claim"
         assert self._others is not None, "and know where else to begin"
+        principal = self._caller(connection).principal
         if self._claim.begins:
-            txn = await found.new(timeout_ms, self._caller(connection).principal)
-        elif self._security is None:
-            txn = await self._others.begin(self._tcid, timeout_ms)
+            txn = await found.new(timeout_ms, principal)
         else:
-            # Another coordinator would take us for its owner.
-            raise TransactionCoordinatorNotFound(
-                f"transaction coordinator {self._tcid} is retiring and begins no more transactions; use another one"
-            )
+            txn = await self._others.begin(self._tcid, timeout_ms, principal)
         return transactions.new_txn_response(request.request_id, txn)
 
     async def _add_partitions(self, found: Transactions, connection: Connection, request: api.CommandAddPartitionToTxn) -> bytes:

@@ -66,10 +66,15 @@ class Authenticator:
             raise NotAuthorized("This port is for the processes of the cluster; connect by TLS: pulsar+ssl:// or https://")
 
     def behind_proxy(self, principal: Principal, original: str) -> Principal:
-        """The principal of a peer that speaks for `original` ("" = for itself). Raises NotAuthorized, in Pulsar's words."""
+        """The principal of a peer that speaks for `original` ("" = for itself). Raises NotAuthorized, in Pulsar's words.
+
+        A process of the cluster may speak for anybody, and keeps its own rights.
+        """
         proxies = self.source.current.document.proxy_roles
-        if principal.internal or (principal.role not in proxies and original in ("", principal.role)):
+        if not principal.internal and principal.role not in proxies and original in ("", principal.role):
             return principal
+        if principal.internal:
+            return replace(principal, original=original)
         if principal.role not in proxies or not original or original in proxies:
             raise NotAuthorized("Invalid roles.")
         return replace(principal, original=original)
