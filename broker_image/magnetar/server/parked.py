@@ -1,6 +1,7 @@
 """What waits while a bundle is divided.
 
-Owns: SENDs and confirmations of acknowledgements that came between the freeze of a bundle and the beginning of its children. Imports: sessions.
+Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that came between the freeze of a bundle and the beginning of its
+children. Imports: sessions.
 Invariants: what is parked of one producer stays in order, and nothing of it is stored behind something that was dropped: a producer that sends
 more than fits is sent away once what it sent before is on its way; what comes from a session that has ended is dropped, as its client sends it
 again.
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CONFIRMATIONS_MAX = 100_000
 """Beyond it an acknowledgement is remembered, and its client not told: it asks again."""
+REQUESTS_MAX = 10_000
 
 
 class ParkedSends(NamedTuple):
@@ -49,6 +51,7 @@ class ParkedWork:
         self._sends: list[ParkedSends] = []
         self._missed: dict[ProducerSession, None] = {}
         self._confirmations: list[tuple[SubscriptionHost, Callable[[], None]]] = []
+        self._requests: list[Callable[[], None]] = []
 
     def send(
         self,
@@ -73,6 +76,13 @@ class ParkedWork:
         if len(self._confirmations) < CONFIRMATIONS_MAX:
             self._confirmations.append((subscription, confirmed))
 
+    def request(self, again: Callable[[], None]) -> bool:
+        """Something that cannot begin before the children do; False if too much waits already."""
+        if len(self._requests) >= REQUESTS_MAX:
+            return False
+        self._requests.append(again)
+        return True
+
     def resume(self, successor: Successor) -> None:
         """The topics are served again: go on. Producers of which something was dropped are sent to the successor: they send it again."""
         for parked in self._sends:
@@ -82,4 +92,6 @@ class ParkedWork:
             session.close_by_broker(successor)
         for subscription, confirmed in self._confirmations:
             subscription.topic.bundle.write_cursor(subscription, confirmed)
-        self._sends, self._missed, self._confirmations = [], {}, []
+        for again in self._requests:
+            again()
+        self._sends, self._missed, self._confirmations, self._requests = [], {}, [], []

@@ -25,6 +25,7 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.coordinator.discovery import CoordinatorDiscovery
 from magnetar.server.lookups import Lookups
 from magnetar.server.ownership import Ownership
+from magnetar.server.participant.ending import Ending
 from magnetar.server.partitioning import Partitioning
 from magnetar.server.producing import Producing
 from magnetar.server.refusals import COORDINATOR_KINDS, NOT_ENABLED, TRANSACTION_KINDS, refuse
@@ -74,6 +75,7 @@ class BrokerService:
             Type.UNSUBSCRIBE: consuming.unsubscribe,
             Type.GET_LAST_MESSAGE_ID: consuming.last_message_id,
             Type.SEEK: consuming.seek,
+            Type.END_TXN_ON_SUBSCRIPTION: Ending(ownership).on_subscription,
         }
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:

@@ -437,6 +437,8 @@ class TopicHost:
         subscription.stop()
         self.core.remove_subscription(subscription.core.name)
         self.subscriptions.pop(subscription.core.name, None)
+        if self.transactions is not None:
+            self.transactions.pending.pop(subscription.core.name, None)
 
     def close_clients(self, successor: Successor | None) -> None:
         """Tell everybody to reconnect, at the successor's address if known."""

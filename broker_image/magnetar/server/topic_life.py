@@ -72,12 +72,15 @@ async def expire_to(host: SubscriptionHost, position: tuple[int, int]) -> None:
 
 
 async def skip(host: SubscriptionHost, count: int | None) -> None:
-    """Acknowledge the next `count` entries that are not acknowledged, or all (None), durably. Raises StorageError."""
+    """Acknowledge the next `count` entries that are not acknowledged, or all (None), durably. Raises StorageError.
+
+    What transactions hold is not touched, and not counted.
+    """
     cursor = host.core.cursor
     end, left = cursor.end, count
     if left is not None:
         end = cursor.mark_delete
-        for low, high in cursor.unacknowledged(cursor.mark_delete, cursor.end):
+        for low, high in (host.core.withheld or cursor).unacknowledged(cursor.mark_delete, cursor.end):
             taken = min(left, high - low)
             end, left = low + taken, left - taken
             if not left:

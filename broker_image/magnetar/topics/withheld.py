@@ -14,6 +14,13 @@ from magnetar.topics.cursor import Cursor
 from magnetar.topics.intervals import IntervalSet
 
 
+def known_within(known: Mapping[int, object], start: int, end: int) -> list[int]:
+    """The keys of `known` in [start, end), in order: a walk over the shorter of the two."""
+    if end - start <= len(known):
+        return [ordinal for ordinal in range(start, end) if ordinal in known]
+    return sorted(ordinal for ordinal in known if start <= ordinal < end)
+
+
 class DeliveryView:
     """A cursor as dispatch sees it: entries by ordinal, messages of a batch as masks (bit 1 = withheld)."""
 
@@ -36,7 +43,7 @@ class DeliveryView:
 
     def withhold(self, start: int, end: int) -> None:
         """Take out the entries [start, end), also those of which messages were withheld."""
-        for ordinal in [ordinal for ordinal in self.messages if start <= ordinal < end]:
+        for ordinal in known_within(self.messages, start, end):
             self.release_messages(ordinal, self.messages[ordinal])
         self.entries.add(start, end)
         self._hidden.add(start, end)
@@ -93,7 +100,7 @@ class DeliveryView:
         for wanted, end in ranges:
             start = max(wanted, cursor.mark_delete)
             for low, high in entries.missing(start, min(end, cursor.end)) if start < end else ():
-                for ordinal in sorted(known for known in messages if low <= known < high):
+                for ordinal in known_within(messages, low, high):
                     masks.append((ordinal, messages[ordinal]))
                     free.append((low, ordinal))
                     low = ordinal + 1

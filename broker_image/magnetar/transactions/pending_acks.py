@@ -20,17 +20,32 @@ from magnetar.topics.dispatch import SubscriptionType
 from magnetar.topics.intervals import IntervalSet
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
+from magnetar.topics.withheld import known_within
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState
 
+HELD_MAX = 200_000
+"""More does not fit into one record of the log, as a commit names all that its transaction holds: a share takes up to 40 bytes, a block 8 MiB."""
+MESSAGES_PER_SHARE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class PendingLimits:
-    """Per subscription. `held_max` bounds the runs of entries and the batches that transactions hold together."""
+    """Per subscription. `held_max` (at most HELD_MAX) bounds what transactions hold together, in shares: a run of entries is one, a batch of which
+    only some messages are held one and another per 64 of its messages.
+
+    `inquire_ms` is how long a transaction holds something before its coordinator is asked about it, again and again.
+    """
 
     open_transactions_max: int = 10_000
-    held_max: int = 200_000
+    held_max: int = HELD_MAX
+    inquire_ms: int = 300_000
+
+
+def _shares(size: int) -> int:
+    """What holding messages of a batch of `size` costs."""
+    return 1 + size // MESSAGES_PER_SHARE
 
 
 @dataclass(slots=True)
@@ -40,10 +55,28 @@ class _Held:
     entries: IntervalSet = field(default_factory=IntervalSet)
     messages: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    batch_shares: int = 0
 
     @property
-    def size(self) -> int:
-        return self.entries.interval_count + len(self.messages)
+    def shares(self) -> int:
+        return self.entries.interval_count + self.batch_shares
+
+    def more_shares(self, ordinal: int, size: int) -> int:
+        """What holding messages of this batch costs beyond what it costs already."""
+        return max(0, _shares(size) - (_shares(self.sizes[ordinal]) if ordinal in self.sizes else 0))
+
+    def hold(self, start: int, end: int) -> None:
+        """The entries [start, end), also those of which it holds messages."""
+        self.entries.add(start, end)
+        for ordinal in known_within(self.messages, start, end):
+            self.batch_shares -= _shares(self.sizes.pop(ordinal))
+            del self.messages[ordinal]
+
+    def hold_messages(self, ordinal: int, wanted: int, size: int) -> None:
+        """Messages of one batch of `size`."""
+        self.batch_shares += self.more_shares(ordinal, size)
+        self.sizes[ordinal] = max(size, self.sizes.get(ordinal, 0))
+        self.messages[ordinal] = self.messages.get(ordinal, 0) | wanted
 
     def batches(self) -> dict[int, tuple[int, int]]:
         """(messages held, messages) by ordinal."""
@@ -57,8 +90,9 @@ class PendingAcks:
         self._subscription, self._ledgers = subscription, ledgers
         self.limits = limits or PendingLimits()
         self._held: dict[TxnId, _Held] = {}
-        self._size = 0
+        self._shares = 0
         self._fences = Fences()
+        self._inquired: dict[TxnId, int] = {}
 
     # --- acknowledging ----------------------------------------------------------------------------------------------------------
 
@@ -90,10 +124,13 @@ class PendingAcks:
                 messages[ordinal] = (messages.get(ordinal, (0, 0))[0] | wanted, size)
         if not fresh and not messages:
             return None, False
-        if self._size + len(fresh) + len(messages) > self.limits.held_max:
+        whole = (ordinal for start, end in fresh for ordinal in known_within(held.sizes, start, end))
+        wanted_shares = len(fresh) - sum(_shares(held.sizes[ordinal]) for ordinal in whole)
+        wanted_shares += sum(held.more_shares(ordinal, size) for ordinal, (_, size) in messages.items())
+        if self._shares + wanted_shares > self.limits.held_max:
             raise NotAllowed(
-                f"transactions hold {self._size} runs of entries and batches of subscription {self._subscription.name!r}, the most it takes "
-                f"(txn_held_acks_max={self.limits.held_max}); end some"
+                f"transactions hold {self._shares} runs of entries and shares of batches of subscription {self._subscription.name!r}, and "
+                f"{txn} wants {wanted_shares} more; the limit is txn_held_acks_max={self.limits.held_max}: end some"
             )
         runs = tuple(covered)
         return self._record(txn, runs, messages), self._hold(txn, handle, runs, messages)
@@ -146,7 +183,7 @@ class PendingAcks:
                 continue
             for first, _ in view.entries.overlap(low, high):
                 raise self._conflict(txn, first)
-            for ordinal in [known for known in view.messages if low <= known < high]:
+            for ordinal in known_within(view.messages, low, high):
                 if view.messages[ordinal] & ~held.messages.get(ordinal, 0):
                     raise self._conflict(txn, ordinal)
         return runs
@@ -161,12 +198,15 @@ class PendingAcks:
         if wanted and (cursor.is_acknowledged(ordinal) or wanted & acknowledged):
             raise TransactionConflict(f"message {self._name(ordinal)} is acknowledged already, wholly or partly: abort {txn}")
         if view is not None and wanted and (ordinal in view.entries or wanted & view.messages.get(ordinal, 0)):
-            raise self._conflict(txn, ordinal)
+            raise self._conflict(txn, ordinal, wanted)
         return wanted
 
-    def _conflict(self, txn: TxnId, ordinal: int) -> TransactionConflict:
+    def _conflict(self, txn: TxnId, ordinal: int, wanted: int = -1) -> TransactionConflict:
+        """`wanted`: which messages of the entry, all by default."""
         holder = next(
-            other for other, held in self._held.items() if other != txn and (ordinal in held.entries or ordinal in held.messages)
+            other
+            for other, held in self._held.items()
+            if other != txn and (ordinal in held.entries or held.messages.get(ordinal, 0) & wanted)
         )
         return TransactionConflict(
             f"message {self._name(ordinal)} is held by transaction {holder}: abort {txn}, or wait for its end"
@@ -182,15 +222,12 @@ class PendingAcks:
         self, txn: TxnId, handle: Hashable | None, runs: Sequence[tuple[int, int]], messages: dict[int, tuple[int, int]]
     ) -> bool:
         held = self._held.setdefault(txn, _Held())
-        self._size -= held.size
+        self._shares -= held.shares
         for start, end in runs:
-            held.entries.add(start, end)
-            for ordinal in [known for known in held.messages if start <= known < end]:
-                del held.messages[ordinal], held.sizes[ordinal]
+            held.hold(start, end)
         for ordinal, (wanted, size) in messages.items():
-            held.messages[ordinal] = held.messages.get(ordinal, 0) | wanted
-            held.sizes[ordinal] = max(size, held.sizes.get(ordinal, 0))
-        self._size += held.size
+            held.hold_messages(ordinal, wanted, size)
+        self._shares += held.shares
         return self._subscription.withhold(handle, runs, [(ordinal, wanted, size) for ordinal, (wanted, size) in messages.items()])
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
@@ -217,8 +254,9 @@ class PendingAcks:
 
     def _end(self, change: EndAcks) -> bool:
         held, committed = self._held.pop(change.txn, None), change.outcome is Outcome.COMMITTED
+        self._inquired.pop(change.txn, None)
         if held is not None:
-            self._size -= held.size
+            self._shares -= held.shares
             self._subscription.release(list(held.entries), list(held.messages.items()), again=not committed)
         unblocked = self._subscription.settle(*self._ordinals(change)) if committed else held is not None
         self._fences.end(change.txn, change.outcome)
@@ -229,9 +267,28 @@ class PendingAcks:
         """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
         return [txn for txn in self._held if txn.least < self._fences.floor(txn.most)]
 
+    def to_inquire(self, now_ms: int) -> list[TxnId]:
+        """Transactions that have held something for long (or long since the last time): ask their coordinators, and end those that have ended.
+
+        How long is counted from the first call that finds them, so that a restart begins anew.
+        """
+        due = []
+        for txn in self._held:
+            if now_ms - self._inquired.setdefault(txn, now_ms) >= self.limits.inquire_ms:
+                self._inquired[txn] = now_ms
+                due.append(txn)
+        return due
+
+    # --- questions --------------------------------------------------------------------------------------------------------------
+
     def open_transactions(self) -> Sequence[TxnId]:
         """Those that hold something here, the longest open first."""
         return list(self._held)
+
+    def held_by(self, txn: TxnId) -> PendingAck | None:
+        """What an open transaction holds here; None if it holds nothing."""
+        held = self._held.get(txn)
+        return None if held is None else self._record(txn, held.entries, held.batches())
 
     # --- the log ----------------------------------------------------------------------------------------------------------------
 

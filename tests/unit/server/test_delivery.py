@@ -123,23 +123,6 @@ def test_an_acknowledgement_that_can_do_nothing_is_answered_too(tmp_path: Path) 
     play(tmp_path, script)
 
 
-def test_transactional_acknowledgements_are_refused_only_aloud_if_asked(tmp_path: Path) -> None:
-    async def script(_broker: Broker, peer: Peer) -> None:
-        await peer.produce()
-        identifier = await publish(peer)
-        await peer.subscribe()
-        body = api.CommandAck(
-            consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[identifier], txnid_least_bits=1, txnid_most_bits=0
-        )
-        peer.write(encode_command(api.BaseCommand(type=Type.ACK, ack=body)))
-        assert await peer.is_quiet()
-        body.request_id = 4
-        (answer,) = await ask(peer, "ack", body)
-        assert answer.ack_response.error == int(WireCode.NOT_ALLOWED)
-
-    play(tmp_path, script)
-
-
 def test_what_was_not_delivered_may_be_acknowledged(tmp_path: Path) -> None:
     """It then never comes."""
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
+from magnetar.storage.log import BLOCK_BYTES_MAX
+from magnetar.storage.transaction_format import transaction_payload
+from magnetar.topics.acksets import words_of_mask
 from magnetar.topics.dispatch import EntryTraits, SubscriptionType
 from magnetar.topics.ledgers import EARLIEST, Position
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck
-from magnetar.transactions.pending_acks import PendingAcks, PendingLimits
+from magnetar.transactions.pending_acks import HELD_MAX, MESSAGES_PER_SHARE, PendingAcks, PendingLimits
 
 A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(0, 2)
 COMMIT, ABORT = Outcome.COMMITTED, Outcome.ABORTED
@@ -96,6 +99,8 @@ def test_conflicts_name_the_holder_and_change_nothing() -> None:
         pending.acknowledge_cumulative(B, "c", 0)
     assert pending.to_state() == before
     assert pending.acknowledge(B, "c", [(1, 3)], [(6, 0b001, 3)])[0] is not None, "what is left of batches is free"
+    with pytest.raises(TransactionConflict, match=r"15:6 is held by transaction \(0,1\)"):
+        pending.acknowledge(C, "c", [], [(6, 0b011, 3)])
 
 
 def test_another_transaction_ends_while_a_cumulative_acknowledgement_is_pending() -> None:
@@ -193,6 +198,52 @@ def test_limits_and_combinations_that_are_not_allowed() -> None:
     pending.end(B, ABORT, 0)
     pending.acknowledge(A, "c", [(6, 7)])
     assert subscription.withheld is not None
+
+
+def test_large_batches_count_for_more() -> None:
+    """A commit names every message, in one record: what a batch takes there grows with its size."""
+    _, _, pending = stage(limits=PendingLimits(held_max=5))
+    pending.acknowledge(A, "c", [], [(3, 1, 128)])
+    with pytest.raises(NotAllowed, match=r"hold 3 runs .* \(0,1\) wants 3 more; the limit is txn_held_acks_max=5"):
+        pending.acknowledge(B, "c", [], [(4, 1, 128)])
+    pending.acknowledge(B, "c", [], [(4, 1, 127)])
+    pending.acknowledge(A, "c", [], [(3, 2, 128)])
+    pending.acknowledge(B, "c", [(4, 5)])
+    pending.end(A, ABORT, 0)
+    pending.acknowledge(C, "c", [(0, 1), (2, 3), (6, 7), (8, 9)])
+    with pytest.raises(NotAllowed, match="hold 5 runs"):
+        pending.acknowledge(C, "c", [(5, 6)])
+
+
+def test_the_largest_commit_fits_into_a_block() -> None:
+    """Whatever a subscription holds belongs to one transaction at worst, and to batches of the worst size."""
+    largest = 0
+    for size in (1, 63, 64, 65, 127, 128, 64 * 4096):
+        batches = HELD_MAX // (1 + size // MESSAGES_PER_SHARE)
+        few = min(batches, 2_000)
+        partial = tuple((15, entry, size, words_of_mask(1 << (size - 1))) for entry in range(few))
+        empty, full = (len(transaction_payload(1, "t", EndAcks(A, 0, COMMIT, (), found), "s")) for found in ((), partial))
+        largest = max(largest, (full - empty) * batches // few)
+    ranges = tuple((15, 2 * entry, 2 * entry) for entry in range(2_000))
+    empty, full = (len(transaction_payload(1, "t", EndAcks(A, 0, COMMIT, found), "s")) for found in ((), ranges))
+    largest = max(largest, (full - empty) * HELD_MAX // 2_000)
+    names = 2 * 65_535
+    assert largest + names + 1_000 < BLOCK_BYTES_MAX
+
+
+def test_long_held_transactions_are_asked_about_again_and_again() -> None:
+    """From the first look on, at intervals; one that has ended is not asked about, and begins anew if it comes back."""
+    _, _, pending = stage(limits=PendingLimits(inquire_ms=100))
+    pending.acknowledge(A, "c", [(0, 1)])
+    assert pending.to_inquire(1_000) == []
+    pending.acknowledge(B, "c", [(1, 2)])
+    assert pending.to_inquire(1_060) == []
+    assert pending.to_inquire(1_100) == [A]
+    assert pending.to_inquire(1_199) == [B]
+    pending.end(B, ABORT, 0)
+    assert pending.to_inquire(1_400) == [A]
+    assert pending.held_by(A) == PendingAck(A, ((15, 0, 0),))
+    assert pending.held_by(B) is None
 
 
 def test_what_is_trimmed_is_gone_whoever_held_it() -> None:

@@ -1,4 +1,4 @@
-"""This broker as a participant of transactions: what topics and subscriptions do when they are used with any.
+"""This broker as a participant of transactions.
 
-A topic that never is has none of this.
+Owns: what topics and subscriptions do when they are used with any; one that never is has none of this. Imports: server siblings, transactions.
 """

@@ -1,0 +1,34 @@
+"""Message ids that clients have of transactions.
+
+Owns: what a message id means that may be of a receipt in a transaction, which names an entry of the sidecar. Imports: transactions, topics.
+Source: DESIGN 8 (rule: ids: SEEK, SUBSCRIBE start and ACK translate). Invariants: an id of the partition means itself; of an open or aborted
+transaction nothing exists: its place is behind the last entry before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.topics.ledgers import Position
+from magnetar.transactions.buffer import is_sidecar
+
+if TYPE_CHECKING:
+    from magnetar.server.topic_host import TopicHost
+
+
+def entry_named(topic: TopicHost, position: tuple[int, int]) -> int | None:
+    """Ordinal of the entry that an id names; None if there is none (any more)."""
+    if topic.transactions is not None and is_sidecar(position):
+        translated = topic.transactions.buffer.translate(position)
+        if translated is None or not translated.exact:
+            return None
+        position = translated.position
+    return topic.core.ledgers.find(position)
+
+
+def last_up_to(topic: TopicHost, position: tuple[int, int]) -> Position | None:
+    """The last position of the partition that is not behind an id; None if its transaction is so old that all before it is gone."""
+    if topic.transactions is not None and is_sidecar(position):
+        translated = topic.transactions.buffer.translate(position)
+        return None if translated is None else Position(*translated.position)
+    return Position(*position)

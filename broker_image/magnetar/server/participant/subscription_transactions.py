@@ -1,0 +1,136 @@
+"""Transactions on one subscription that is served here.
+
+Owns: driving `PendingAcks`: what it decides becomes a record of the log, and is answered when that is durable; redelivery after an abort; the end of
+transactions that nobody else ends. Imports: transactions, storage formats, server siblings.
+Source: PIP-31 1.11, DESIGN 8.
+Invariants: what could not be written is refused before anything is held or ended; nothing of a topic that is leaving changes; an end takes effect
+at once, as its coordinator's decision is durable, and whatever follows from it lies behind it in the log; a consumer that leaves changes nothing of
+what its transactions hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from magnetar.errors import NotAllowed, ServiceNotReady, StorageError
+from magnetar.storage.log_format import encode_transaction
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import Outcome, PendingChange
+from magnetar.transactions.pending_acks import PendingAcks
+from magnetar.transactions.records import Action
+
+if TYPE_CHECKING:
+    from magnetar.server.sessions import ConsumerSession
+    from magnetar.server.subscription_host import SubscriptionHost
+
+log = structlog.get_logger(__name__)
+
+
+class Named(NamedTuple):
+    """Entries as ranges of ordinals [start, end), and messages of batches as (ordinal, ack set's mask, messages in the batch)."""
+
+    ranges: Sequence[tuple[int, int]]
+    partial: Sequence[tuple[int, int, int]]
+
+
+class SubscriptionTransactions:
+    """What transactions have acknowledged on a subscription and not ended yet."""
+
+    def __init__(self, host: SubscriptionHost) -> None:
+        """Of a subscription that is used with transactions from now on. Raises NotAllowed for one that keeps no acknowledgements."""
+        if not host.core.durable:
+            raise NotAllowed(
+                f"subscription {host.core.name!r} of topic {host.topic.name} is not durable: what a transaction acknowledges would be lost "
+                "with its consumer; acknowledge on a durable subscription"
+            )
+        self._host = host
+        self.core: PendingAcks = host.topic.used_with_transactions().pending_of(host.core.name)
+
+    # --- acknowledging ---------------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, session: ConsumerSession, txn: TxnId, named: Named, confirmed: Callable[[], None] | None) -> None:
+        """Hold these for the transaction; `confirmed` is called when that is durable.
+
+        Raises TransactionConflict, InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError: then nothing is held.
+        """
+        self._check()
+        change, unblocked = self.core.acknowledge(txn, session, named.ranges, named.partial)
+        self._held(session, change, unblocked, confirmed)
+
+    def acknowledge_cumulative(
+        self, session: ConsumerSession, txn: TxnId, ordinal: int, mask: int, size: int, confirmed: Callable[[], None] | None
+    ) -> None:
+        """As `acknowledge`: everything up to `ordinal`; with `mask` of that entry, a batch of `size`, only the messages whose bit is 0."""
+        self._check()
+        change, unblocked = self.core.acknowledge_cumulative(txn, session, ordinal, mask, size)
+        if change is not None and self._host.core.cursor.dirty:
+            # What others have acknowledged is no part of what it holds: it must not be lost either once this one is confirmed.
+            self._host.topic.bundle.write_cursor(self._host, _nobody_waits)
+        self._held(session, change, unblocked, confirmed)
+
+    def _held(
+        self, session: ConsumerSession, change: PendingChange | None, unblocked: bool, confirmed: Callable[[], None] | None
+    ) -> None:
+        if change is not None:
+            session.entries_acknowledged += sum(last - first + 1 for _, first, last in change.ranges)
+        self._write(change, confirmed)
+        if unblocked:
+            self._host.schedule()
+
+    # --- ending ----------------------------------------------------------------------------------------------------------------
+
+    async def end(self, txn: TxnId, action: Action, floor: int) -> None:
+        """The transaction has been decided: what it holds is acknowledged, or delivered again; durable when this returns.
+
+        An end may come again. `floor`: every transaction of that coordinator with a smaller number has ended everywhere; those that hold
+        something here all the same are released. Raises InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
+        """
+        self._check()
+        self._end(txn, Outcome(int(action)), floor)
+        for orphan in self.core.orphans():
+            log.info(
+                "transaction.orphan_released", topic=str(self._host.topic.name), subscription=self._host.core.name, txn=str(orphan)
+            )
+            self._check()
+            self._end(orphan, Outcome.ABORTED, floor)
+        await self._host.topic.context.log.barrier()
+
+    def _end(self, txn: TxnId, outcome: Outcome, floor: int) -> None:
+        change, unblocked = self.core.end(txn, outcome, floor)
+        self._write(change, None)
+        if unblocked:
+            self._host.schedule()
+        self._host.end_of_topic()
+
+    # --- the log ---------------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Whether a change could be written now. Raises ServiceNotReady, StorageError."""
+        topic = self._host.topic
+        if topic.frozen or topic.subscriptions.get(self._host.core.name) is not self._host:
+            raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
+        writer, most = topic.context.log, topic.context.settings.log_pending_bytes_max
+        writer.check_room()
+        if writer.pending_bytes > most:
+            raise StorageError(
+                f"{writer.pending_bytes} bytes wait for the disk, more than log_pending_bytes_max={most}; try again in a moment"
+            )
+
+    def _write(self, change: PendingChange | None, confirmed: Callable[[], None] | None) -> None:
+        topic = self._host.topic
+        on_durable = None if confirmed is None else lambda _place: confirmed()
+        if change is None:
+            if on_durable is not None:
+                topic.context.log.append((), 0, 0, on_durable)  # behind whatever is under way
+            return
+        encoded = encode_transaction(
+            epoch=topic.bundle.epoch, topic=str(topic.name), change=change, subscription=self._host.core.name
+        )
+        topic.context.log.append(encoded.buffers, encoded.size, 1, on_durable)
+
+
+def _nobody_waits() -> None:
+    """The record behind it is waited for."""

@@ -1,0 +1,565 @@
+"""Acknowledgements in transactions, seen from the other end of a real socket: what is held, refused, ended, delivered again, and there later."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from magnetar.errors import ServiceNotReady, WireCode
+from magnetar.server.acknowledgements import acknowledge as handle_ack
+from magnetar.server.broker import Broker
+from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
+from magnetar.server.topic_life import expire_to, skip
+from magnetar.topics.ledgers import Position
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.records import Action
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from magnetar.wire.frames import encode_command
+from tests.unit.server.acknowledging import A, B, C, Lives, ack_in, end, host_of, pending_of, play_lives, some_of, subscription_of
+from tests.unit.server.brokers import TOPIC, Peer, Type, open_peer
+from tests.unit.server.deliveries import EXCLUSIVE, SHARED, acknowledge, play, publish, received, redelivery, seek
+
+CONFLICT, ENDED = int(WireCode.TRANSACTION_CONFLICT), int(WireCode.INVALID_TXN_STATUS)
+REFUSED = int(WireCode.NOT_ALLOWED)
+DONE = (0, "")
+FAILOVER, KEY_SHARED = api.CommandSubscribe.Failover, api.CommandSubscribe.Key_Shared
+
+
+async def published(peer: Peer, count: int, **metadata: int) -> list[api.MessageIdData]:
+    await peer.produce()
+    return [await publish(peer, **metadata) for _ in range(count)]
+
+
+# --- holding and ending -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
+def test_an_abort_delivers_again_and_a_commit_acknowledges(tmp_path: Path, kind: int) -> None:
+    """On every type; meanwhile nobody gets what is held, whoever asks for it, and nobody else acknowledges it."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 4)
+        await peer.subscribe(subType=kind)
+        assert await received_whoever_tells(peer, 4) == [0, 1, 2, 3]
+        assert await ack_in(peer, A, ids[1], ids[2]) == DONE
+        await acknowledge(peer, *ids)
+        host = await subscription_of(broker)
+        assert (host.core.backlog, host.core.cursor.mark_delete) == (2, 1)
+        peer.write(redelivery(1))
+        peer.write(requests.flow(1, 100))
+        assert await peer.is_quiet(), "held: not delivered again"
+        assert await end(broker, A, commit=False) == DONE
+        assert [(await peer.message())[0].message_id.entryId for _ in range(2)] == [1, 2]
+        assert await ack_in(peer, B, *ids[1:3]) == DONE
+        assert await end(broker, B, commit=True) == DONE
+        assert (host.core.backlog, host.core.withheld) == (0, None)
+        assert await peer.is_quiet()
+
+    play(tmp_path, script, failover_delay_ms=0)
+
+
+async def received_whoever_tells(peer: Peer, count: int) -> list[int]:
+    """As `received`; a Failover consumer is told first that it is active."""
+    peer.write(requests.flow(1, count))
+    found: list[int] = []
+    while len(found) < count:
+        command, _ = await peer.receive()
+        if command.type == Type.MESSAGE:
+            found.append(command.message.message_id.entryId)
+    return found
+
+
+def test_a_cumulative_acknowledgement_holds_all_before_it(tmp_path: Path) -> None:
+    """Up to a message of a batch; an abort brings all of it again, with the epoch that the consumer has by then."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 2)
+        ids.append(await publish(peer, num_messages_in_batch=3))
+        await peer.subscribe()
+        peer.write(requests.flow(1, 5))
+        assert [(await peer.message())[0].message_id.entryId for _ in range(3)] == [0, 1, 2]
+        assert await ack_in(peer, A, some_of(ids[2], 0b100, 3), cumulative=True) == DONE
+        assert await end(broker, A, commit=False) == DONE
+        peer.write(requests.flow(1, 5))
+        again = [(await peer.message())[0] for _ in range(3)]
+        assert [(found.message_id.entryId, [*found.ack_set]) for found in again] == [(0, []), (1, []), (2, [])]
+        assert await ack_in(peer, B, some_of(ids[2], 0b100, 3), cumulative=True) == DONE
+        assert await end(broker, B, commit=True) == DONE
+        host = await subscription_of(broker)
+        assert (host.core.cursor.mark_delete, host.core.cursor.partial) == (2, {2: 0b100})
+
+    play(tmp_path, script)
+
+
+def test_messages_of_one_batch_in_several_transactions(tmp_path: Path) -> None:
+    """Clients send an ack set and, not all of them, how large the batch is."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        (batch,) = await published(peer, 1, num_messages_in_batch=3)
+        await peer.subscribe(subType=SHARED)
+        await received(peer, 1)
+        assert await ack_in(peer, A, some_of(batch, 0b110, 3)) == DONE
+        assert await ack_in(peer, B, some_of(batch, 0b101)) == DONE
+        code, text = await ack_in(peer, C, some_of(batch, 0b001, 3))
+        assert (code, "held by transaction (0,1)" in text) == (CONFLICT, True), text
+        assert await ack_in(peer, C, some_of(batch, 0b011)) == DONE
+        peer.write(redelivery(1))
+        peer.write(requests.flow(1, 10))
+        assert await peer.is_quiet(), "nothing of it is free"
+        assert await end(broker, B, commit=False) == DONE
+        message, _ = await peer.message()
+        assert [*message.ack_set] == [0b010]
+        await end(broker, A, commit=True)
+        await end(broker, C, commit=True)
+        await acknowledge(peer, batch)
+        assert (await subscription_of(broker)).core.backlog == 0
+
+    play(tmp_path, script)
+
+
+def test_an_acknowledgement_without_request_id_acts_and_is_not_answered(tmp_path: Path) -> None:
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 2)
+        await peer.subscribe()
+        for txn in (A, B):  # the second one is a conflict, of which nobody is told
+            peer.write(requests.ack(1, ids[:1], txn=txn))
+        assert await peer.is_quiet()
+        host = await subscription_of(broker)
+        assert [str(txn) for txn in (await pending_of(broker)).open_transactions()] == ["(0,0)"]
+        await end(broker, A, commit=True)
+        assert host.core.backlog == 1
+
+    play(tmp_path, script)
+
+
+def test_the_same_transaction_may_acknowledge_again(tmp_path: Path) -> None:
+    """A client that lost the answer does; in Apache Pulsar that is a conflict with itself."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 3)
+        await peer.subscribe()
+        for _ in range(2):
+            assert await ack_in(peer, A, ids[0]) == DONE
+            assert await ack_in(peer, A, ids[1], cumulative=True) == DONE
+        assert await ack_in(peer, A, ids[1], ids[2]) == DONE
+        assert await end(broker, A, commit=True) == DONE
+
+    play(tmp_path, script)
+
+
+def test_the_first_transaction_of_all_is_one_like_any_other(tmp_path: Path) -> None:
+    """(0,0): the fields are there, though their values are what absent ones have; and 2^64-1 is a number too."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 2)
+        await peer.subscribe()
+        last = TxnId((1 << 64) - 1, (1 << 64) - 2)
+        assert await ack_in(peer, TxnId(0, 0), ids[0]) == DONE
+        assert await ack_in(peer, last, ids[1]) == DONE
+        code, text = await ack_in(peer, TxnId(0, 1), ids[0])
+        assert (code, "held by transaction (0,0)" in text) == (CONFLICT, True)
+        assert await end(broker, TxnId(0, 0), commit=True) == DONE
+        assert await end(broker, last, commit=True) == DONE
+        assert (await subscription_of(broker)).core.backlog == 0
+
+    play(tmp_path, script)
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------------
+
+
+def test_conflicts_name_the_holder_and_hold_nothing(tmp_path: Path) -> None:
+    """Every refusal has a text: Go takes one without for a success."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 5)
+        await peer.subscribe()
+        await acknowledge(peer, ids[0])
+        assert await ack_in(peer, A, ids[2]) == DONE
+        ledger = ids[0].ledgerId
+        beyond = api.MessageIdData(ledgerId=ledger, entryId=9)
+        for named, cumulative, words in (
+            ([ids[1], ids[2]], False, f"{ledger}:2 is held by transaction (0,0)"),
+            ([ids[3]], True, f"{ledger}:2 is held by transaction (0,0)"),
+            ([ids[0]], False, f"{ledger}:0 is acknowledged already"),
+            ([ids[0]], True, f"{ledger}:0 and all before it are acknowledged already"),
+            ([ids[1], beyond], False, f"{ledger}:9 does not exist"),
+            ([beyond], True, f"{ledger}:9 does not exist"),
+        ):
+            code, text = await ack_in(peer, B, *named, cumulative=cumulative)
+            assert (code, words in text, "(0,1)" in text) == (CONFLICT, True, True), text
+        assert list((await pending_of(broker)).open_transactions()) == [A]
+        assert await ack_in(peer, A, ids[3], cumulative=True) == DONE, "its own are no obstacle"
+
+    play(tmp_path, script)
+
+
+def test_what_cannot_be_acknowledged_in_a_transaction(tmp_path: Path) -> None:
+    """A reader's subscription, a topic without storage, cumulative ones of Shared or of several messages, batches beyond all bounds."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        (first, second) = await published(peer, 2)
+        await peer.subscribe(1, subType=SHARED)
+        for identifiers, cumulative, words in (
+            ([first], True, "is SHARED"),
+            ([first, second], True, "names one message, this one 2"),
+            ([], True, "names one message, this one 0"),
+            ([some_of(first, 1, 1 << 30)], False, "ack_set_words_max=4096"),
+            ([api.MessageIdData(ledgerId=first.ledgerId, entryId=0, ack_set=[1] * 4097)], False, "ack_set_words_max=4096"),
+        ):
+            code, text = await ack_in(peer, A, *identifiers, cumulative=cumulative)
+            assert (code, words in text) == (REFUSED, True), text
+        assert await ack_in(peer, A) == DONE, "nothing is named, nothing is held"
+        await peer.subscribe(2, subscription="reader", durable=False)
+        code, text = await ack_in(peer, A, first, consumer_id=2)
+        assert (code, "is not durable" in text) == (REFUSED, True), text
+        with pytest.raises(KeyError):
+            await pending_of(broker, "reader")
+        volatile = "non-persistent://public/default/n"
+        await peer.lookup(volatile)
+        await peer.subscribe(3, volatile)
+        code, text = await ack_in(peer, A, first, consumer_id=3)
+        assert (code, "is not persistent" in text) == (REFUSED, True), text
+        assert (await end(broker, A, commit=True, subscription="reader"))[0] == int(WireCode.SUBSCRIPTION_NOT_FOUND)
+
+    play(tmp_path, script)
+
+
+def test_an_ended_transaction_acknowledges_nothing_more(tmp_path: Path) -> None:
+    """Its end left a fence, also where it had held nothing; the same end again is done, the opposite is refused."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 3)
+        await peer.subscribe()
+        await ack_in(peer, A, ids[0])
+        assert await end(broker, A, commit=True) == DONE
+        assert await end(broker, B, commit=False) == DONE
+        for txn, commit, word in ((A, True, "committed"), (B, False, "aborted")):
+            assert await end(broker, txn, commit=commit) == DONE
+            code, text = await end(broker, txn, commit=not commit)
+            assert (code, f"was {word}" in text) == (ENDED, True)
+            code, text = await ack_in(peer, txn, ids[1])
+            assert (code, f"was {word}" in text) == (ENDED, True)
+
+    play(tmp_path, script)
+
+
+def test_what_does_not_exist_is_said_only_where_it_is_certain(tmp_path: Path) -> None:
+    """A coordinator takes that for the end: while a topic is leaving it is told to come again."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 1)
+        await peer.subscribe()
+        await ack_in(peer, A, ids[0])
+        assert (await end(broker, A, commit=True, subscription="other"))[0] == int(WireCode.SUBSCRIPTION_NOT_FOUND)
+        absent = TOPIC + "-absent"
+        await peer.lookup(absent)
+        assert (await end(broker, A, commit=True, topic=absent))[0] == int(WireCode.TOPIC_NOT_FOUND)
+        assert absent not in (await host_of(broker)).bundle.topics, "nobody made it"
+        host = await host_of(broker)
+        host.core.freeze()
+        code, text = await end(broker, A, commit=True)
+        assert (code, "is being unloaded" in text) == (int(WireCode.SERVICE_NOT_READY), True)
+        assert (await ack_in(peer, A, ids[0]))[0] == int(WireCode.SERVICE_NOT_READY)
+        host.core.thaw()
+        assert await end(broker, A, commit=True) == DONE
+
+    play(tmp_path, script)
+
+
+# --- what others do meanwhile -------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_that_leaves_takes_nothing_of_its_transaction_along(tmp_path: Path) -> None:
+    """What it held and did not acknowledge goes to the next one; what its transaction holds stays where it is."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 3)
+        async with open_peer(broker) as other:
+            await other.subscribe(subType=SHARED)
+            assert await received(other, 3) == [0, 1, 2]
+            assert await ack_in(other, A, ids[1]) == DONE
+        await peer.subscribe(subType=SHARED)
+        peer.write(requests.flow(1, 10))
+        assert [(await peer.message())[0].message_id.entryId for _ in range(2)] == [0, 2]
+        assert await peer.is_quiet()
+        assert await end(broker, A, commit=False) == DONE
+        assert (await peer.message())[0].message_id.entryId == 1
+
+    play(tmp_path, script)
+
+
+def test_a_seek_while_something_is_held(tmp_path: Path) -> None:
+    """Held messages are passed over wherever delivery begins; a commit acknowledges them at the new place as well."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 4)
+        await peer.subscribe()
+        assert await received(peer, 4) == [0, 1, 2, 3]
+        await acknowledge(peer, ids[0])
+        assert await ack_in(peer, A, ids[1]) == DONE
+        assert await ack_in(peer, B, ids[2]) == DONE
+        await seek(peer, message_id=ids[0])
+        await peer.subscribe()
+        assert await received(peer, 2) == [0, 3]
+        assert await end(broker, A, commit=True) == DONE
+        await seek(peer, message_id=ids[3])
+        assert await end(broker, B, commit=False) == DONE
+        await peer.subscribe()
+        assert await received(peer, 1) == [3], "delivery begins behind what has come back"
+        await seek(peer, message_id=ids[0])
+        await peer.subscribe()
+        assert await received(peer, 4) == [0, 1, 2, 3], "a seek after the commit undoes it, as it undoes any acknowledgement"
+        assert (await subscription_of(broker)).core.backlog == 4
+
+    play(tmp_path, script)
+
+
+def test_skipping_and_expiry_leave_what_is_held(tmp_path: Path) -> None:
+    """Only its end decides; what is aborted afterwards is delivered."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 6)
+        await peer.subscribe()
+        assert await ack_in(peer, A, ids[1], ids[3]) == DONE
+        host = await subscription_of(broker)
+        await skip(host, 2)
+        assert (host.core.cursor.mark_delete, host.core.backlog) == (1, 4), "0 and 2 are skipped"
+        await expire_to(host, Position(ids[4].ledgerId, 4))
+        assert host.core.backlog == 3
+        await skip(host, None)
+        assert host.core.backlog == 2
+        assert await end(broker, A, commit=False) == DONE
+        assert await received(peer, 2) == [1, 3]
+
+    play(tmp_path, script)
+
+
+def test_unsubscribing_forgets_what_was_held(tmp_path: Path) -> None:
+    """The subscription is gone with it; another one of the same name has a life of its own, before and after a restart."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.life() as (broker, peer):
+            ids = await published(peer, 2)
+            await peer.subscribe()
+            assert await ack_in(peer, A, ids[0]) == DONE
+            assert (await peer.ask("unsubscribe", consumer_id=1)).type == Type.SUCCESS
+            assert (await end(broker, A, commit=True))[0] == int(WireCode.SUBSCRIPTION_NOT_FOUND)
+            await peer.subscribe()
+            assert await received(peer, 2) == [0, 1]
+            assert await ack_in(peer, B, ids[0]) == DONE
+        async with lives.life() as (broker, peer):
+            host = await subscription_of(broker)
+            assert list((await pending_of(broker)).open_transactions()) == [B]
+            assert await end(broker, B, commit=True) == DONE
+            assert host.core.cursor.mark_delete == 1
+
+    play_lives(tmp_path, script)
+
+
+def test_trimming_takes_what_is_held_too(tmp_path: Path) -> None:
+    """Whoever truncates a topic has decided; the ends of transactions find nothing left and succeed."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 3)
+        await peer.subscribe()
+        assert await ack_in(peer, A, ids[1]) == DONE
+        await (await host_of(broker)).truncate()
+        assert (await subscription_of(broker)).core.withheld is None
+        code, text = await ack_in(peer, B, ids[2])
+        assert (code, "does not exist (any more)" in text) == (CONFLICT, True), text
+        assert await end(broker, A, commit=False) == DONE
+        await publish(peer)
+        assert await received(peer, 1) == [3]
+
+    play(tmp_path, script)
+
+
+# --- transactions that nobody ends --------------------------------------------------------------------------------------------
+
+
+def test_an_end_releases_transactions_below_the_low_watermark(tmp_path: Path) -> None:
+    """They were never registered with their coordinator; those of other coordinators are none of its business."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 4)
+        await peer.subscribe()
+        assert await received(peer, 4) == [0, 1, 2, 3]
+        for txn, identifier in zip((A, B, C, TxnId(0, 7)), ids, strict=True):
+            assert await ack_in(peer, txn, identifier) == DONE
+        assert await end(broker, B, commit=True, floor=2) == DONE
+        peer.write(requests.flow(1, 10))
+        assert (await peer.message())[0].message_id.entryId == 0
+        assert list((await pending_of(broker)).open_transactions()) == [C, TxnId(0, 7)]
+        code, text = await ack_in(peer, A, ids[0])
+        assert (code, "has ended" in text) == (ENDED, True)
+        assert await end(broker, A, commit=True, floor=2) == DONE, "below the watermark every end is done"
+        assert await end(broker, A, commit=False, floor=2) == DONE
+
+    play(tmp_path, script)
+
+
+# --- later lives --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "before", "while", "after"])
+def test_a_restart_changes_nothing_of_what_is_held_or_ended(tmp_path: Path, checkpoint: str) -> None:
+    """Wherever a checkpoint lies: open ones hold on, ended ones are fenced, confirmed acknowledgements are there."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.life() as (broker, peer):
+
+            async def take(when: str) -> None:
+                if checkpoint == when:
+                    await broker.ownership.shortener.checkpoint(str((await host_of(broker)).bundle.name))
+
+            ids = await published(peer, 5)
+            batch = await publish(peer, num_messages_in_batch=3)
+            await peer.subscribe(subType=SHARED)
+            await take("before")
+            assert await ack_in(peer, A, ids[0], some_of(batch, 0b110, 3)) == DONE
+            assert await ack_in(peer, B, ids[1]) == DONE
+            assert await ack_in(peer, C, ids[2], ids[4]) == DONE
+            await take("while")
+            assert await end(broker, B, commit=True) == DONE
+            assert await end(broker, C, commit=False) == DONE
+            await acknowledge(peer, ids[2])
+            await take("after")
+        async with lives.life() as (broker, peer):
+            host = await subscription_of(broker)
+            assert list((await pending_of(broker)).open_transactions()) == [A]
+            assert (host.core.backlog, host.core.cursor.mark_delete) == (4, 0)
+            await peer.subscribe(subType=SHARED)
+            peer.write(requests.flow(1, 100))
+            found = [(await peer.message())[0] for _ in range(3)]
+            assert [(one.message_id.entryId, [*one.ack_set]) for one in found] == [(3, []), (4, []), (5, [0b110])]
+            assert await peer.is_quiet()
+            for txn, commit, word in ((B, True, "committed"), (C, False, "aborted")):
+                assert await end(broker, txn, commit=commit) == DONE
+                assert f"was {word}" in (await ack_in(peer, txn, ids[3]))[1]
+            assert "held by transaction (0,0)" in (await ack_in(peer, TxnId(0, 9), ids[0]))[1]
+            assert await ack_in(peer, A, ids[0]) == DONE, "the same one, who lost the answer"
+            assert await end(broker, A, commit=True) == DONE
+            assert (host.core.cursor.mark_delete, host.core.cursor.partial) == (3, {5: 0b110})
+        async with lives.life() as (broker, peer):
+            host = await subscription_of(broker)
+            assert (host.core.cursor.mark_delete, host.core.cursor.partial, host.core.withheld) == (3, {5: 0b110}, None)
+
+    play_lives(tmp_path, script)
+
+
+def test_an_ordinary_acknowledgement_that_a_cumulative_one_builds_on_is_not_lost(tmp_path: Path) -> None:
+    """A client acknowledges one message without waiting, then everything up to a later one in a transaction: confirmed is confirmed."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.life() as (broker, peer):
+            ids = await published(peer, 3)
+            await peer.subscribe()
+            peer.write(requests.ack(1, ids[:1]))
+            assert await ack_in(peer, A, ids[2], cumulative=True) == DONE
+        async with lives.life() as (broker, peer):
+            assert await end(broker, A, commit=True) == DONE
+            assert (await subscription_of(broker)).core.backlog == 0
+
+    play_lives(tmp_path, script, ack_write_delay_s=60.0)
+
+
+def test_sizes_of_batches_are_read_from_storage_if_need_be(tmp_path: Path) -> None:
+    """Go sends an ack set alone; the entry says how many messages its batch has, also when only a sealed file knows."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        (batch,) = await published(peer, 1, num_messages_in_batch=3)
+        await peer.subscribe(subType=SHARED)
+        topic = await host_of(broker)
+        await broker.ownership.shortener.cover(str(topic.bundle.name))
+        topic.index.drop_before(1)
+        assert topic.index.run_of(0) is None
+        assert await ack_in(peer, A, some_of(batch, 0b110)) == DONE
+        held = (await pending_of(broker)).held_by(A)
+        assert held.partial == ((batch.ledgerId, 0, 3, (0b110,)),)
+
+    play(tmp_path, script)
+
+
+def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> None:
+    """What comes while the bundle is divided is done in its child; what was held before is held there."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.life() as (broker, peer):
+            ids = await published(peer, 4)
+            await peer.subscribe()
+            assert await ack_in(peer, A, ids[0]) == DONE
+            host, bundle = await subscription_of(broker), (await host_of(broker)).bundle
+            connection = host.sessions()[0].connection
+            splitting = asyncio.create_task(broker.ownership.split(bundle.name, ((bundle.name.low + bundle.name.high) // 2,)))
+            while bundle.parked is None:
+                await asyncio.sleep(0)
+            for number, identifier in ((71, ids[0]), (72, ids[1])):
+                ack = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[identifier], request_id=number)
+                ack.txnid_most_bits, ack.txnid_least_bits = B
+                handle_ack(connection, ack)
+            with pytest.raises(ServiceNotReady, match="is being unloaded"):
+                await SubscriptionTransactions(host).end(A, Action.COMMIT, 0)
+            assert bundle.parked is not None, "all of that came while the bundle was divided"
+            await splitting
+            answers = [(await peer.answer(Type.ACK_RESPONSE)).ack_response for _ in range(2)]
+            assert [(found.request_id, int(found.error)) for found in answers] == [(71, CONFLICT), (72, 0)]
+            assert (await host_of(broker)).bundle is not bundle
+            assert await ack_in(peer, A, ids[2]) == DONE
+            assert await end(broker, A, commit=True) == DONE
+        async with lives.life() as (broker, peer):
+            host = await subscription_of(broker)
+            assert list((await pending_of(broker)).open_transactions()) == [B]
+            assert [*host.core.cursor.unacknowledged(0, 4)] == [(1, 2), (3, 4)]
+
+    play_lives(tmp_path, script)
+
+
+def test_a_move_takes_what_is_held_along(tmp_path: Path) -> None:
+    """A planned end hands the bundle over; the next life has read what the record says, checkpoint and all."""
+
+    async def script(lives: Lives) -> None:
+        broker = await lives.node.start()
+        try:
+            async with open_peer(broker) as peer:
+                await peer.lookup()
+                ids = await published(peer, 3)
+                await peer.subscribe()
+                assert await ack_in(peer, A, ids[0]) == DONE
+                assert await ack_in(peer, B, ids[1]) == DONE
+                assert await end(broker, B, commit=True) == DONE
+        finally:
+            await asyncio.wait_for(broker.stop(), 60)
+        async with lives.life() as (broker, peer):
+            host = await subscription_of(broker)
+            assert list((await pending_of(broker)).open_transactions()) == [A]
+            assert [*host.core.cursor.unacknowledged(0, 3)] == [(0, 1), (2, 3)]
+
+    play_lives(tmp_path, script)
+
+
+# --- ids of receipts ----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_of_a_sidecar_that_nobody_knows_acknowledge_nothing(tmp_path: Path) -> None:
+    """Of a topic that is used with transactions: passed over by ordinary acknowledgements, a conflict in a transaction."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 3)
+        await peer.subscribe()
+        assert await ack_in(peer, A, ids[0]) == DONE
+        unknown = [api.MessageIdData(ledgerId=ids[0].ledgerId - 1, entryId=entry) for entry in range(30)]
+        for cumulative in (False, True):
+            assert not (await acknowledge(peer, unknown[1], cumulative=cumulative)).HasField("error")
+        body = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=unknown)
+        peer.write(encode_command(api.BaseCommand(type=Type.ACK, ack=body)))
+        assert await peer.is_quiet()
+        assert (await subscription_of(broker)).core.backlog == 3
+        for cumulative in (False, True):
+            code, text = await ack_in(peer, A, unknown[1], cumulative=cumulative)
+            assert (code, "does not exist" in text) == (CONFLICT, True), text
+
+    play(tmp_path, script)
