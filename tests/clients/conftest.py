@@ -1,7 +1,7 @@
 """Servers for the tests with real clients.
 
 Owns: fixtures that start real processes and stop them by their own handle; the logs of servers and foreign clients beside a failure.
-Imports: dev.server_process, foreign, rest.
+Imports: dev.server_process, foreign, places, rest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from dev.server_process import ServerProcess
 from tests.clients.cluster import Cluster
 from tests.clients.foreign import Client, Driver
+from tests.clients.places import Place
 from tests.clients.rest import Admin
 
 QUICK_SETTINGS = {
@@ -33,11 +34,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """A failure shows what the servers it used had to say."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
-        for used in dict.fromkeys(value for value in item.funcargs.values() if isinstance(value, Cluster | ServerProcess | Driver)):
+        for used in dict.fromkeys(
+            value for value in item.funcargs.values() if isinstance(value, Cluster | ServerProcess | Driver | Place)
+        ):
             if isinstance(used, Cluster):
                 report.sections.append(("broker logs", used.log_dump()))
             if isinstance(used, ServerProcess):
                 report.sections.append(("server log", used.log_tail()))
+            if isinstance(used, Place):
+                report.sections.append(("logs of the place", used.log_tail()))
             if isinstance(used, Driver):
                 report.sections.append((f"{used.language} client's log", used.log_tail()))
     return report

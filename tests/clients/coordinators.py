@@ -1,6 +1,6 @@
 """Transaction coordinators for the tests of clients.
 
-Owns: `Wire`, a client that speaks the bare protocol, and `Stage`: a broker, its etcd, and coordinators by number. Imports: the cluster of the tests.
+Owns: `Wire`, a client that speaks the bare protocol, and `Stage`: brokers, their etcd, and coordinators by number. Imports: the cluster of the tests.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Wire:
 
 
 class Stage:
-    """One broker, its etcd, and coordinators by number; `environment` holds for these."""
+    """Brokers (one unless said), their etcd, and coordinators by number; `environment` holds for these."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str] = {}) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str] = {}, *, brokers: int = 1) -> None:
         self._environment = {**SETTINGS, **environment}
-        self.cluster = Cluster(directory, brokers=1, environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S})
+        self.cluster = Cluster(directory, brokers=brokers, environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S})
         self.coordinators = [self.coordinator(tcid) for tcid in range(2)]
 
     def coordinator(self, tcid: int) -> ServerProcess:

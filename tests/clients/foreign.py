@@ -1,7 +1,7 @@
 """The official Java and Go clients as seen by a test.
 
-Owns: `Driver` (the foreign program, line-JSON over its standard streams) and what it offers: `Client`, `Producer`, `Consumer`, `Reader`, `Table`.
-Imports: foreign_build.
+Owns: `Driver` (the foreign program, line-JSON over its standard streams) and what it offers: `Client`, `Producer`, `Consumer`, `Reader`, `Table`,
+`Transaction`. Imports: foreign_build, the name of a transaction.
 Invariants: every answer reaches the caller of its request, whatever the order; a program that dies fails all that wait, with the end of its log;
 every wait has a deadline. Options and operations have the same names in both languages; absent ones are the client's defaults, but producers do
 not batch unless asked to, and acknowledgements are sent at once and wait for the server's word.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from magnetar.transactions.ids import TxnId
 from tests.clients import foreign_build
 
 ANSWER_S = 90.0
@@ -83,6 +84,10 @@ def _received(answer: dict[str, Any]) -> Received:
     fields = {name: answer[name] for name in Received.__dataclass_fields__}
     fields |= {"id": _id(answer["id"]), "value": base64.b64decode(answer["value"] or ""), "properties": answer["properties"] or {}}
     return Received(**fields)
+
+
+def _handle(txn: Transaction | None) -> int | None:
+    return txn.handle if txn is not None else None
 
 
 def _encoded(value: bytes) -> str:
@@ -209,6 +214,11 @@ class Client(_Remote):
         made = self.driver.call("consumer.create", handle=self.handle, topic=topic, subscription=subscription, **chosen)
         return Consumer(self.driver, made["handle"], made["name"])
 
+    def transaction(self, timeout_s: float = 60.0) -> Transaction:
+        """Begin a transaction; the client must have been made with `transactions=True`."""
+        made = self.driver.call("transaction.begin", handle=self.handle, timeout_ms=int(timeout_s * 1000))
+        return Transaction(self, made["handle"], TxnId(made["most"], made["least"]))
+
     def reader(self, topic: str, start: str | Id = "earliest", **options: Any) -> Reader:
         where = start.raw if isinstance(start, Id) else start
         return Reader(self.driver, self.driver.call("reader.create", handle=self.handle, topic=topic, start=where, **options))
@@ -218,6 +228,31 @@ class Client(_Remote):
 
     def partitions(self, topic: str) -> list[str]:
         return list(self.call("partitions", topic=topic))
+
+
+class Transaction(_Remote):
+    """A transaction that the client has begun."""
+
+    kind = "transaction"
+
+    def __init__(self, client: Client, handle: int, txn_id: TxnId) -> None:
+        super().__init__(client.driver, handle)
+        self.client, self.id = client, txn_id
+
+    @property
+    def state(self) -> str:
+        """What the client takes it for: OPEN, COMMITTING, COMMITTED, ABORTING, ABORTED, TIMEOUT, ERROR."""
+        return str(self.call("state"))
+
+    def commit(self) -> None:
+        self.call("commit")
+
+    def abort(self) -> None:
+        self.call("abort")
+
+    def end_again(self, *, commit: bool) -> None:
+        """END_TXN once more, whatever the client takes it for (Java)."""
+        self.call("end_again", client=self.client.handle, commit=commit)
 
 
 class Producer(_Remote):
@@ -230,18 +265,18 @@ class Producer(_Remote):
         self.name: str = made["name"]
         self.last_sequence_id: int = made["last_sequence_id"]
 
-    def begin_send(self, messages: Iterable[dict[str, Any]]) -> Future[Any]:
+    def begin_send(self, messages: Iterable[dict[str, Any]], txn: Transaction | None = None) -> Future[Any]:
         """Publish all without waiting in between; the answers are for `ids`."""
         listed = [{**message, "value": _encoded(message["value"])} for message in messages]
-        return self.begin("send", messages=listed)
+        return self.begin("send", messages=listed, transaction=_handle(txn))
 
-    def send_all(self, values: Sequence[bytes], **fields: Any) -> list[Id]:
+    def send_all(self, values: Sequence[bytes], txn: Transaction | None = None, **fields: Any) -> list[Id]:
         """Publish all without waiting in between, then wait for every receipt. Raises ForeignError for the first refused one."""
-        return ids(self.begin_send({"value": value, **fields} for value in values))
+        return ids(self.begin_send(({"value": value, **fields} for value in values), txn))
 
-    def send(self, value: bytes, **fields: Any) -> Id:
+    def send(self, value: bytes, txn: Transaction | None = None, **fields: Any) -> Id:
         """Publish one message and wait for its receipt. Raises ForeignError."""
-        return self.send_all([value], **fields)[0]
+        return self.send_all([value], txn, **fields)[0]
 
     def stream(self, prefix: str, *, interval_ms: int, padding: int) -> Stream:
         """Publish "<prefix> <number><padding>" without end, one message every `interval_ms`."""
@@ -328,11 +363,12 @@ class Consumer(_Seekable):
         got = self.receive_up_to(1, timeout_s=QUIET_S)
         assert got == [], f"unexpected {got}"
 
-    def ack(self, *messages: Received) -> None:
-        self.call("ack", handles=[message.handle for message in messages])
+    def ack(self, *messages: Received, txn: Transaction | None = None) -> None:
+        self.call("ack", handles=[message.handle for message in messages], transaction=_handle(txn))
 
-    def ack_cumulative(self, message: Received) -> None:
-        self.call("ack_cumulative", handles=[message.handle])
+    def ack_cumulative(self, message: Received, txn: Transaction | None = None) -> None:
+        """In a transaction only Java's client does that."""
+        self.call("ack_cumulative", handles=[message.handle], transaction=_handle(txn))
 
     def nack(self, *messages: Received) -> None:
         self.call("nack", handles=[message.handle for message in messages])

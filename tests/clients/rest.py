@@ -1,6 +1,6 @@
 """The admin REST as the tests use it.
 
-Owns: `Admin`: one call each for what tests of clients have to set up or look at. Imports: dev.server_process.
+Owns: `Admin`: one call each for what tests of clients have to set up or look at. Imports: the standard library.
 Invariant: a refusal raises RestError with status and reason; an answer without a body is None.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
-
-from dev.server_process import ServerProcess
 
 TIMEOUT_S = 20.0
 
@@ -25,10 +23,18 @@ class RestError(Exception):
         self.status = status
 
 
+class HasRest(Protocol):
+    """A server, or a place with one."""
+
+    @property
+    def http_url(self) -> str:
+        """Where its REST is."""
+
+
 class Admin:
     """A server's REST; the server may be restarted in between."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: HasRest) -> None:
         self._server = server
 
     def call(self, method: str, path: str, body: Any = None) -> Any:

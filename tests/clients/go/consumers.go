@@ -100,13 +100,23 @@ func (r *received) describe(message pulsar.Message) object {
 	return describeMessage(message, handle)
 }
 
-// take gives the messages of the handles and forgets them.
-func (r *received) take(handles []int64) []pulsar.Message {
+// look gives the messages of the handles.
+func (r *received) look(handles []int64) []pulsar.Message {
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	var found []pulsar.Message
 	for _, handle := range handles {
 		found = append(found, r.messages[handle])
+	}
+	return found
+}
+
+// take gives the messages of the handles and forgets them.
+func (r *received) take(handles []int64) []pulsar.Message {
+	found := r.look(handles)
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	for _, handle := range handles {
 		delete(r.messages, handle)
 	}
 	return found
@@ -256,6 +266,9 @@ func receive(r *request) (any, error) {
 
 func acknowledge(r *request) (any, error) {
 	from := find[*received](r)
+	if r.Transaction != 0 { // what a transaction acknowledges may be acknowledged again
+		return nil, acknowledgeWithin(from, from.look(r.Handles), transactionOf(r))
+	}
 	messages := from.take(r.Handles)
 	if len(messages) == 1 {
 		return nil, from.consumer.Ack(messages[0])

@@ -69,6 +69,7 @@ type request struct {
 	DelayMs       int64  `json:"delay_ms"`
 	Active        bool   `json:"active"`
 	Partition     *int32 `json:"partition"`
+	Transaction   int64  `json:"transaction"`
 	ReadCompacted bool   `json:"read_compacted"`
 }
 
@@ -103,11 +104,15 @@ func keep(value any) int64 {
 }
 
 func find[T any](r *request) T {
+	return keptAs[T](r.Handle)
+}
+
+func keptAs[T any](handle int64) T {
 	lock.Lock()
 	defer lock.Unlock()
-	found, ok := kept[r.Handle].(T)
+	found, ok := kept[handle].(T)
 	if !ok {
-		panic(fmt.Sprintf("no object %d", r.Handle))
+		panic(fmt.Sprintf("no object %d", handle))
 	}
 	return found
 }
@@ -250,6 +255,7 @@ func main() {
 	registerProducers()
 	registerConsumers()
 	registerReaders()
+	registerTransactions()
 	input := bufio.NewScanner(os.Stdin)
 	input.Buffer(make([]byte, 64<<10), maxRequestBytes)
 	var output sync.Mutex

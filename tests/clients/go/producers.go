@@ -94,7 +94,11 @@ func send(r *request) (any, error) {
 	}
 	receipts := make(chan receipt, len(r.Messages))
 	for index, wanted := range r.Messages {
-		producer.SendAsync(context.Background(), build(wanted), func(id pulsar.MessageID, _ *pulsar.ProducerMessage, err error) {
+		made := build(wanted)
+		if r.Transaction != 0 {
+			made.Transaction = transactionOf(r)
+		}
+		producer.SendAsync(context.Background(), made, func(id pulsar.MessageID, _ *pulsar.ProducerMessage, err error) {
 			receipts <- receipt{index, id, err}
 		})
 	}

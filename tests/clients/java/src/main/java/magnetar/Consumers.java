@@ -81,7 +81,11 @@ final class Consumers {
         operations.put("consumer.ack", Consumers::acknowledge);
         operations.put("consumer.ack_cumulative", r -> {
             Received received = received(r);
-            received.consumer.acknowledgeCumulative(received.messages.get(r.numbers("handles").get(0).longValue()).getMessageId());
+            MessageId id = received.messages.get(r.numbers("handles").get(0).longValue()).getMessageId();
+            if (r.has("transaction")) {
+                return received.consumer.acknowledgeCumulativeAsync(id, Transactions.of(r)).get();
+            }
+            received.consumer.acknowledgeCumulative(id);
             return null;
         });
         operations.put("consumer.nack", r -> {
@@ -234,8 +238,12 @@ final class Consumers {
     private static Object acknowledge(Request request) throws Exception {
         Received received = received(request);
         List<MessageId> ids = new ArrayList<>();
-        for (int handle : request.numbers("handles")) {
-            ids.add(received.messages.remove((long) handle).getMessageId());
+        boolean within = request.has("transaction"); // what a transaction acknowledges may be acknowledged again
+        for (long handle : request.numbers("handles")) {
+            ids.add((within ? received.messages.get(handle) : received.messages.remove(handle)).getMessageId());
+        }
+        if (within) {
+            return Transactions.acknowledge(received.consumer, ids, Transactions.of(request));
         }
         if (ids.size() == 1) {
             received.consumer.acknowledge(ids.get(0));

@@ -61,6 +61,7 @@ public final class Main {
         Producers.register(OPERATIONS);
         Consumers.register(OPERATIONS);
         Readers.register(OPERATIONS);
+        Transactions.register(OPERATIONS);
     }
 
     private Main() {}
@@ -72,9 +73,13 @@ public final class Main {
     }
 
     static <T> T find(Request request, Class<T> type) {
-        Object found = OBJECTS.get(request.big("handle"));
+        return find(request, "handle", type);
+    }
+
+    static <T> T find(Request request, String field, Class<T> type) {
+        Object found = OBJECTS.get(request.big(field));
         if (found == null) {
-            throw new IllegalArgumentException("no object " + request.big("handle"));
+            throw new IllegalArgumentException("no object " + request.big(field));
         }
         return type.cast(found);
     }

@@ -146,7 +146,7 @@ final class Producers {
         Producer<byte[]> producer = Main.find(request, ProducerOf.class).producer;
         List<CompletableFuture<MessageId>> pending = new ArrayList<>();
         for (Request message : request.objects("messages")) {
-            pending.add(build(producer, message).sendAsync());
+            pending.add(build(start(producer, request), message).sendAsync());
         }
         producer.flushAsync();
         JsonArray answers = new JsonArray();
@@ -160,8 +160,12 @@ final class Producers {
         return answers;
     }
 
-    private static TypedMessageBuilder<byte[]> build(Producer<byte[]> producer, Request message) {
-        TypedMessageBuilder<byte[]> builder = producer.newMessage().value(message.bytes("value"));
+    private static TypedMessageBuilder<byte[]> start(Producer<byte[]> producer, Request request) {
+        return request.has("transaction") ? producer.newMessage(Transactions.of(request)) : producer.newMessage();
+    }
+
+    private static TypedMessageBuilder<byte[]> build(TypedMessageBuilder<byte[]> builder, Request message) {
+        builder.value(message.bytes("value"));
         message.ifText("key", builder::key);
         message.ifText("ordering_key", key -> builder.orderingKey(key.getBytes(StandardCharsets.UTF_8)));
         message.ifMap("properties", builder::properties);
