@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -18,7 +19,7 @@ import structlog
 from magnetar.errors import CorruptData, ServiceNotReady, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, LogPosition
-from magnetar.names import BundleName, TopicName
+from magnetar.names import BundleName, TopicName, sidecar_of
 from magnetar.server.context import BrokerContext
 from magnetar.server.entry_checks import PieceOfRun, checked_entries
 from magnetar.server.segments import SegmentCache
@@ -40,6 +41,10 @@ INDEXES_HELD_MAX = 64
 READ_BYTES_MAX = 4 << 20
 SEAL_WAIT_S = 5.0
 SEAL_LOOK_S = 0.1
+
+
+Sources = Callable[[tuple[int, int]], tuple[tuple[int, int], int] | None]
+"""The place in the sidecar of an entry that a transaction has published, and how many follow it on both sides; None for any other."""
 
 
 class CompactedRead(NamedTuple):
@@ -108,13 +113,16 @@ class BundleCatalog:
     # --- reading ---------------------------------------------------------------------------------------------------------------
 
     async def read(
-        self, topic: TopicName, ledgers: LedgerTable, request: ReadRequest, bytes_max: int
+        self, topic: TopicName, ledgers: LedgerTable, request: ReadRequest, bytes_max: int, sources: Sources | None = None
     ) -> tuple[list[memoryview], list[int]]:
-        """Entries of the request from one run of a sealed file or one block of a segment, at least one. Raises StorageError."""
+        """Entries of the request from one run of a sealed file or one block of a segment, at least one. Raises StorageError.
+
+        `sources` if the topic was used with transactions: until they are rewritten their entries lie in its sidecar.
+        """
         position = ledgers.position(request.first)
         for attempt in (1, 2):
             try:
-                found = await self._read_once(str(topic), ledgers, request, bytes_max)
+                found = await self._read_once(str(topic), ledgers, request, bytes_max, sources)
                 if found is not None:
                     return found
                 missing = ""
@@ -130,7 +138,7 @@ class BundleCatalog:
         )
 
     async def _read_once(
-        self, topic: str, ledgers: LedgerTable, request: ReadRequest, bytes_max: int
+        self, topic: str, ledgers: LedgerTable, request: ReadRequest, bytes_max: int, sources: Sources | None
     ) -> tuple[list[memoryview], list[int]] | None:
         """As `read`; None if the manifest that we know does not have the entry. Raises FileNotFoundError, StorageError."""
         position = ledgers.position(request.first)
@@ -142,10 +150,14 @@ class BundleCatalog:
             if (block.ledgers[row], block.entries[row]) == position:
                 found = self._consecutive(block, row, ledgers, request.entries, bytes_max)
                 return found.entries, found.message_counts
-        located = await self._find(topic, position)
+        entries, name = request.entries, topic
+        linked = sources(position) if sources is not None else None
+        if linked is not None:
+            position, entries, name = Position(*linked[0]), min(entries, linked[1]), sidecar_of(topic)
+        located = await self._find(name, position)
         if located is None:
             return None
-        return await self._read_run(topic, *located, position, request.entries, bytes_max)
+        return await self._read_run(name, *located, position, entries, bytes_max)
 
     def _level_one(self, topic: str, position: Position) -> SegmentReference | None:
         """The level-1 segment whose span holds the position."""

@@ -24,6 +24,7 @@ from magnetar.server.send_group import SendGroup
 from magnetar.server.sessions import ConsumerSession, ProducerSession
 from magnetar.server.slow_peer import SlowPeer
 from magnetar.server.tls import common_name
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer, verify_entry
@@ -188,14 +189,14 @@ class Connection(asyncio.BufferedProtocol):
                 group = self._collect_send(group, start, body, end)
                 continue
             if group is not None:
-                self._publish(group)
+                group.publish()
                 group = None
             if kind != ACK or body - start < ACK_SPAN_BYTES_MIN or not self._acknowledged(start, body):
                 self._handle_command(start, body)
                 if self._requests_held:
                     return  # the rest stays in the buffer until some of them are answered
         if group is not None and not self._closing:
-            self._publish(group)
+            group.publish()
 
     def _hold_back(self) -> bool:
         """Stop reading while the disk is behind; True if it is."""
@@ -238,29 +239,28 @@ class Connection(asyncio.BufferedProtocol):
             if not self._was_closed_by_us(producer_id):
                 raise ProtocolError(f"SEND for producer {producer_id}, which does not exist on this connection; create it first")
             return group
-        if group is not None and group.session is not session:
-            self._publish(group)
+        txn = None if most is None and least is None else TxnId(most or 0, least or 0)
+        if group is not None and (group.session is not session or group.txn != txn):
+            group.publish()
             group = None
-        refused = self._refuse_send(body, end, transactional=most is not None or least is not None)
+        refused = self._refuse_send(body, end)
         if refused is not None:
             session.topic.context.metrics.publish_errors += 1
             if group is not None:
-                self._publish(group)
+                group.publish()
             session.answer(commands.send_error(producer_id, max(sequence, highest), *refused))
             return None
         if group is None:
-            group = SendGroup(session)
+            group = SendGroup(session, txn)
         if group.bytes + end - body > self.settings.publish_bytes_max:
-            self._publish(group)
-            group = SendGroup(session)
+            group.publish()
+            group = SendGroup(session, txn)
         group.add(self._inbound.view[body:end], max(1, count), sequence, highest)
         group.add_following(self._inbound, start, body, end, self.settings)
         return group
 
-    def _refuse_send(self, body: int, end: int, *, transactional: bool) -> tuple[WireCode, str] | None:
+    def _refuse_send(self, body: int, end: int) -> tuple[WireCode, str] | None:
         """Why one SEND is not taken, or None."""
-        if transactional:
-            return WireCode.NOT_ALLOWED, "Transactions are not enabled."
         if end - body > self.settings.entry_bytes_max:
             return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {self.settings.max_message_bytes} bytes"
         try:
@@ -268,10 +268,6 @@ class Connection(asyncio.BufferedProtocol):
         except ChecksumMismatch as error:
             return error.wire_code, str(error)
         return None
-
-    def _publish(self, group: SendGroup) -> None:
-        """Hand a group over; the topic copies the entries, since the receive buffer is reused."""
-        group.session.topic.publish(group.session, group.entries, group.counts, group.sequences, group.highest_or_none())
 
     def _acknowledged(self, start: int, body: int) -> bool:
         """Take an ACK of consecutive entries; False if it is any other, which is left to the service."""

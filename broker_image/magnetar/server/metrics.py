@@ -61,6 +61,11 @@ class BrokerMetrics:
         self.files_collected = Counter(
             "magnetar_log_files_collected", "Log files given up by the collector", registry=self.registry
         )
+        self.late_transactional_messages = Counter(
+            "magnetar_transaction_late_messages",
+            "Messages that named a transaction which had committed without them: published as ordinary ones",
+            registry=self.registry,
+        )
         self.log_rolls = Counter("magnetar_log_rolls", "Log files rolled", registry=self.registry)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:

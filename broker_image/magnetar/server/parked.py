@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from magnetar.server.participant.sending import publish_in
 from magnetar.server.sessions import ProducerSession
+from magnetar.transactions.ids import TxnId
 
 if TYPE_CHECKING:
     from magnetar.server.listeners import Successor
@@ -34,6 +36,7 @@ class ParkedSends(NamedTuple):
     message_counts: Sequence[int]
     sequences: Sequence[int]
     highest: Sequence[int] | None
+    txn: TxnId | None
 
     def entries(self) -> list[memoryview]:
         view, at, found = memoryview(self.payload), 0, []
@@ -41,6 +44,13 @@ class ParkedSends(NamedTuple):
             found.append(view[at : at + length])
             at += length
         return found
+
+    def publish(self) -> None:
+        """Go on with it."""
+        if self.txn is None:
+            self.topic.publish(self.session, self.entries(), self.message_counts, self.sequences, self.highest)
+        else:
+            publish_in(self.txn, self.session, self.entries(), self.message_counts, self.sequences, self.highest)
 
 
 class ParkedWork:
@@ -61,6 +71,7 @@ class ParkedWork:
         message_counts: Sequence[int],
         sequences: Sequence[int],
         highest: Sequence[int] | None,
+        txn: TxnId | None = None,
     ) -> None:
         """Keep a copy of a run: the entries are views of a buffer that is used again."""
         lengths = list(map(len, entries))
@@ -69,7 +80,7 @@ class ParkedWork:
             self._missed[session] = None
             return
         self._room -= size
-        self._sends.append(ParkedSends(topic, session, b"".join(entries), lengths, message_counts, sequences, highest))
+        self._sends.append(ParkedSends(topic, session, b"".join(entries), lengths, message_counts, sequences, highest, txn))
 
     def confirmation(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
         """An acknowledgement that the subscription knows of, and its client wants to hear of once it is durable."""
@@ -87,7 +98,7 @@ class ParkedWork:
         """The topics are served again: go on. Producers of which something was dropped are sent to the successor: they send it again."""
         for parked in self._sends:
             if not parked.session.closed:
-                parked.topic.publish(parked.session, parked.entries(), parked.message_counts, parked.sequences, parked.highest)
+                parked.publish()
         for session in self._missed:
             session.close_by_broker(successor)
         for subscription, confirmed in self._confirmations:

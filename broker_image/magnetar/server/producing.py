@@ -46,8 +46,6 @@ class Producing:
             raise LimitExceeded(
                 f"producers_per_connection_max: this connection has {len(connection.producers)}; open another connection"
             )
-        if request.txn_enabled:
-            raise NotAllowed("Transactions are not enabled.")
         self._check_name(request.producer_name)
         task = asyncio.current_task()
         assert task is not None, "a request runs in a task of its own"

@@ -146,11 +146,16 @@ class Publishing:
             await holder.handle.connection.is_alive()
 
     async def last_sequence(self, name: str) -> int:
-        """The highest sequence id that deduplication knows to be durable under a producer's name; -1 for none. Raises StorageError."""
-        known = self._topic.core.deduplication
+        """The highest sequence id that is known to be durable under a producer's name; -1 for none. Raises StorageError.
+
+        Deduplication knows it, and transactions remember what was sent in them: who begins below it repeats.
+        """
+        known, used, log = self._topic.core.deduplication, self._topic.transactions, self._topic.context.log
+        if used is not None:
+            await log.barrier()
+            return max(used.buffer.last_sequence(name), known.last_sequence(name) if known is not None else NOTHING)
         if known is None:
             return NOTHING
-        log = self._topic.context.log
         # Of what is still on its way nobody may say that it is there; and a producer that begins behind an id of the past would number anew
         # what its successor holds for duplicates.
         await (log.confirm() if known.settled(name) else log.barrier())
@@ -206,7 +211,7 @@ class Publishing:
         if (
             known is not None
             and not self._refusing
-            and all(map(_is_whole, entries))
+            and all(map(is_whole, entries))
             and known.push_run(session.name, sequences, tops)
         ):
             self._topic.append(session, entries, message_counts, sequences, highest, Recorded(known, tops, tops[-1]))
@@ -227,7 +232,7 @@ class Publishing:
                 )
 
         for index, entry in enumerate(entries):
-            refusal, whole = self._refusal(entry), known is None or _is_whole(entry)
+            refusal, whole = self.refusal(entry), known is None or is_whole(entry)
             if not whole:
                 recorded[index] = NO_SEQUENCE
             verdict = known.judge(session.name, sequences[index]) if known is not None and whole else Verdict.NEW
@@ -244,10 +249,10 @@ class Publishing:
     def _terminated(self) -> bool:
         return TERMINATED in self._topic.core.properties
 
-    def _refusal(self, entry: memoryview) -> tuple[WireCode, str] | None:
+    def refusal(self, entry: memoryview) -> tuple[WireCode, str] | None:
         """What policies have against an entry."""
         policies = self._topic.policies
-        if 0 < policies.max_message_bytes < len(entry) and _is_whole(entry, alone=True):
+        if 0 < policies.max_message_bytes < len(entry) and is_whole(entry, alone=True):
             return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {policies.max_message_bytes} bytes"
         if policies.encryption_required and not _is_encrypted(entry):
             return WireCode.METADATA, "Messages must be encrypted"
@@ -300,7 +305,7 @@ def _recorded(known: Deduplication, sequences: Sequence[int]) -> Recorded:
     return Recorded(known, sequences, last)
 
 
-def _is_whole(entry: memoryview, *, alone: bool = False) -> bool:
+def is_whole(entry: memoryview, *, alone: bool = False) -> bool:
     """Whether deduplication looks at an entry: it is no chunk before the last one. With `alone`: whether it is no chunk at all."""
     if CHUNK_COUNT_TAG not in metadata_bytes(entry):
         return True

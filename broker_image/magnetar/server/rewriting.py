@@ -94,7 +94,7 @@ class RoundWriter:
         ledgers = host.core.ledgers
         own = sum(_size(part) for part in parts) >= SHARED_TOPIC_BYTES_MAX
         writer: RunSegmentWriter | None = None
-        expected = -1
+        expected, append_ms = -1, 0
         for part in sorted(parts, key=lambda found: found.first):
             async for run in self._runs(topic, part):
                 for alive in _existing(run, ledgers):
@@ -106,7 +106,9 @@ class RoundWriter:
                         writer = None
                     if writer is None:
                         writer = RunSegmentWriter({"topic": topic, "bundle": str(self._bundle.name), "made_by": "rewrite"})
-                    writer.add(alive)
+                    # What a transaction has published was sent earlier than what was published before its commit.
+                    append_ms = max(append_ms, alive.append_ms)
+                    writer.add(alive if alive.append_ms == append_ms else alive._replace(append_ms=append_ms))
                     expected = ordinal + len(alive.lengths)
         if writer is not None:
             await self._finish(topic, writer, own)

@@ -1,13 +1,15 @@
 """SENDs on their way from one read of a connection to a topic.
 
-Owns: `SendGroup`: consecutive SENDs of one producer. Imports: wire, sessions, settings.
+Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none. Imports: wire, sessions, settings, participant.
 Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of the receive buffer, valid until the next read.
 """
 
 from __future__ import annotations
 
+from magnetar.server.participant.sending import publish_in
 from magnetar.server.sessions import ProducerSession
 from magnetar.server.settings import BrokerSettings
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import runs
 from magnetar.wire.frames import InboundBuffer
 
@@ -15,10 +17,10 @@ from magnetar.wire.frames import InboundBuffer
 class SendGroup:
     """What a read brought of one producer. `bytes` bounds how large the run becomes in the log."""
 
-    __slots__ = ("bytes", "counts", "entries", "highest", "sequences", "session")
+    __slots__ = ("bytes", "counts", "entries", "highest", "sequences", "session", "txn")
 
-    def __init__(self, session: ProducerSession) -> None:
-        self.session = session
+    def __init__(self, session: ProducerSession, txn: TxnId | None = None) -> None:
+        self.session, self.txn = session, txn
         self.bytes = 0
         self.entries: list[memoryview] = []
         self.counts: list[int] = []
@@ -50,6 +52,13 @@ class SendGroup:
         self.counts += self.counts[-1:] * count
         self.highest += self.highest[-1:] * count
         self.sequences.extend(range(sequence + 1, sequence + 1 + count))
+
+    def publish(self) -> None:
+        """Hand them over; the topic copies the entries, since the receive buffer is reused."""
+        if self.txn is None:
+            self.session.topic.publish(self.session, self.entries, self.counts, self.sequences, self.highest_or_none())
+        else:
+            publish_in(self.txn, self.session, self.entries, self.counts, self.sequences, self.highest_or_none())
 
     def highest_or_none(self) -> list[int] | None:
         """The highest sequence ids of batches; None if there was none."""

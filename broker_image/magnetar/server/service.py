@@ -59,7 +59,7 @@ class BrokerService:
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
-        producing = Producing(context, self, consuming)
+        producing, ending = Producing(context, self, consuming), Ending(ownership)
         self._handlers: dict[int, Handler] = {
             Type.LOOKUP: lookups.lookup,
             Type.PARTITIONED_METADATA: lookups.partitioned_metadata,
@@ -75,7 +75,8 @@ class BrokerService:
             Type.UNSUBSCRIBE: consuming.unsubscribe,
             Type.GET_LAST_MESSAGE_ID: consuming.last_message_id,
             Type.SEEK: consuming.seek,
-            Type.END_TXN_ON_SUBSCRIPTION: Ending(ownership).on_subscription,
+            Type.END_TXN_ON_PARTITION: ending.on_partition,
+            Type.END_TXN_ON_SUBSCRIPTION: ending.on_subscription,
         }
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:

@@ -91,10 +91,14 @@ class ProducerSession:
     def answer(self, frame: bytes) -> None:
         """Answer a SEND that is not stored, behind the answers to all SENDs before it."""
         if self.pending:
-            self.pending += 1
-            self.topic.context.log.append((), 0, 0, lambda _place: self._answer_now(frame))
+            self.answer_behind(frame)
         elif not self.closed:
             self.connection.queue(frame)
+
+    def answer_behind(self, frame: bytes) -> None:
+        """Answer a SEND behind whatever is on its way to storage, another session's SENDs among it."""
+        self.pending += 1
+        self.topic.context.log.append((), 0, 0, lambda _place: self._answer_now(frame))
 
     def _answer_now(self, frame: bytes) -> None:
         self.pending -= 1

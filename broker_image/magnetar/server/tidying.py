@@ -17,11 +17,14 @@ from magnetar.errors import CorruptData, MagnetarError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Put
+from magnetar.names import topic_of_sidecar
 from magnetar.server.bundle import OwnedBundle
 from magnetar.server.collecting import REWRITE
 from magnetar.server.context import BrokerContext
 from magnetar.server.entry_index import EntryIndex
+from magnetar.server.participant.linked import committed_runs, sidecar_state
 from magnetar.server.rewriting import DamagedInput, LogPart, Part, RoundWriter, SegmentPart, Written
+from magnetar.server.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.index import LevelZeroIndex, Run
 from magnetar.storage.level_one import FileState, LevelOneRewrite, Round, TopicChange, choose, choose_merge
@@ -41,6 +44,7 @@ class _Share:
     bytes: int
     live_bytes: int
     last_append_ms: int
+    pinned: bool = False
 
 
 class Tidier:
@@ -96,6 +100,7 @@ class Tidier:
 
     async def _state(self, bundle: OwnedBundle, file: LevelZero) -> FileState:
         size = live = last_ms = 0
+        pinned = False
         index = await bundle.catalog.index(file)
         for topic in index.topics():
             if not bundle.catalog.holds(topic):
@@ -104,10 +109,12 @@ class Tidier:
             size += share.bytes
             live += share.live_bytes
             last_ms = max(last_ms, share.last_append_ms)
-        return FileState(file, size, live, last_ms)
+            pinned = pinned or share.pinned
+        return FileState(file, size, live, last_ms, pinned)
 
     def _share(self, bundle: OwnedBundle, file: LevelZero, index: LevelZeroIndex, topic: str) -> _Share:
-        host = bundle.topics.get(topic)
+        sidecar_of = topic_of_sidecar(topic)
+        host = bundle.topics.get(sidecar_of or topic)
         state = (host.core.created_ms, host.core.ledgers.first) if host is not None else (-1, -1)
         key = (*state, file.epochs)  # a file may be listed again with a later term of ours in it
         place = (file.incarnation, file.file, topic)
@@ -115,8 +122,15 @@ class Tidier:
         if known is None or known.key != key:
             runs = valid_runs(file, index, topic)
             size = sum(sum(run.lengths) for run in runs)
-            live = sum(_live_bytes(bundle, topic, run) for run in runs) if host is not None else 0
-            known = self._shares[place] = _Share(key, size, live, max((run.append_ms for run in runs), default=0))
+            last_ms = max((run.append_ms for run in runs), default=0)
+            if sidecar_of is not None and host is not None:
+                live, pinned = sidecar_state(host, runs)
+                known = _Share(key, size, live, last_ms, pinned)
+            else:
+                live = sum(_live_bytes(host, run) for run in runs) if host is not None else 0
+                known = _Share(key, size, live, last_ms)
+            if not known.pinned:
+                self._shares[place] = known
         return known
 
     async def _a_job_works_on(self, bundle: OwnedBundle) -> bool:
@@ -170,9 +184,9 @@ class Tidier:
         parts: dict[str, list[Part]] = {}
         for file in chosen.rewrite:
             index = await bundle.catalog.index(file)
-            for topic in index.topics():
-                if bundle.catalog.holds(topic):
-                    parts.setdefault(topic, []).extend(LogPart(file, run) for run in valid_runs(file, index, topic))
+            for topic in filter(bundle.catalog.holds, index.topics()):
+                name, runs = _as_entries_of_topic(bundle, topic, valid_runs(file, index, topic))
+                parts.setdefault(name, []).extend(LogPart(file, run) for run in runs)
         for topic, segments in manifest.topics.items():
             gone = dead.get(topic, [])
             small = [SegmentPart(found) for found in segments.level1 if found.object in merge and found not in gone]
@@ -197,7 +211,8 @@ class Tidier:
             held.update((await bundle.catalog.index(file)).topics())
         touched = {*dead, *written.added, *written.merged}
         for file in files:
-            touched.update(topic for topic in (await bundle.catalog.index(file)).topics() if bundle.catalog.holds(topic))
+            names_held = filter(bundle.catalog.holds, (await bundle.catalog.index(file)).topics())
+            touched.update(topic_of_sidecar(topic) or topic for topic in names_held)
         topics = {}
         for topic in touched:
             found, host = manifest.topic(topic), bundle.topics.get(topic)
@@ -259,8 +274,17 @@ def valid_runs(file: LevelZero, index: LevelZeroIndex, topic: str) -> list[Run]:
     return [run for run in index.runs(topic) if run.epoch in file.epochs]
 
 
-def _live_bytes(bundle: OwnedBundle, topic: str, run: Run) -> int:
-    ledgers = bundle.topics[topic].core.ledgers
+def _as_entries_of_topic(bundle: OwnedBundle, name: str, runs: list[Run]) -> tuple[str, list[Run]]:
+    """The topic whose entries these are, and under which ids: those of a sidecar as far as they were committed."""
+    topic = topic_of_sidecar(name)
+    if topic is None:
+        return name, runs
+    host = bundle.topics.get(topic)
+    return topic, committed_runs(host, runs) if host is not None else []
+
+
+def _live_bytes(host: TopicHost, run: Run) -> int:
+    ledgers = host.core.ledgers
     start, end = ledgers.span(run.ledger, run.first_entry, run.last_entry)
     if start >= end:
         return 0

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.errors import ServiceNotReady
+from magnetar.errors import NotAllowed, ServiceNotReady
 from magnetar.names import TopicName
 from magnetar.policies import Policies
 from magnetar.server.catalog import CompactedRead
@@ -22,7 +22,7 @@ from magnetar.server.effective_policies import PROPERTY
 from magnetar.server.entry_checks import PieceOfRun, checked_entries
 from magnetar.server.entry_index import ELSEWHERE, EntryIndex, Run
 from magnetar.server.log_span import LogSpan, bytes_ahead
-from magnetar.server.participant.topic_transactions import TopicTransactions
+from magnetar.server.participant.topic_transactions import TopicTransactions, limits_of
 from magnetar.server.publishing import PublishBlock, Publishing, Recorded, highest_of
 from magnetar.server.rates import RateMeter
 from magnetar.server.sessions import ProducerSession
@@ -91,6 +91,8 @@ class TopicHost:
     ) -> None:
         self.bundle, self.name, self.core, self.index = bundle, name, core, index
         self.transactions = transactions
+        if transactions is not None:
+            transactions.limit(limits_of(bundle.context.settings))
         self.sidecar_begin = 0
         self.context: BrokerContext = bundle.context
         self.partition = name.partition
@@ -187,6 +189,7 @@ class TopicHost:
         """Its transactions, from now on if there were none."""
         if self.transactions is None:
             self.transactions = TopicTransactions(self.core, self._epoch, next_entry=self.sidecar_begin)
+            self.transactions.limit(limits_of(self.context.settings))
         return self.transactions
 
     @property
@@ -207,6 +210,11 @@ class TopicHost:
             return self.core.terminated
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
+        waiting = next(self.transactions.buffer.open_transactions(), None) if self.transactions is not None else None
+        if waiting is not None:
+            raise NotAllowed(
+                f"topic {self.name} has messages of open transactions, {waiting.txn} among them; terminate it after their end"
+            )
         last = self.core.last_published
         text = position_text(last)
         self._updated({TERMINATED: text})  # refused from now on; producers are sent away once it is durable
@@ -310,12 +318,19 @@ class TopicHost:
         if run.recorded is not None:
             run.recorded.persist(run.session.name)
         run.session.durable(run.position.ledger, run.position.entry, run.sequences, run.highest)
-        messages = sum(run.message_counts)
+        self.count_in(sum(run.message_counts), stored.bytes)
+        self.wake()
+
+    def count_in(self, messages: int, size: int) -> None:
+        """So much more can be delivered."""
         metrics, counters = self.context.metrics, self.core.counters
         metrics.messages_in += messages
-        metrics.bytes_in += stored.bytes
+        metrics.bytes_in += size
         counters.messages_in += messages
-        counters.bytes_in += stored.bytes
+        counters.bytes_in += size
+
+    def wake(self) -> None:
+        """There may be something to deliver."""
         for subscription in self.subscriptions.values():
             subscription.schedule()
 
@@ -351,7 +366,9 @@ class TopicHost:
             except FileNotFoundError:
                 # The file was rewritten into segments, or given up with everything in it: the catalog knows.
                 self.index.lose_file(run.incarnation, run.file)
-        return await self.bundle.catalog.read(self.name, self.core.ledgers, request, self.context.settings.read_batch_bytes_max)
+        sources = self.transactions.buffer.source_of if self.transactions is not None else None
+        bytes_max = self.context.settings.read_batch_bytes_max
+        return await self.bundle.catalog.read(self.name, self.core.ledgers, request, bytes_max, sources)
 
     async def _read_runs(self, request: ReadRequest, at: int) -> tuple[list[memoryview], list[int]]:
         """As `read`, from the runs in log files that we know of, from the `at`-th on. Raises FileNotFoundError if the first is gone."""

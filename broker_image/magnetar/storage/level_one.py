@@ -24,12 +24,16 @@ SHARED_OBJECTS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A listed log file as one bundle sees it: bytes of its entries, how many of them still exist, when the last one was appended."""
+    """A listed log file as one bundle sees it: bytes of its entries, how many of them still exist, when the last one was appended.
+
+    `pinned`: it has entries of open transactions, of which nobody knows yet what they become: it stays until they have ended.
+    """
 
     file: LevelZero
     bytes: int
     live_bytes: int
     last_append_ms: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ def choose(
     size = 0
     for found in sorted(files, key=lambda state: state.last_append_ms):
         due = now_ms - found.last_append_ms >= age_ms or found.bytes - found.live_bytes >= garbage_share * found.bytes
-        if not found.live_bytes or not due:
+        if not found.live_bytes or not due or found.pinned:
             continue
         if rewrite and size + found.live_bytes > bytes_max:
             break

@@ -1,8 +1,8 @@
 """The transaction buffer of one topic.
 
 Owns: which transactions are open here and where their entries lie in the topic's sidecar, deduplication inside transactions, the fences of ended
-ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, fences, translations. Pure: made with the first transactional
-SEND; a topic that was never used with transactions has none.
+ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, fences, translations, links. Pure: made with the first
+transactional SEND; a topic that was never used with transactions has none.
 Source: PIP-31 1.10 (sidecar, marker, dedup), DESIGN 8 (rules: ids, END_TXN, late sends).
 Invariants: `append`, `commit` and `abort` return what the log is to hold, and `confirm` takes it, in the same order, when it is durable: states for
 checkpoints hold confirmed changes only, verdicts know of all; ids of the sidecar are never given twice; an ended transaction stays ended; applying
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.links import Links
 from magnetar.transactions.participant_records import (
     NO_SEQUENCE,
     NOWHERE,
@@ -126,6 +127,7 @@ class TransactionBuffer:
         self._fences = Fences()
         self._committed: dict[TxnId, dict[str, tuple[int, Place]]] = {}
         self._translations = Translations()
+        self._links = Links()
         self._inquired: dict[TxnId, int] = {}
 
     # --- sending ----------------------------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class TransactionBuffer:
         ahead, known = self._ahead.get(txn), self._open.get(txn)
         outcome = self._outcome(txn)
         if outcome is Outcome.ABORTED:
-            raise NotAllowed(f"transaction {txn} was aborted: begin another one; topic {self.topic} takes nothing more of it")
+            raise NotAllowed(f"transaction {txn} was ABORTED: begin another one; topic {self.topic} takes nothing more of it")
         if outcome is Outcome.ENDED:
             raise NotAllowed(f"transaction {txn} has ended: begin another one; topic {self.topic} takes nothing more of it")
         if outcome is Outcome.COMMITTED:
@@ -365,6 +367,7 @@ class TransactionBuffer:
         for span in change.spans:
             if (ledger, entry + span[2] - 1) >= self._trimmed_to:
                 self._translations.add(span, (ledger, entry), committed=True)
+                self._links.add((ledger, entry), span)
             entry += span[2]
         self._fences.end(change.txn, Outcome.COMMITTED)
         if self._fences.outcome(change.txn) is Outcome.COMMITTED:
@@ -383,6 +386,7 @@ class TransactionBuffer:
         if first > self._trimmed_to:
             self._trimmed_to = first
             self._translations.trim(first)
+            self._links.trim(first)
 
     # --- questions --------------------------------------------------------------------------------------------------------------
 
@@ -401,6 +405,20 @@ class TransactionBuffer:
                 if span.ledger == position[0] and span.first <= position[1] < span.first + span.entries:
                     return Translated(span.send_point, False)
         return None
+
+    def source_of(self, position: Place) -> tuple[Place, int] | None:
+        """The sidecar entry that an entry of the partition is, and how many follow it on both sides; None if it was published plainly."""
+        return self._links.find(position)
+
+    def committed_to(self, position: Place) -> Place | None:
+        """The entry of the partition that a sidecar entry has become; None if none, or one that was trimmed."""
+        found = self._translations.find(position)
+        return found.position if found is not None and found.exact else None
+
+    def open_spans(self) -> list[tuple[int, int, int]]:
+        """(ledger, first, count) in the sidecar of what open transactions need, in order."""
+        spans = [span[:3] for known in self._open.values() for span in known.spans]
+        return sorted([*spans, *(span[:3] for ahead in self._ahead.values() for span in ahead.spans)])
 
     def open_transactions(self) -> Iterator[OpenTransaction]:
         """Those with durable entries here, the longest open first."""
@@ -439,8 +457,8 @@ class TransactionBuffer:
 
     @property
     def memory_bytes(self) -> int:
-        """What ended transactions take: fences and translations."""
-        return self._fences.memory_bytes + self._translations.memory_bytes
+        """What ended transactions take: fences, translations and links."""
+        return self._fences.memory_bytes + self._translations.memory_bytes + self._links.memory_bytes
 
     # --- checkpoint and recovery ------------------------------------------------------------------------------------------------
 
@@ -469,6 +487,7 @@ class TransactionBuffer:
         buffer._fences = Fences(state.fences)
         buffer._committed = {found.txn: _known(found.producers) for found in state.committed}
         buffer._translations = Translations(state.translations)
+        buffer._links = buffer._translations.links()
         return buffer
 
     def begin_term(self, epoch: int, *, next_entry: int = 0) -> None:

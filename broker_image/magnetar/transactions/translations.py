@@ -1,6 +1,6 @@
 """Where the entries of ended transactions went.
 
-Owns: the map from sidecar positions, which receipts named, to positions of the partition. Imports: participant_records. Pure.
+Owns: the map from sidecar positions, which receipts named, to positions of the partition. Imports: participant_records, links. Pure.
 Source: DESIGN 8 (rule: ids): SEEK, SUBSCRIBE start and ACK translate what a receipt named: a committed entry is its id behind the marker, an aborted
 one lies behind its send point.
 Invariants: kept until the partition has trimmed past the target; what follows each other on both sides is one run; a run costs 24 bytes.
@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from magnetar.transactions.links import Links
 from magnetar.transactions.participant_records import Place, TranslationState
 
 _COUNT_MAX = (1 << 32) - 1
@@ -85,6 +86,19 @@ class Translations:
             unchanged = indices == list(range(len(indices)))
             codes = state.codes if unchanged else [2 * indices[code >> 1] + (code & 1) for code in state.codes]
             self._ledgers[state.ledger] = _Runs(state.firsts, state.counts, codes, state.entries)
+
+    def links(self) -> Links:
+        """All that has committed, by its place in the partition."""
+        found = [
+            ((self._targets[runs.codes[at] >> 1], runs.entries[at]), (ledger, runs.firsts[at], runs.counts[at]))
+            for ledger, runs in self._ledgers.items()
+            for at in range(len(runs.firsts))
+            if runs.codes[at] & 1
+        ]
+        links = Links()
+        for target, span in sorted(found):
+            links.add(target, span)
+        return links
 
     def _target(self, ledger: int) -> int:
         index = self._index_of.get(ledger)

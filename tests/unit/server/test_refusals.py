@@ -46,7 +46,7 @@ SILENT = {"PING", "PONG", "ACK", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES", "A
 """Expect no answer (PING's is checked apart)."""
 NOT_OFFERED = {
     "GET_SCHEMA", "NEW_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN", "END_TXN",
-    "END_TXN_ON_PARTITION", "TC_CLIENT_CONNECT_REQUEST",
+    "TC_CLIENT_CONNECT_REQUEST",
 }  # fmt: skip
 KINDS = [name for name in Type.keys() if name not in CLOSING]  # noqa: SIM118 (an enum wrapper of protobuf is not a mapping)
 FINAL_CODES = {3, 4, 5, 7, 8, 9, 11, 14, 15, 16, 18, 19, 22}

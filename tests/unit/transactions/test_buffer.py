@@ -89,7 +89,7 @@ def test_late_sends() -> None:
     aborting = buffer.abort(SECOND, floor=1)
     assert aborting is not None
     for known in ("on its way", "durable"):
-        with pytest.raises(NotAllowed, match=r"\(0,1\) was aborted"):
+        with pytest.raises(NotAllowed, match=r"\(0,1\) was ABORTED"):
             buffer.judge(SECOND, "p", 7)
         with pytest.raises(NotAllowed, match=r"\(0,0\) has ended"):
             buffer.judge(FIRST, "p", 5)

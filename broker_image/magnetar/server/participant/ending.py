@@ -1,7 +1,7 @@
 """How transactions end here.
 
-Owns: END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, and the look-up of who takes part. Imports: wire, names, errors,
-server siblings. Source: facts on transactions 2.1; DESIGN 8.
+Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, and the look-up of who takes part. Imports: wire,
+names, errors, server siblings. Source: facts on transactions 2.1; DESIGN 8.
 Invariants: an answer leaves when the end is durable; that a topic or subscription does not exist is said only by the owner of its bundle, while it
 serves it: its coordinator takes that for the end.
 """
@@ -12,6 +12,7 @@ from magnetar.errors import ServiceNotReady, SubscriptionNotFound, TopicNotFound
 from magnetar.names import TopicName
 from magnetar.server.connection import Connection
 from magnetar.server.ownership import Ownership
+from magnetar.server.participant.committing import end_transaction
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
@@ -26,6 +27,13 @@ class Ending:
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
+
+    async def on_partition(self, connection: Connection, request: api.CommandEndTxnOnPartition) -> None:
+        """END_TXN_ON_PARTITION. Raises TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
+        txn = TxnId(request.txnid_most_bits, request.txnid_least_bits)
+        topic = await self._topic(TopicName.parse(request.topic))
+        await end_transaction(topic, txn, Action(request.txn_action), _floor(request))
+        connection.queue(transactions.end_on_partition_response(request.request_id, txn))
 
     async def on_subscription(self, connection: Connection, request: api.CommandEndTxnOnSubscription) -> None:
         """END_TXN_ON_SUBSCRIPTION. Raises TopicNotFound, SubscriptionNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
@@ -53,7 +61,7 @@ class Ending:
         return found
 
 
-def _floor(request: api.CommandEndTxnOnSubscription) -> int:
+def _floor(request: api.CommandEndTxnOnPartition | api.CommandEndTxnOnSubscription) -> int:
     """Every transaction of the coordinator with a smaller number has ended everywhere."""
     low_watermark = request.txnid_least_bits_of_low_watermark
     known = request.HasField("txnid_least_bits_of_low_watermark") and low_watermark != _NONE

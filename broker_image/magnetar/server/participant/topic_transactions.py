@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.participant.sidecar import SidecarRuns
+from magnetar.server.settings import BrokerSettings
 from magnetar.storage.log_format import EntriesRecord
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.transaction_format import TransactionRecord
@@ -36,6 +37,14 @@ class ParticipantLimits(NamedTuple):
 
     buffer: BufferLimits
     pending: PendingLimits
+
+
+def limits_of(settings: BrokerSettings) -> ParticipantLimits:
+    """The limits that a broker was given."""
+    return ParticipantLimits(
+        BufferLimits(settings.txn_open_per_topic_max, settings.txn_entries_max, settings.txn_bytes_max),
+        PendingLimits(settings.txn_open_per_topic_max, settings.txn_held_acks_max),
+    )
 
 
 class TopicTransactions:

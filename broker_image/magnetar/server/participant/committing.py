@@ -1,0 +1,85 @@
+"""The end of a transaction on a topic.
+
+Owns: commit and abort of what a transaction has published: the marker, the record, what readers see. Imports: transactions, storage formats, server
+siblings. Source: DESIGN 8 (rules: ids, END_TXN).
+Invariants: the partition's ids are given when the record goes to the log, and its entries appear when that is durable; an end may come again; whoever
+asks is answered behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from magnetar.errors import ServiceNotReady
+from magnetar.storage.log_format import encode_transaction
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import NOWHERE, Abort, Commit
+from magnetar.transactions.records import Action
+
+if TYPE_CHECKING:
+    from magnetar.server.topic_host import TopicHost
+
+log = structlog.get_logger(__name__)
+
+
+async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: int) -> None:
+    """The transaction has been decided: its entries are the partition's, or void; durable and told to readers when this returns.
+
+    `floor`: every transaction of that coordinator with a smaller number has ended everywhere; those that are open here all the same are
+    aborted. Raises InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
+    """
+    if topic.frozen:
+        raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
+    topic.context.log.check_room()
+    buffer = topic.used_with_transactions().buffer
+    if action is Action.COMMIT:
+        _commit(topic, txn, floor)
+    else:
+        _abort(topic, txn, floor)
+    await topic.context.log.barrier()
+    if topic.frozen:
+        return
+    for orphan in buffer.orphans():
+        log.info("transaction.orphan_aborted", topic=str(topic.name), txn=str(orphan))
+        _abort(topic, orphan, 0)
+
+
+def _commit(topic: TopicHost, txn: TxnId, floor: int) -> None:
+    buffer = topic.used_with_transactions().buffer
+    count = buffer.entries_to_commit(txn)
+    if count is None:
+        return
+    marker = topic.core.publish(count) if count else NOWHERE
+    change = buffer.commit(txn, marker, floor, topic.context.clock.wall_ms())
+    _write(topic, change)
+
+
+def _abort(topic: TopicHost, txn: TxnId, floor: int) -> None:
+    change = topic.used_with_transactions().buffer.abort(txn, floor)
+    if change is not None:
+        _write(topic, change)
+
+
+def _write(topic: TopicHost, change: Commit | Abort) -> None:
+    encoded = encode_transaction(epoch=topic.bundle.epoch, topic=str(topic.name), change=change)
+    topic.context.log.append(encoded.buffers, encoded.size, 1, lambda _place: _durable(topic, change))
+
+
+def _durable(topic: TopicHost, change: Commit | Abort) -> None:
+    used = topic.used_with_transactions()
+    if isinstance(change, Abort):
+        spans = used.buffer.durable_spans(change.txn)
+        used.buffer.confirm(change)
+        used.forget(spans)
+        return
+    size = used.buffer.durable_bytes(change.txn)
+    used.buffer.confirm(change)
+    if not change.count:
+        return
+    ordinal = topic.core.confirm(change.marker, change.count)
+    linked = used.link(topic.index, ordinal, change.spans)
+    messages = sum(sum(run.message_counts) for run in linked)
+    topic.count_in(messages, size)
+    topic.wake()

@@ -1,0 +1,69 @@
+"""Where committed entries came from.
+
+Owns: the map from positions of the partition that markers gave to the sidecar's entries, whose bytes they are. Imports: participant_records. Pure.
+Source: DESIGN 8 (rule: ids). Invariants: markers come in the order of their ids, so a link is always the last one; kept until the partition has
+trimmed past it; what follows each other on both sides is one link, which costs 36 bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+from magnetar.transactions.participant_records import Place
+
+_COUNT_MAX = (1 << 32) - 1
+
+
+class Links:
+    """Parallel arrays, one element per link, in the partition's order."""
+
+    __slots__ = ("_counts", "_entries", "_ledgers", "_source_firsts", "_source_ledgers")
+
+    def __init__(self) -> None:
+        self._ledgers, self._entries = array("Q"), array("Q")
+        self._source_ledgers, self._source_firsts = array("Q"), array("Q")
+        self._counts = array("I")
+
+    def add(self, target: Place, span: tuple[int, int, int]) -> None:
+        """The entries from `target` on are the `span` (ledger, first, count) of the sidecar; the greatest ids so far."""
+        ledger, first, count = span
+        if self._counts:
+            last = self._counts[-1]
+            after = (self._ledgers[-1], self._entries[-1] + last)
+            assert target >= after, (target, after)
+            source = (self._source_ledgers[-1], self._source_firsts[-1] + last)
+            if (target, (ledger, first)) == (after, source) and last + count <= _COUNT_MAX:
+                self._counts[-1] = last + count
+                return
+        self._ledgers.append(target[0])
+        self._entries.append(target[1])
+        self._source_ledgers.append(ledger)
+        self._source_firsts.append(first)
+        self._counts.append(count)
+
+    def find(self, position: Place) -> tuple[Place, int] | None:
+        """The sidecar position of an entry of the partition, and how many follow it on both sides, itself included; None if it is no link."""
+        at = bisect_right(range(len(self._counts)), position, key=self._target) - 1
+        if at < 0 or self._ledgers[at] != position[0]:
+            return None
+        within = position[1] - self._entries[at]
+        left = self._counts[at] - within
+        return ((self._source_ledgers[at], self._source_firsts[at] + within), left) if left > 0 else None
+
+    def _target(self, at: int) -> Place:
+        return self._ledgers[at], self._entries[at]
+
+    def trim(self, first: Place) -> None:
+        """The partition begins with `first`: forget what lies wholly before it."""
+        gone = 0
+        while gone < len(self._counts) and (self._ledgers[gone], self._entries[gone] + self._counts[gone] - 1) < first:
+            gone += 1
+        if gone:
+            for column in (self._ledgers, self._entries, self._source_ledgers, self._source_firsts, self._counts):
+                del column[:gone]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the numbers take."""
+        return 36 * len(self._counts)

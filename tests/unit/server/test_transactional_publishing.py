@@ -1,0 +1,240 @@
+"""Messages of transactions on a real broker: unseen until commit, in order, once, and there after whatever happens to broker and files."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from magnetar.errors import WireCode
+from magnetar.metadata.memory import MemoryStore
+from magnetar.names import TopicName, sidecar_of
+from magnetar.server.broker import Broker
+from magnetar.topics.dispatch import ReadRequest
+from magnetar.transactions.ids import TxnId
+from magnetar.wire import requests
+from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker
+from tests.unit.server.test_tidying import QUICK
+from tests.unit.server.transacting import end, ended, refused_send, send_in, signed
+
+A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(3, 0)
+
+
+async def stored(broker: Broker, topic: str = TOPIC) -> list[bytes]:
+    """Every entry of the partition, read as dispatch reads it."""
+    host = await broker.service.open_topic(TopicName.parse(topic), create=False)
+    found: list[bytes] = []
+    at = host.core.ledgers.first
+    while at < host.core.ledgers.end:
+        entries, counts = await host.read(ReadRequest(at, 7))
+        assert len(entries) == len(counts) > 0
+        found += map(bytes, entries)
+        at += len(entries)
+    return found
+
+
+def entries_of(*bodies: tuple[bytes, int]) -> list[bytes]:
+    return [entry(body, sequence) for body, sequence in bodies]
+
+
+async def receive(peer: Peer, count: int) -> list[bytes]:
+    """The next messages of consumer 1."""
+    peer.write(requests.flow(1, count))
+    return [(await peer.message())[1] for _ in range(count)]
+
+
+def test_nothing_is_seen_before_the_commit_and_then_all_of_it_in_order(tmp_path: Path) -> None:
+    """Ordinary messages meanwhile are delivered at once; ids follow them, and receipts had named the sidecar."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, peer):
+            await peer.produce()
+            assert (await peer.subscribe()).type == Type.SUCCESS
+            first = await send_in(peer, A, b"a0", 0)
+            assert first[0] % 2 == 0
+            assert await send_in(peer, A, b"a1", 1) == (first[0], 1)
+            plain = await peer.send(b"plain", 2)
+            assert plain == (first[0] + 1, 0)
+            assert await receive(peer, 1) == entries_of((b"plain", 2))
+            assert await send_in(peer, A, b"a2", 3) == (first[0], 2)
+            peer.write(requests.flow(1, 10))
+            assert await peer.is_quiet()
+            # The messages come before the answer to whoever ends it.
+            peer.write(requests.end_txn_on_partition(9, A, TOPIC, commit=True, low_watermark=-1))
+            found = []
+            for _ in range(4):
+                command, body = await peer.receive()
+                if command.type == Type.MESSAGE:
+                    found.append((signed(command.message.message_id), body))
+                else:
+                    assert command.type == Type.END_TXN_ON_PARTITION_RESPONSE
+            wanted = entries_of((b"a0", 0), (b"a1", 1), (b"a2", 3))
+            assert found == [((plain[0], 1 + n), body) for n, body in enumerate(wanted)]
+            assert await peer.send(b"next", 4) == (plain[0], 4)
+            assert await stored(broker) == entries_of((b"plain", 2), (b"a0", 0), (b"a1", 1), (b"a2", 3), (b"next", 4))
+
+    asyncio.run(scenario())
+
+
+def test_nothing_of_an_aborted_transaction_is_ever_seen(tmp_path: Path) -> None:
+    """Two producers in it; another one commits beside it; later SENDs of both are answered as DESIGN says."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, peer):
+            await peer.produce(1, producer_name="one")
+            await peer.produce(2, producer_name="two")
+            await send_in(peer, A, b"a0", 0)
+            await send_in(peer, B, b"b0", 1)
+            await send_in(peer, A, b"a1", 0, 2)
+            await ended(peer, A, commit=False)
+            await ended(peer, B, commit=True)
+            assert await stored(broker) == entries_of((b"b0", 1))
+            error = await refused_send(peer, A, b"a2", 5)
+            assert error.error == int(WireCode.NOT_ALLOWED)
+            assert "ABORT" in error.message
+            ledger, _ = await send_in(peer, B, b"b0", 1)  # a repetition: where it has gone to
+            assert ledger % 2 == 1
+            late = await send_in(peer, B, b"late", 6)
+            assert late == (ledger, 1)
+            assert await stored(broker) == entries_of((b"b0", 1), (b"late", 6))
+
+    asyncio.run(scenario())
+
+
+def test_repetitions_are_stored_once(tmp_path: Path) -> None:
+    """By the same connection, by another one while the first is on its way, and within one read."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, peer):
+            await peer.produce(1, producer_name="p")
+            frames = [requests.send(1, number, entry(b"x", number), txn=A) for number in (0, 1, 1, 2, 0)]
+            peer.write(b"".join(frames))
+            receipts = [(await peer.answer(Type.SEND_RECEIPT)).send_receipt for _ in frames]
+            assert [receipt.sequence_id for receipt in receipts] == [0, 1, 1, 2, 0]
+            places = [signed(receipt.message_id)[1] for receipt in receipts]
+            assert places == [0, 1, 1, 2, -1]
+            await ended(peer, A, commit=True)
+            assert await stored(broker) == entries_of((b"x", 0), (b"x", 1), (b"x", 2))
+            async with open_peer(broker) as other:
+                await other.lookup()
+                peer.writer.close()
+                created = await other.ask("producer", topic=TOPIC, producer_id=7, producer_name="p")
+                while created.type != Type.PRODUCER_SUCCESS:  # until the broker has heard of the end of the first one
+                    created = await other.ask("producer", topic=TOPIC, producer_id=7, producer_name="p")
+                assert created.producer_success.last_sequence_id == 2
+
+    asyncio.run(scenario())
+
+
+def test_an_end_may_come_again_and_not_the_other_way(tmp_path: Path) -> None:
+    """Without messages too: it leaves a fence. What is below the low watermark has ended, whatever it was."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, peer):
+            await peer.produce()
+            await send_in(peer, A, b"a", 0)
+            for _ in range(2):
+                await ended(peer, A, commit=True)
+                await ended(peer, C, commit=False)
+            other = await end(peer, A, commit=False)
+            assert other.error == int(WireCode.INVALID_TXN_STATUS)
+            assert (await end(peer, C, commit=True)).error == int(WireCode.INVALID_TXN_STATUS)
+            assert (await refused_send(peer, C, b"c", 1)).error == int(WireCode.NOT_ALLOWED)
+            await send_in(peer, B, b"b", 2)
+            await ended(peer, TxnId(0, 5), commit=True, low_watermark=3)
+            await ended(peer, B, commit=False)  # an orphan: it was aborted with that
+            assert await stored(broker) == entries_of((b"a", 0))
+            await ended(peer, A, commit=False, low_watermark=3)
+            missing = await end(peer, A, commit=True, topic="persistent://public/default/not-there")
+            assert missing.error in (int(WireCode.TOPIC_NOT_FOUND), int(WireCode.SERVICE_NOT_READY))
+
+    asyncio.run(scenario())
+
+
+def test_limits_and_names(tmp_path: Path) -> None:
+    """What is too much is refused by NotAllowed, which fails a SEND for good; a sidecar's name is nobody's topic."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path, txn_open_per_topic_max=1, txn_entries_max=2) as (broker, peer):
+            await peer.produce()
+            await send_in(peer, A, b"a", 0)
+            error = await refused_send(peer, B, b"b", 1)
+            assert (error.error, "txn_open_per_topic_max" in error.message) == (int(WireCode.NOT_ALLOWED), True)
+            await send_in(peer, A, b"a", 2)
+            error = await refused_send(peer, A, b"a", 3)
+            assert (error.error, "txn_entries_max=2" in error.message) == (int(WireCode.NOT_ALLOWED), True)
+            answer = await peer.ask("producer", topic=sidecar_of(TOPIC), producer_id=2)
+            assert (answer.type, answer.error.error) == (Type.ERROR, int(WireCode.NOT_ALLOWED))
+            await peer.lookup("non-persistent://public/default/n")
+            await peer.produce(3, "non-persistent://public/default/n")
+            assert (await refused_send(peer, A, b"n", 0, 3)).error == int(WireCode.NOT_ALLOWED)
+            host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+            assert host.transactions is not None
+            assert host.transactions.buffer.is_open(A)
+
+    asyncio.run(scenario())
+
+
+def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_broker(tmp_path: Path) -> None:
+    """Sealed files, checkpoints, rewriting, collection and a new life: in every order the same entries are there, and an open one can commit."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        wanted: list[bytes] = []
+        number, held = 0, list[int]()
+        waiting = TxnId(1, 0)
+        for life in range(3):
+            async with running_broker(tmp_path, store=store, **QUICK) as broker, open_peer(broker) as peer:
+                await peer.lookup()
+                created = await peer.produce(producer_name="p")
+                number = max(number, created.last_sequence_id + 1)
+                if life:
+                    assert await stored(broker) == wanted
+                    await ended(peer, waiting, commit=True)
+                    wanted += [entry(b"waiting", at) for at in held]
+                held.clear()
+                waiting = TxnId(1, life + 1)
+                for turn in range(3):
+                    txn = TxnId(0, 10 * life + turn)
+                    bodies = []
+                    for _ in range(4):
+                        for name in (txn, waiting):
+                            await send_in(peer, name, b"waiting" if name is waiting else b"x", number)
+                            (held if name is waiting else bodies).append(number)
+                            number += 1
+                    await peer.send(b"plain", number)
+                    wanted.append(entry(b"plain", number))
+                    number += 1
+                    await ended(peer, txn, commit=turn != 1)
+                    if turn != 1:
+                        wanted += [entry(b"x", at) for at in bodies]
+                    await broker.service.roll(TopicName.parse(TOPIC))
+                    assert await stored(broker) == wanted
+                    for _ in range(2):
+                        await broker.maintenance.round()
+                        await asyncio.sleep(0.06)
+                    assert await stored(broker) == wanted
+                    host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+                    host.index.drop_before(host.core.ledgers.end)  # what is still in memory hides nothing
+                    assert await stored(broker) == wanted
+        async with running_broker(tmp_path, store=store, **QUICK) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await ended(peer, waiting, commit=True)
+            wanted += [entry(b"waiting", at) for at in held]
+            await broker.service.roll(TopicName.parse(TOPIC))
+            for _ in range(6):
+                await broker.maintenance.round()
+                await asyncio.sleep(0.06)
+            assert await stored(broker) == wanted
+            host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+            # All of it has been rewritten as the partition's own, and no file with sidecar entries is listed any more.
+            sidecar = [
+                file
+                for file in host.bundle.catalog.manifest.level0
+                if sidecar_of(TOPIC) in (await host.bundle.catalog.index(file)).topics()
+            ]
+            assert not sidecar
+            segments = host.bundle.catalog.manifest.topic(TOPIC).level1
+            assert sum(segment.entries for segment in segments) == len(wanted)
+        await store.close()
+
+    asyncio.run(scenario())
