@@ -29,6 +29,7 @@ from magnetar.policies import SUBSCRIPTION_TYPES
 from magnetar.server.acknowledgements import last_message_id
 from magnetar.server.connection import Connection
 from magnetar.server.context import BrokerContext
+from magnetar.server.participant.positions import first_from
 from magnetar.server.seeking import first_published_at, reset, seek
 from magnetar.server.sessions import ConsumerSession
 from magnetar.server.subscription_host import SubscriptionHost
@@ -99,7 +100,7 @@ class Consuming:
         _check_policies(topic, request)
         host = topic.open_subscription(
             request.subscription,
-            _start_position(request),
+            _start_position(topic, request),
             durable=request.durable,
             properties={pair.key: pair.value for pair in request.subscription_properties},
         )
@@ -271,7 +272,7 @@ def _key_shared_policy(meta: api.KeySharedMeta) -> KeySharedPolicy:
     return KeySharedPolicy(KeySharedMode(meta.keySharedMode), meta.allowOutOfOrderDelivery, ranges)
 
 
-def _start_position(request: api.CommandSubscribe) -> Position:
+def _start_position(topic: TopicHost, request: api.CommandSubscribe) -> Position:
     """Where a new subscription begins.
 
     A reader's start id may lie inside a batch, whose entry is delivered whole again: the client drops what it has seen. The id itself is where
@@ -279,7 +280,8 @@ def _start_position(request: api.CommandSubscribe) -> Position:
     """
     if not request.durable and request.HasField("start_message_id"):
         start = request.start_message_id
-        return Position(*commands.position_of(start.first_chunk_message_id if start.HasField("first_chunk_message_id") else start))
+        named = start.first_chunk_message_id if start.HasField("first_chunk_message_id") else start
+        return first_from(topic, commands.position_of(named))
     if request.initialPosition == api.CommandSubscribe.Earliest:
         return EARLIEST
     return LATEST

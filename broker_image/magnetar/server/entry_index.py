@@ -97,10 +97,17 @@ class EntryIndex:
         del self._firsts[:count]
         return count
 
+    def messages_of(self, ordinal: int) -> int | None:
+        """How many messages an entry has; None if only storage knows."""
+        at = self.run_of(ordinal)
+        if at is None or self._runs[at].incarnation == ELSEWHERE:
+            return None
+        return self._runs[at].message_counts[ordinal - self._runs[at].first]
+
     def lose_file(self, incarnation: str, file: int) -> None:
         """A log file is gone: what lay in it lies elsewhere by now."""
         for run in self._runs:
-            if (run.incarnation, run.file) == (incarnation, file):
+            if (run.incarnation, run.file) == (incarnation, file) and run.payload is None:
                 run.incarnation = ELSEWHERE
 
     def run_of(self, ordinal: int) -> int | None:

@@ -51,6 +51,8 @@ def bytes_ahead(runs: Sequence[Run], at: int, entries: int, bytes_max: int) -> i
         following = runs[index]
         if entries <= 0 or following.payload is not None or (following.incarnation, following.file) != (run.incarnation, run.file):
             break
+        if following.offset < end:
+            break  # a transaction's, sent before what was published before its commit
         if following.offset - end > GAP_BYTES_MAX or following.offset + following.bytes - begin > bytes_max:
             break
         end = following.offset + following.bytes

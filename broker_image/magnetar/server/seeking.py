@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.errors import InvalidRequest, ProtocolError, ServiceNotReady
+from magnetar.server.participant.positions import first_from
 from magnetar.topics.acksets import mask_of_words
 from magnetar.topics.dispatch import ReadRequest
-from magnetar.topics.ledgers import Position
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import parse_metadata
@@ -44,7 +44,7 @@ def position_sought(topic: TopicHost, identifier: api.MessageIdData) -> tuple[in
     """Ordinal of the entry to deliver next, which is the next one that exists if the id is of none, and which of its messages."""
     if identifier.HasField("first_chunk_message_id"):
         identifier = identifier.first_chunk_message_id
-    position = Position(*commands.position_of(identifier))
+    position = first_from(topic, commands.position_of(identifier))
     ordinal = topic.core.ledgers.clamp(position)
     mask = None
     if identifier.ack_set and topic.core.ledgers.find(position) == ordinal:

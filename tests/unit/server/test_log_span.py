@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,16 @@ def test_what_is_read_together_is_what_each_run_holds(layout: list[tuple[int, in
     found = asyncio.run(read_all(volume, runs, bytes_max))
     assert found == [data[run.offset : run.offset + run.bytes] for run in runs]
     assert volume.longest <= 300 + bytes_max
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 300)), min_size=1, max_size=30), st.randoms(), st.integers(0, 2000))
+def test_runs_lie_in_any_order(layout: list[tuple[int, int]], random: Random, bytes_max: int) -> None:
+    """What transactions have published lies before what was published before their commit."""
+    runs = runs_of([gap for gap, _ in layout], [size for _, size in layout])
+    data = bytes(number % 251 for number in range(runs[-1].offset + runs[-1].bytes))
+    random.shuffle(runs)
+    found = asyncio.run(read_all(CountedVolume(data), runs, bytes_max))
+    assert found == [data[run.offset : run.offset + run.bytes] for run in runs]
 
 
 def test_a_thousand_small_runs_take_one_read() -> None:

@@ -11,7 +11,9 @@ from magnetar.names import TopicName, sidecar_of
 from magnetar.server.broker import Broker
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.transactions.ids import TxnId
+from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
+from magnetar.wire.frames import encode_command
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker
 from tests.unit.server.test_tidying import QUICK
 from tests.unit.server.transacting import end, ended, refused_send, send_in, signed
@@ -146,6 +148,43 @@ def test_an_end_may_come_again_and_not_the_other_way(tmp_path: Path) -> None:
             await ended(peer, A, commit=False, low_watermark=3)
             missing = await end(peer, A, commit=True, topic="persistent://public/default/not-there")
             assert missing.error in (int(WireCode.TOPIC_NOT_FOUND), int(WireCode.SERVICE_NOT_READY))
+
+    asyncio.run(scenario())
+
+
+def test_receipts_say_where_to_begin(tmp_path: Path) -> None:
+    """SEEK and a reader's start name what a receipt did: the entry that it has become, or the place where it would have been."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (_broker, peer):
+            await peer.produce()
+            await peer.send(b"first", 0)
+            committed = [await send_in(peer, A, b"a", number) for number in (1, 2)]
+            aborted = await send_in(peer, B, b"b", 3)
+            await peer.send(b"second", 4)
+            waiting = await send_in(peer, C, b"c", 5)
+            await ended(peer, A, commit=True)
+            await ended(peer, B, commit=False)
+            await peer.send(b"last", 6)
+            everything = entries_of((b"first", 0), (b"second", 4), (b"a", 1), (b"a", 2), (b"last", 6))
+            assert (await peer.subscribe()).type == Type.SUCCESS
+            for place, begins_with in ((committed[1], 3), (committed[0], 2), (aborted, 1), (waiting, 2)):
+                named = api.MessageIdData(ledgerId=place[0], entryId=place[1])
+                peer.write(requests.seek(1, peer.next_request(), message_id=named))
+                await peer.answer(Type.CLOSE_CONSUMER)
+                await peer.answer(Type.SUCCESS)
+                await peer.subscribe()
+                assert await receive(peer, len(everything) - begins_with) == everything[begins_with:]
+                request = api.CommandSubscribe(
+                    topic=TOPIC, subscription="reader", subType=api.CommandSubscribe.Exclusive, consumer_id=2, durable=False,
+                    request_id=peer.next_request(),
+                )  # fmt: skip
+                request.start_message_id.ledgerId, request.start_message_id.entryId = place
+                peer.write(encode_command(api.BaseCommand(type=Type.SUBSCRIBE, subscribe=request)))
+                await peer.answer(Type.SUCCESS)
+                peer.write(requests.flow(2, 1))
+                assert (await peer.message())[1] == everything[begins_with]
+                assert (await peer.ask("close_consumer", consumer_id=2)).type == Type.SUCCESS
 
     asyncio.run(scenario())
 

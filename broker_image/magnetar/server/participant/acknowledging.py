@@ -88,7 +88,7 @@ def without_size(topic: TopicHost, ack: api.CommandAck) -> list[api.MessageIdDat
     for identifier in ack.message_id:
         if identifier.ack_set and identifier.batch_size < 1:
             ordinal = entry_named(topic, commands.position_of(identifier))
-            if ordinal is not None and topic.index.run_of(ordinal) is None:
+            if ordinal is not None and topic.index.messages_of(ordinal) is None:
                 missing.append(identifier)
     if len(missing) > SIZES_READ_MAX:
         raise NotAllowed(f"batch_size: {len(missing)} message ids have an ack_set and no batch_size; send it, or fewer at once")
@@ -111,10 +111,7 @@ async def read_sizes(topic: TopicHost, identifiers: list[api.MessageIdData]) -> 
 
 def _size(topic: TopicHost, ordinal: int, mask: int, identifier: api.MessageIdData) -> int:
     """How many messages the batch at `ordinal` has. Raises NotAllowed beyond what an ack set may hold."""
-    at, counted = topic.index.run_of(ordinal), 0
-    if at is not None:
-        run = topic.index.runs[at]
-        counted = run.message_counts[ordinal - run.first]
+    counted = topic.index.messages_of(ordinal) or 0
     size, most = max(counted, identifier.batch_size, mask.bit_length()), 64 * topic.context.settings.ack_set_words_max
     if size > most:
         ledger, entry = commands.position_of(identifier)

@@ -32,3 +32,16 @@ def last_up_to(topic: TopicHost, position: tuple[int, int]) -> Position | None:
         translated = topic.transactions.buffer.translate(position)
         return None if translated is None else Position(*translated.position)
     return Position(*position)
+
+
+def first_from(topic: TopicHost, position: tuple[int, int]) -> Position:
+    """Where whoever is to begin with an id begins: of an open or aborted transaction behind the last entry before it.
+
+    An id of a sidecar of which nothing is known any more stands for the beginning of its term: rather again than not at all.
+    """
+    if topic.transactions is not None and is_sidecar(position):
+        translated = topic.transactions.buffer.translate(position)
+        if translated is not None:
+            (ledger, entry), exact = translated
+            return Position(ledger, entry if exact else entry + 1)
+    return Position(*position)
