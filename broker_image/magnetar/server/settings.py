@@ -155,7 +155,7 @@ class BrokerSettings:
     txn_entries_max: int = _bounded(100_000, 1, 10_000_000, "entries of one transaction on one topic")
     txn_bytes_max: int = _bounded(1024 * _MIB, 1 * _KIB, 1 << 40, "bytes of one transaction's entries on one topic")
     txn_held_acks_max: int = _bounded(
-        200_000, 1, 10_000_000, "runs of entries and batches that transactions hold acknowledged on one subscription"
+        200_000, 1, 200_000, "runs of entries and batches that transactions hold acknowledged on one subscription"
     )
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 

@@ -26,8 +26,8 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState
 
 HELD_MAX = 200_000
-"""More does not fit into one record of the log, as a commit names all that its transaction holds: a share takes up to 40 bytes, a block 8 MiB."""
-MESSAGES_PER_SHARE = 64
+MESSAGES_PER_SHARE, SHARE_BYTES_MAX, NAMES_BYTES_MAX = 64, 40, 132_000
+"""A commit names all that its transaction holds in one record: so many bytes per share at most, and for names and head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class PendingLimits:
     open_transactions_max: int = 10_000
     held_max: int = HELD_MAX
     inquire_ms: int = 300_000
+
+
+def held_max_of(record_bytes_max: int) -> int:
+    """The greatest `held_max` with which every commit fits into a record of so many bytes."""
+    return max(1, min(HELD_MAX, (record_bytes_max - NAMES_BYTES_MAX) // SHARE_BYTES_MAX))
 
 
 def _shares(size: int) -> int:

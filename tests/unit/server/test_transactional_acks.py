@@ -21,6 +21,7 @@ from magnetar.wire.frames import encode_command
 from tests.unit.server.acknowledging import A, B, C, Lives, ack_in, end, host_of, pending_of, play_lives, some_of, subscription_of
 from tests.unit.server.brokers import TOPIC, Peer, Type, open_peer
 from tests.unit.server.deliveries import EXCLUSIVE, SHARED, acknowledge, play, publish, received, redelivery, seek
+from tests.unit.server.transacting import ended, send_in
 
 CONFLICT, ENDED = int(WireCode.TRANSACTION_CONFLICT), int(WireCode.INVALID_TXN_STATUS)
 REFUSED = int(WireCode.NOT_ALLOWED)
@@ -479,6 +480,7 @@ def test_sizes_of_batches_are_read_from_storage_if_need_be(tmp_path: Path) -> No
         assert topic.index.run_of(0) is None
         assert await ack_in(peer, A, some_of(batch, 0b110)) == DONE
         held = (await pending_of(broker)).held_by(A)
+        assert held is not None
         assert held.partial == ((batch.ledgerId, 0, 3, (0b110,)),)
 
     play(tmp_path, script)
@@ -542,6 +544,48 @@ def test_a_move_takes_what_is_held_along(tmp_path: Path) -> None:
 
 
 # --- ids of receipts ----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_of_receipts_name_what_became_of_them(tmp_path: Path) -> None:
+    """A receipt in a transaction has an id of the sidecar: after the commit it is the entry behind the marker, in every kind of ACK."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 1)
+        receipts = [
+            api.MessageIdData(ledgerId=found[0], entryId=found[1])
+            for found in [await send_in(peer, A, b"x", 1 + n) for n in range(6)]
+        ]
+        ids.append(await publish(peer))
+        lost = [api.MessageIdData(ledgerId=found[0], entryId=found[1]) for found in [await send_in(peer, B, b"x", 7)]]
+        await peer.subscribe()
+        host = await subscription_of(broker)
+        for named in (receipts[0], lost[0]):
+            assert not (await acknowledge(peer, named)).HasField("error"), "open: nothing is there to acknowledge"
+            assert (await ack_in(peer, C, named))[0] == CONFLICT
+        assert host.core.backlog == 2
+        async with open_peer(broker) as coordinator:
+            await ended(coordinator, A, commit=True)
+            await ended(coordinator, B, commit=False)
+        assert host.core.backlog == 8
+        await acknowledge(peer, receipts[0])
+        assert [*host.core.cursor.unacknowledged(0, 8)] == [(0, 2), (3, 8)]
+        assert await ack_in(peer, C, receipts[1]) == DONE
+        held = (await pending_of(broker)).held_by(C)
+        assert held is not None
+        assert held.ranges == ((ids[0].ledgerId, 3, 3),)
+        assert await ack_in(peer, C, receipts[3], cumulative=True) == DONE
+        assert (await ack_in(peer, TxnId(4, 0), lost[0]))[0] == CONFLICT, "aborted: there is no such message"
+        assert not (await acknowledge(peer, lost[0])).HasField("error")
+        await end(broker, C, commit=True)
+        assert [*host.core.cursor.unacknowledged(0, 8)] == [(6, 8)]
+        await acknowledge(peer, receipts[4], cumulative=True)
+        assert [*host.core.cursor.unacknowledged(0, 8)] == [(7, 8)]
+        body = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=receipts)
+        peer.write(encode_command(api.BaseCommand(type=Type.ACK, ack=body)))
+        assert await peer.is_quiet()
+        assert host.core.backlog == 0
+
+    play(tmp_path, script)
 
 
 def test_ids_of_a_sidecar_that_nobody_knows_acknowledge_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
 from magnetar.storage.log import BLOCK_BYTES_MAX
+from magnetar.storage.record_framing import NAME_BYTES_MAX, RECORD_HEADER_BYTES
 from magnetar.storage.transaction_format import transaction_payload
 from magnetar.topics.acksets import words_of_mask
 from magnetar.topics.dispatch import EntryTraits, SubscriptionType
@@ -14,7 +15,14 @@ from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck
-from magnetar.transactions.pending_acks import HELD_MAX, MESSAGES_PER_SHARE, PendingAcks, PendingLimits
+from magnetar.transactions.pending_acks import (
+    HELD_MAX,
+    MESSAGES_PER_SHARE,
+    NAMES_BYTES_MAX,
+    PendingAcks,
+    PendingLimits,
+    held_max_of,
+)
 
 A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(0, 2)
 COMMIT, ABORT = Outcome.COMMITTED, Outcome.ABORTED
@@ -215,20 +223,23 @@ def test_large_batches_count_for_more() -> None:
         pending.acknowledge(C, "c", [(5, 6)])
 
 
-def test_the_largest_commit_fits_into_a_block() -> None:
-    """Whatever a subscription holds belongs to one transaction at worst, and to batches of the worst size."""
-    largest = 0
-    for size in (1, 63, 64, 65, 127, 128, 64 * 4096):
-        batches = HELD_MAX // (1 + size // MESSAGES_PER_SHARE)
-        few = min(batches, 2_000)
-        partial = tuple((15, entry, size, words_of_mask(1 << (size - 1))) for entry in range(few))
-        empty, full = (len(transaction_payload(1, "t", EndAcks(A, 0, COMMIT, (), found), "s")) for found in ((), partial))
-        largest = max(largest, (full - empty) * batches // few)
-    ranges = tuple((15, 2 * entry, 2 * entry) for entry in range(2_000))
-    empty, full = (len(transaction_payload(1, "t", EndAcks(A, 0, COMMIT, found), "s")) for found in ((), ranges))
-    largest = max(largest, (full - empty) * HELD_MAX // 2_000)
-    names = 2 * 65_535
-    assert largest + names + 1_000 < BLOCK_BYTES_MAX
+def test_the_largest_commit_fits_into_a_record() -> None:
+    """Whatever a subscription holds belongs to one transaction at worst, to batches of the worst size, under the longest names."""
+
+    def bytes_of(ranges: int, batches: int, size: int) -> int:
+        spans = tuple((15, 2 * entry, 2 * entry) for entry in range(ranges))
+        partial = tuple((15, entry, size, words_of_mask(1 << (size - 1))) for entry in range(batches))
+        return len(transaction_payload(1, "t", EndAcks(A, 0, COMMIT, spans, partial), "s"))
+
+    for block in (1 << 20, BLOCK_BYTES_MAX):
+        shares = held_max_of(block)
+        assert 20_000 < shares <= HELD_MAX
+        few = 500
+        for ranges, batches, size in [(few, 0, 1), *((0, few, size) for size in (1, 63, 64, 65, 127, 128, 64 * 64))]:
+            cost = few if ranges else few * (1 + size // MESSAGES_PER_SHARE)
+            assert (bytes_of(ranges, batches, size) - bytes_of(0, 0, 1)) * shares / cost + NAMES_BYTES_MAX < block
+        longest = transaction_payload(1, "t" * NAME_BYTES_MAX, EndAcks(A, 0, COMMIT), "s" * NAME_BYTES_MAX)
+        assert len(longest) + RECORD_HEADER_BYTES < NAMES_BYTES_MAX
 
 
 def test_long_held_transactions_are_asked_about_again_and_again() -> None:
@@ -261,6 +272,29 @@ def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
     pending.end(B, COMMIT, 0)
     assert delivered(subscription) == [7, 9]
     assert subscription.withheld is None
+
+
+@pytest.mark.parametrize("later", list(SubscriptionType))
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_consumers_of_another_type_find_what_is_pending(kind: SubscriptionType, later: SubscriptionType) -> None:
+    """A consumer that leaves gives nothing of its transactions back, and whoever comes gets none of it, until they end."""
+    _, subscription, pending = stage(kind=kind)
+    subscription.advance(0)
+    subscription.advance(10_000)
+    delivered(subscription)
+    pending.acknowledge(A, "c", [(1, 3)], [(4, 0b110, 3)])
+    pending.acknowledge(B, "c", [(5, 6)])
+    subscription.remove_consumer("c")
+    subscription.add_consumer("d", later)
+    subscription.flow("d", 1000)
+    subscription.advance(20_000)
+    subscription.advance(30_000)
+    assert delivered(subscription) == [0, 3, 4, 6, 7, 8, 9]
+    pending.end(A, ABORT, 0)
+    pending.end(B, COMMIT, 0)
+    again = delivered(subscription)
+    assert {1, 2, 4} <= set(again)
+    assert 5 not in again
 
 
 def test_a_restart_brings_back_what_is_pending_before_anybody_connects() -> None:

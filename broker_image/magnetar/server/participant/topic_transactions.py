@@ -29,7 +29,7 @@ from magnetar.transactions.participant_records import (
     PendingChange,
     Span,
 )
-from magnetar.transactions.pending_acks import PendingAcks, PendingLimits
+from magnetar.transactions.pending_acks import PendingAcks, PendingLimits, held_max_of
 
 
 class ParticipantLimits(NamedTuple):
@@ -43,7 +43,7 @@ def limits_of(settings: BrokerSettings) -> ParticipantLimits:
     """The limits that a broker was given."""
     return ParticipantLimits(
         BufferLimits(settings.txn_open_per_topic_max, settings.txn_entries_max, settings.txn_bytes_max),
-        PendingLimits(settings.txn_open_per_topic_max, settings.txn_held_acks_max),
+        PendingLimits(settings.txn_open_per_topic_max, min(settings.txn_held_acks_max, held_max_of(settings.block_bytes_max))),
     )
 
 
