@@ -29,6 +29,7 @@ from magnetar.admin.refused import refused_router
 from magnetar.admin.rights import Gate, gate_of
 from magnetar.admin.subscriptions import subscription_router
 from magnetar.admin.topics import topic_router
+from magnetar.admin.transactions import transaction_router
 
 PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LISTENER_LENGTH_MAX = 200
@@ -36,6 +37,7 @@ LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:path}"
 ROUTERS = (
     operation_router,
     explain_router,
+    transaction_router,
     broker_router,
     document_router,
     cluster_router,

@@ -1,6 +1,6 @@
 """What the REST routes ask of a broker.
 
-Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports: names only.
+Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports: names, transaction ids.
 Invariant: every method raises errors of `magnetar.errors`, whose HTTP status the application sends with `{"reason": ...}`.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.transactions.ids import TxnId
 
 ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
 """Which topics a list shows."""
@@ -364,6 +365,50 @@ class ExplainPort(Protocol):
         ...
 
 
+class CoordinatorPort(Protocol):
+    """One transaction coordinator, which also answers for numbers that are gone if it is the first."""
+
+    async def stats(self, tcid: int) -> dict[str, Any]:
+        """tcid, state, incarnation, last, low_watermark, live, outcomes, recovery_began_ms, recovery_ended_ms, log."""
+        ...
+
+    async def transactions(self, tcid: int, older_ms: int, limit: int) -> list[dict[str, Any]]:
+        """Transactions that have not ended everywhere and began so long ago, the oldest first."""
+        ...
+
+    async def transaction(self, tcid: int, least: int) -> dict[str, Any]:
+        """txn, most, least, status, owner, opened_ms, age_ms, timeout_ms, partitions, subscriptions, and those that are waited for."""
+        ...
+
+    async def abort(self, tcid: int, least: int) -> None:
+        """Raises TransactionNotFound, InvalidTxnStatus."""
+        ...
+
+
+class TransactionPort(Protocol):
+    """Transactions of all coordinators. Raises ServiceNotReady if there are none, TransactionNotFound."""
+
+    async def coordinators(self) -> list[dict[str, Any]]:
+        """Pulsar's TransactionCoordinatorInfo of each."""
+        ...
+
+    async def coordinator_stats(self, tcid: int) -> dict[str, Any]:
+        """As `CoordinatorPort.stats`."""
+        ...
+
+    async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
+        """`transactions` as `CoordinatorPort.transactions`, of all coordinators (None), and `unreachable`: numbers that do not answer."""
+        ...
+
+    async def transaction(self, txn: TxnId) -> dict[str, Any]:
+        """As `CoordinatorPort.transaction`."""
+        ...
+
+    async def abort_transaction(self, txn: TxnId) -> None:
+        """Raises NotAllowed if it is decided already."""
+        ...
+
+
 class AdminPort(
     HealthPort,
     BrokerPort,
@@ -374,6 +419,7 @@ class AdminPort(
     MessagePort,
     OperationPort,
     ExplainPort,
+    TransactionPort,
     Protocol,
 ):
     """The broker's side of every route."""

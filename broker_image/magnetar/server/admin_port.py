@@ -14,11 +14,12 @@ from magnetar.metadata.records import INTERNAL_LISTENER, BundleState
 from magnetar.names import TopicName
 from magnetar.server.administration.brokers import BrokerAdministration
 from magnetar.server.administration.explain import ExplainAdministration
+from magnetar.server.administration.transactions import TransactionAdministration
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.lookups import addresses_of
 
 
-class BrokerAdminPort(BrokerAdministration, ExplainAdministration):
+class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAdministration):
     """Answers the routes for whichever incarnation the process runs now."""
 
     def ready(self) -> bool:

@@ -13,7 +13,7 @@ Times are milliseconds of a clock that never goes back and stands near the wall'
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from magnetar.errors import (
@@ -103,6 +103,10 @@ class _Transaction:
     def status(self) -> str:
         return "OPEN" if self.action is None else ENDING[self.action]
 
+    def told(self) -> LiveTransaction:
+        """As others may keep it."""
+        return LiveTransaction(self.least, self.timeout_ms, self.opened_ms, self.owner, tuple(self.participants), self.action)
+
 
 class CoordinatorCore:
     """All transactions of one number (TCID). Begin with `restore` and `apply`, then `recovered`, then `handle`."""
@@ -168,16 +172,25 @@ class CoordinatorCore:
         outcome = self._outcomes.get(least)
         return ENDED[outcome.action] if outcome is not None else None
 
+    def known(self, least: int) -> LiveTransaction | Outcome | None:
+        """A transaction, or how it has ended; None if neither is known (any more)."""
+        found = self._live.get(least)
+        return found.told() if found is not None else self._outcomes.get(least)
+
+    def living(self) -> Iterator[LiveTransaction]:
+        """Transactions that have not ended everywhere, in the order in which they began. To be read at once."""
+        return (found.told() for found in self._live.values())
+
+    @property
+    def last(self) -> int:
+        """The last sequence that was given; -1 if none was."""
+        return self._next - 1
+
     def state(self) -> CoordinatorState:
         """For a checkpoint: everything, also what is on its way to the log."""
         return CoordinatorState(
             self._next,
-            tuple(
-                LiveTransaction(
-                    found.least, found.timeout_ms, found.opened_ms, found.owner, tuple(found.participants), found.action
-                )
-                for found in self._live.values()
-            ),
+            tuple(self.living()),
             tuple(sorted(self._outcomes.values(), key=lambda outcome: (outcome.forget_ms, outcome.least))),
         )
 

@@ -74,6 +74,8 @@ class Coordinator:
         self._tasks: list[asyncio.Task[None]] = []
         self._doors: list[Listener] = []
         self._ready = self._stopping = False
+        self.recovered_ms = (0, 0)
+        """When the recovery of this life began and ended, unix time."""
 
     # --- life ------------------------------------------------------------------------------------------------------------------
 
@@ -134,9 +136,10 @@ class Coordinator:
     async def _recover(self, claim: CoordinatorClaim, store: MetadataStore) -> None:
         """Bring the number's transactions back. Raises StorageError, CorruptData."""
         ports, settings = self._ports, self._settings
-        core = CoordinatorCore(self.tcid, limits_of(settings))
+        core, began_ms = CoordinatorCore(self.tcid, limits_of(settings)), ports.clock.wall_ms()
         self._log = TransactionLog(ports.volume, ports.clock, claim, lambda error: self.fail(str(error)))
         await self._log.recover(core)
+        self.recovered_ms = began_ms, ports.clock.wall_ms()
         security = ports.security
         credentials = Credentials()
         if security is not None:
@@ -157,6 +160,11 @@ class Coordinator:
             return self.service.transactions.live
         record = self._claim.record if self._claim is not None else None
         return record.open_transactions if record is not None and record.chain else 0
+
+    @property
+    def log(self) -> TransactionLog | None:
+        """Where it writes; None while transactions are switched off."""
+        return self._log
 
     @property
     def ready(self) -> bool:

@@ -1,6 +1,6 @@
 """The HTTP side of a transaction coordinator.
 
-Owns: /live, /ready and /metrics. Imports: FastAPI, admin.answers, admin.rights.
+Owns: /live, /ready and /metrics, and what brokers ask for administrators. Imports: FastAPI, admin.
 Invariant: /ready is good only while the number is held; the clients' service does not decide who is asked, so it serves people and rollouts.
 """
 
@@ -14,16 +14,21 @@ from fastapi.responses import PlainTextResponse
 from magnetar import __version__
 from magnetar.admin.answers import add_refusals
 from magnetar.admin.application import PROMETHEUS_TYPE
+from magnetar.admin.coordinators import coordinator_router
+from magnetar.admin.ports import CoordinatorPort
 from magnetar.admin.rights import Gate, gate_of
 
 
-def coordinator_application(ready: Callable[[], bool], metrics: Callable[[], bytes], gate: Gate | None = None) -> FastAPI:
-    """The routes; that /live is answered at all is what it tells. `gate` is asked before /metrics (None: nobody is)."""
+def coordinator_application(
+    ready: Callable[[], bool], metrics: Callable[[], bytes], port: CoordinatorPort, gate: Gate | None = None
+) -> FastAPI:
+    """The routes; that /live is answered at all is what it tells. `gate` is asked before each but the probes (None: nobody is)."""
     asked = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
         title="Magnetar transaction coordinator", version=__version__, docs_url=None, redoc_url=None, dependencies=asked
     )
     add_refusals(application)
+    application.include_router(coordinator_router(port))
 
     @application.get("/live", response_class=PlainTextResponse)
     async def live() -> PlainTextResponse:

@@ -18,6 +18,7 @@ from magnetar.errors import Fenced, MagnetarError, StoreUnavailable
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
 from magnetar.server.coordinator.identity import tcid_of
+from magnetar.server.coordinator.inspection import CoordinatorInspection
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.probes import coordinator_application
@@ -48,7 +49,8 @@ class CoordinatorProcess(BrokerProcess):
         options = self._options
         async with self._open_security() as security, self._open_tls() as tls, self._open_store() as (store, lease):
             volume = await open_volume(self.volume_location, self._clock)
-            application = coordinator_application(self._ready, self.metrics.exposition, self._gate(security))
+            inspection = CoordinatorInspection(lambda: self._life)
+            application = coordinator_application(self._ready, self.metrics.exposition, inspection, self._gate(security))
             http = HttpListener(application, options.bind_host, options.http_port)
             ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
             try:

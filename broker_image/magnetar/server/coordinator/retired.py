@@ -58,12 +58,7 @@ class RetiredNumbers:
 
     async def ask(self, tcid: int, event: EndRequested | JoinRequested) -> None:
         """What is known of a transaction that has ended. Raises what the number itself would, TransactionCoordinatorNotFound, StorageError."""
-        async with self._reading:
-            revision, record = await self.check(tcid)
-            held = self._read.get(tcid)
-            if held is None or held[0] != revision:
-                held = self._read[tcid] = revision, await self._recovered(tcid, record)
-        core = held[1]
+        core = await self.core_of(tcid)
         if core.is_live(event.least):
             raise TransactionCoordinatorNotFound(
                 f"transaction {TxnId(tcid, event.least)} has not ended, and its coordinator is gone; it must come back to end it"
@@ -74,6 +69,15 @@ class RetiredNumbers:
             for answer in effect.then:
                 if isinstance(answer, Answer) and answer.error is not None:
                     raise answer.error
+
+    async def core_of(self, tcid: int) -> CoordinatorCore:
+        """Everything that a number has left; only to be looked at. Raises TransactionCoordinatorNotFound, StorageError, StoreError."""
+        async with self._reading:
+            revision, record = await self.check(tcid)
+            held = self._read.get(tcid)
+            if held is None or held[0] != revision:
+                held = self._read[tcid] = revision, await self._recovered(tcid, record)
+            return held[1]
 
     async def _recovered(self, tcid: int, record: CoordinatorRecord) -> CoordinatorCore:
         core = CoordinatorCore(tcid, self._limits)

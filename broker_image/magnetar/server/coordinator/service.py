@@ -31,6 +31,7 @@ from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
 from magnetar.server.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
+from magnetar.transactions.coordinator import CoordinatorCore
 from magnetar.transactions.coordinator_events import Caller, EndRequested, JoinRequested
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Participant
@@ -144,12 +145,25 @@ class CoordinatorService:
         txn, caller = _txn(request), self._caller(connection)
         if not request.HasField("txn_action"):
             raise InvalidRequest("txn_action is missing; say COMMIT or ABORT")
-        action = Action(request.txn_action)
+        await self.end(found, txn, Action(request.txn_action), caller)
+        return transactions.end_txn_response(request.request_id, txn)
+
+    # --- also for administrators -----------------------------------------------------------------------------------------------
+
+    async def end(self, found: Transactions, txn: TxnId, action: Action, caller: Caller) -> None:
+        """Decide, or tell how it was decided. Raises what END_TXN may be told."""
         if txn.most == self._tcid:
             await found.end(txn.least, action, caller)
         else:
             await self._of_retired(txn, EndRequested(None, txn.least, action, caller, found.now_ms()))
-        return transactions.end_txn_response(request.request_id, txn)
+
+    async def core_of(self, found: Transactions, tcid: int) -> CoordinatorCore:
+        """What is known of a number's transactions. Raises TransactionCoordinatorNotFound, StorageError, StoreError."""
+        if tcid == self._tcid:
+            return found.core
+        if self._retired is None:
+            raise self._not_here(tcid)
+        return await self._retired.core_of(tcid)
 
     # --- checks ----------------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from magnetar.errors import StoreUnavailable
 from magnetar.metadata.records import INTERNAL_LISTENER
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.coordinator.discovery import FIRST
+from magnetar.server.coordinator.inspection import CoordinatorInspection
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.settings import BrokerSettings
@@ -32,6 +33,7 @@ class StandaloneCoordinator:
         self._life: Coordinator | None = None
         self._watching: asyncio.Task[None] | None = None
         self.metrics = CoordinatorMetrics()
+        self.inspection = CoordinatorInspection(lambda: self._life)
 
     async def begin(self, broker: Broker) -> None:
         """Recover, and answer the transaction commands of the broker's connections. Raises StoreError, StorageError."""

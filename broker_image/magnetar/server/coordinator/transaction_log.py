@@ -15,7 +15,7 @@ import structlog
 
 from magnetar.clock import Clock
 from magnetar.errors import LimitExceeded, StorageError
-from magnetar.metadata.records import RESTORE_STRIDE, CheckpointPointer, LogRange
+from magnetar.metadata.records import RESTORE_STRIDE, CheckpointPointer, LogPosition, LogRange
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.storage import names
 from magnetar.storage.coordinator_format import CoordinatorCheckpoint, encode_changes
@@ -100,6 +100,16 @@ class TransactionLog:
         await self._writer.check_claim()
 
     # --- changes ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> LogPosition:
+        """Where the next block goes."""
+        return self._writer.position
+
+    @property
+    def since_checkpoint(self) -> int:
+        """Bytes that a recovery would read behind the last checkpoint."""
+        return self._since_checkpoint
 
     @property
     def pending_bytes(self) -> int:

@@ -99,6 +99,11 @@ class Transactions:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
+    def core(self) -> CoordinatorCore:
+        """What is known; only to be looked at."""
+        return self._core
+
+    @property
     def live(self) -> int:
         """Transactions that have not ended everywhere."""
         return self._core.live

@@ -1,0 +1,143 @@
+"""Routes of transactions.
+
+Owns: `/admin/v3/transactions` in Pulsar's shapes, and `/magnetar/v1/transactions`, which tells more. Imports: FastAPI, ports, ids.
+Source: Apache Pulsar 4.0's admin resource `Transactions` and the classes of its answers (TransactionCoordinatorStats, TransactionMetadata...).
+Invariants: any broker answers for all coordinators; a number (TCID) that is gone is answered for by the first one, as for clients.
+What Pulsar calls `timeoutAt` is the timeout in milliseconds, there as here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from magnetar.admin.answers import NO_CONTENT
+from magnetar.admin.coordinators import LISTED
+from magnetar.admin.ports import AdminPort
+from magnetar.errors import NotAllowed
+from magnetar.transactions.ids import TxnId
+
+PULSAR = "/admin/v3/transactions"
+OURS = "/magnetar/v1/transactions"
+Tcid = Annotated[int | None, Query(alias="coordinatorId", ge=0)]
+
+
+def transaction_router(port: AdminPort) -> APIRouter:
+    """The routes over `port`."""
+    router = APIRouter(tags=["transactions"])
+    _add_coordinators(router, port)
+    _add_transactions(router, port)
+    _add_ours(router, port)
+    return router
+
+
+def _add_coordinators(router: APIRouter, port: AdminPort) -> None:
+    @router.get(f"{PULSAR}/coordinators")
+    async def coordinators() -> list[dict[str, Any]]:
+        """List the transaction coordinators and where they are."""
+        return await port.coordinators()
+
+    @router.get(f"{PULSAR}/coordinatorStats")
+    async def stats(tcid: Tcid = None) -> dict[str, Any]:
+        """Return the state of one coordinator, or of all of them by number."""
+        if tcid is not None:
+            return _stats(await port.coordinator_stats(tcid))
+        numbers = [found["id"] for found in await port.coordinators()]
+        return {str(number): _stats(await port.coordinator_stats(number)) for number in numbers}
+
+    @router.get(f"{PULSAR}/coordinatorInternalStats/{{tcid}}")
+    async def internal(tcid: int, metadata: bool = False) -> dict[str, Any]:
+        """Return the state of a coordinator's log."""
+        del metadata  # a log of ours has no ledgers whose metadata could be told
+        return _internal(await port.coordinator_stats(tcid))
+
+    @router.post(f"{PULSAR}/transactionCoordinator/replicas", status_code=NO_CONTENT)
+    async def scale(request: Request) -> None:
+        """Refused with what to do instead: the number of coordinators is a field of a custom resource."""
+        del request
+        raise NotAllowed(
+            "replicas: coordinators are scaled with `kubectl scale transactioncoordinator NAME --replicas=N`, up and down; a standalone server "
+            "has one"
+        )
+
+
+def _add_transactions(router: APIRouter, port: AdminPort) -> None:
+    @router.get(f"{PULSAR}/transactionMetadata/{{most}}/{{least}}")
+    async def metadata(most: int, least: int) -> dict[str, Any]:
+        """Return a transaction, or, while it is remembered, how it has ended."""
+        return _metadata(await port.transaction(TxnId(most, least)))
+
+    @router.get(f"{PULSAR}/slowTransactions/{{timeout}}")
+    async def slow(timeout: int, tcid: Tcid = None) -> dict[str, Any]:
+        """Return the transactions of one or of all coordinators that began so many milliseconds ago and have not ended."""
+        found = await port.transactions(tcid, max(0, timeout), LISTED)
+        return {row["txn"]: _metadata(row) for row in found["transactions"]}
+
+    @router.post(f"{PULSAR}/abortTransaction/{{most}}/{{least}}", status_code=NO_CONTENT)
+    async def abort(most: int, least: int) -> None:
+        """Abort an open transaction, whoever began it."""
+        await port.abort_transaction(TxnId(most, least))
+
+
+def _add_ours(router: APIRouter, port: AdminPort) -> None:
+    @router.get(OURS)
+    async def transactions(
+        tcid: Tcid = None, older_ms: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1)] = LISTED
+    ) -> dict[str, Any]:
+        """List transactions that have not ended everywhere, the oldest first, and the coordinators that do not answer."""
+        return await port.transactions(tcid, older_ms, limit)
+
+    @router.get(f"{OURS}/{{most}}/{{least}}")
+    async def transaction(most: int, least: int) -> dict[str, Any]:
+        """Return a transaction with its participants and those that have not carried its end out, or how it has ended."""
+        return await port.transaction(TxnId(most, least))
+
+
+# --- Pulsar's shapes ------------------------------------------------------------------------------------------------------------
+
+
+def _stats(found: dict[str, Any]) -> dict[str, Any]:
+    """TransactionCoordinatorStats."""
+    return {
+        "state": found["state"],
+        "leastSigBits": found["last"],
+        "lowWaterMark": found["low_watermark"],
+        "ongoingTxnSize": found["live"],
+        "recoverStartTime": found["recovery_began_ms"],
+        "recoverEndTime": found["recovery_ended_ms"],
+    }
+
+
+def _internal(found: dict[str, Any]) -> dict[str, Any]:
+    """TransactionCoordinatorInternalStats, of what a log without ledgers has."""
+    log = found.get("log", {"file": 0, "offset": 0, "since_checkpoint": 0})
+    return {
+        "transactionLogStats": {
+            "managedLedgerName": f"coordinators/{found['tcid']}/{found['incarnation']}",
+            "managedLedgerInternalStats": {
+                "totalSize": log["since_checkpoint"],
+                "lastConfirmedEntry": f"{log['file']}:{log['offset']}",
+                "state": "LedgerOpened" if found["incarnation"] else "ClosedLedger",
+                "ledgers": [],
+                "cursors": {},
+            },
+        }
+    }
+
+
+def _metadata(found: dict[str, Any]) -> dict[str, Any]:
+    """TransactionMetadata; of one that has ended nothing but its id, owner and outcome."""
+    aborted = found["status"] in ("ABORTING", "ABORTED")
+    acknowledged: dict[str, dict[str, Any]] = {}
+    for named in found.get("subscriptions", ()):
+        acknowledged.setdefault(named["topic"], {})[named["subscription"]] = {"cumulativeAckPosition": None}
+    return {
+        "txnId": found["txn"],
+        "status": found["status"],
+        "openTimestamp": found.get("opened_ms", 0),
+        "timeoutAt": found.get("timeout_ms", 0),
+        "producedPartitions": {topic: {"startPosition": None, "aborted": aborted} for topic in found.get("partitions", ())},
+        "ackedPartitions": acknowledged,
+        "owner": found["owner"] or None,
+    }

@@ -1,0 +1,105 @@
+"""Transactions, as administrators see them.
+
+Owns: `TransactionAdministration`: the coordinators there are, what they know of transactions, and ending one by force. Imports: metadata, the
+coordinator's part in this process if it has one, peers.
+Source: Pulsar's TransactionsBase. Invariants: whoever answers for a number to clients answers for it here; a coordinator that does not answer is
+named, not left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlencode
+
+from magnetar.admin.coordinators import INTERNAL
+from magnetar.errors import MagnetarError, ServiceNotReady, TransactionCoordinatorNotFound, TransactionNotFound
+from magnetar.metadata import keys
+from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
+from magnetar.server.administration.base import Administration
+from magnetar.server.administration.peers import ask_broker
+from magnetar.server.coordinator.discovery import FIRST
+from magnetar.transactions.ids import TxnId
+
+SWITCHED_OFF = (
+    "This Broker is not configured with transactionCoordinatorEnabled=true: no transaction coordinator is there; set transactions_enabled to 1, and "
+    "on Kubernetes apply a TransactionCoordinator"
+)
+
+
+class TransactionAdministration(Administration):
+    """Answers from the coordinators: the one of this process, or those that hold a number."""
+
+    async def coordinators(self) -> list[dict[str, Any]]:
+        """Pulsar's TransactionCoordinatorInfo of each. Raises ServiceNotReady if there is none."""
+        if self._process.coordinator is not None:
+            return [{"id": FIRST, "brokerServiceUrl": self._broker.service_url}]
+        holders = await self._holders()
+        return [{"id": tcid, "brokerServiceUrl": claim.service_url} for tcid, claim in sorted(holders.items())]
+
+    async def coordinator_stats(self, tcid: int) -> dict[str, Any]:
+        """As `CoordinatorInspection.stats`."""
+        if self._process.coordinator is not None:
+            return await self._process.coordinator.inspection.stats(tcid)
+        found: dict[str, Any] = await self._ask(tcid, "GET", "")
+        return found
+
+    async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
+        """`transactions`: those of one number or of all, the oldest first; `unreachable`: numbers whose coordinator does not answer."""
+        if self._process.coordinator is not None:
+            rows = await self._process.coordinator.inspection.transactions(tcid or FIRST, older_ms, limit)
+            return {"transactions": rows, "unreachable": []}
+        numbers = [tcid] if tcid is not None else await self._numbers()
+        suffix = f"/transactions?{urlencode({'older_ms': older_ms, 'limit': limit})}"
+        answers = await asyncio.gather(*(self._ask(number, "GET", suffix) for number in numbers), return_exceptions=True)
+        found: list[dict[str, Any]] = []
+        unreachable = []
+        for number, answer in zip(numbers, answers, strict=True):
+            if isinstance(answer, MagnetarError) and tcid is None:
+                unreachable.append(number)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found += answer
+        return {"transactions": sorted(found, key=lambda row: row["opened_ms"])[:limit], "unreachable": unreachable}
+
+    async def transaction(self, txn: TxnId) -> dict[str, Any]:
+        """As `CoordinatorInspection.transaction`. Raises TransactionNotFound."""
+        if self._process.coordinator is not None:
+            return await self._process.coordinator.inspection.transaction(txn.most, txn.least)
+        found: dict[str, Any] = await self._ask(txn.most, "GET", f"/transactions/{txn.least}")
+        return found
+
+    async def abort_transaction(self, txn: TxnId) -> None:
+        """As `CoordinatorInspection.abort`. Raises TransactionNotFound, NotAllowed if it is decided already."""
+        if self._process.coordinator is not None:
+            await self._process.coordinator.inspection.abort(txn.most, txn.least)
+        else:
+            await self._ask(txn.most, "POST", f"/transactions/{txn.least}/abort")
+
+    # --- processes of their own ------------------------------------------------------------------------------------------------
+
+    async def _holders(self) -> dict[int, CoordinatorClaimRecord]:
+        """Who holds which number. Raises ServiceNotReady if nobody holds one."""
+        items = (await self._broker.context.store.range(keys.COORDINATOR_CLAIMS)).items
+        if not items:
+            raise ServiceNotReady(SWITCHED_OFF)
+        return {int(item.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(item.value) for item in items}
+
+    async def _numbers(self) -> list[int]:
+        """Those that clients are told of, and those that are held without (any more). Raises ServiceNotReady if nobody holds one."""
+        item = await self._broker.context.store.get(keys.COORDINATOR_SET)
+        announced = CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
+        return sorted({*range(announced), *await self._holders()})
+
+    async def _ask(self, tcid: int, method: str, suffix: str) -> Any:
+        """What the holder of a number answers, or the first one if nobody holds it."""
+        if tcid < 0:
+            raise TransactionNotFound(f"coordinator {tcid}: numbers begin with 0")
+        holders = await self._holders()
+        claim = holders.get(tcid) or holders.get(FIRST)
+        if claim is None:
+            raise TransactionCoordinatorNotFound(
+                f"transaction coordinator {tcid} is not there, nor {FIRST}; look at kubectl get transactioncoordinators"
+            )
+        return await ask_broker(self._broker.context, claim.http_url, method, f"{INTERNAL}/{tcid}{suffix}")

@@ -1,0 +1,127 @@
+"""What administrators see of a coordinator, and the one thing they may do.
+
+Owns: `CoordinatorInspection`: facts about a number and its transactions as JSON, and ending a transaction by force. Imports: the life, the core.
+Invariants: who asks was let through by whoever serves the request; answers are bounded, whatever transactions hold; a transaction that was decided
+is never aborted, by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from magnetar.errors import ServiceNotReady, TransactionNotFound
+from magnetar.server.coordinator.life import Coordinator
+from magnetar.server.coordinator.transactions import Transactions
+from magnetar.transactions.coordinator import CoordinatorCore
+from magnetar.transactions.coordinator_events import Caller
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.records import Action, LiveTransaction, Outcome, Participant
+
+TRANSACTIONS_MAX = 10_000
+"""Of one list."""
+PARTICIPANTS_MAX = 20_000
+"""Of one list, all transactions together: those beyond it only say how many they have."""
+SWITCHED_OFF = "This Broker is not configured with transactionCoordinatorEnabled=true: set transactions_enabled to 1"
+
+
+class CoordinatorInspection:
+    """Answers for whichever life the process runs now."""
+
+    def __init__(self, life: Callable[[], Coordinator | None]) -> None:
+        self._current = life
+
+    async def stats(self, tcid: int) -> dict[str, Any]:
+        """The number's state, sequences, live transactions and log. Raises ServiceNotReady, TransactionCoordinatorNotFound, StorageError."""
+        life, found = self._answering()
+        core = await life.service.core_of(found, tcid)
+        own, log = tcid == life.tcid, life.log
+        facts: dict[str, Any] = {
+            "tcid": tcid,
+            "state": "Ready" if own else "Released",
+            "incarnation": life.incarnation if own else "",
+            "last": core.last,
+            "low_watermark": core.low_watermark,
+            "live": core.live,
+            "outcomes": core.outcomes,
+            "recovery_began_ms": life.recovered_ms[0] if own else 0,
+            "recovery_ended_ms": life.recovered_ms[1] if own else 0,
+        }
+        if own and log is not None:
+            facts["log"] = {"file": log.position.file, "offset": log.position.offset, "since_checkpoint": log.since_checkpoint}
+        return facts
+
+    async def transactions(self, tcid: int, older_ms: int, limit: int) -> list[dict[str, Any]]:
+        """Transactions that have not ended everywhere and began so long ago, the oldest first. Raises as `stats`."""
+        life, found = self._answering()
+        core, now_ms, room = await life.service.core_of(found, tcid), found.now_ms(), PARTICIPANTS_MAX
+        rows: list[dict[str, Any]] = []
+        for live in core.living():
+            if now_ms - live.opened_ms < older_ms or len(rows) >= min(limit, TRANSACTIONS_MAX):
+                break  # they are in the order in which they began
+            rows.append(_live(core, live, now_ms, whole=len(live.participants) <= room))
+            room -= len(live.participants)
+        return rows
+
+    async def transaction(self, tcid: int, least: int) -> dict[str, Any]:
+        """One of them, or how it has ended. Raises TransactionNotFound, and as `stats`."""
+        life, found = self._answering()
+        core = await life.service.core_of(found, tcid)
+        known, txn = core.known(least), TxnId(tcid, least)
+        if known is None:
+            raise TransactionNotFound(
+                f"transaction {txn} is not known: it never began, or ended so long ago that its outcome is forgotten"
+            )
+        return _ended(txn, known) if isinstance(known, Outcome) else _live(core, known, found.now_ms(), whole=True)
+
+    async def abort(self, tcid: int, least: int) -> None:
+        """End an open transaction, whoever began it. Raises TransactionNotFound, InvalidTxnStatus, and as `stats`."""
+        life, found = self._answering()
+        await life.service.end(found, TxnId(tcid, least), Action.ABORT, Caller())
+
+    def _answering(self) -> tuple[Coordinator, Transactions]:
+        life = self._current()
+        if life is None or not life.ready:
+            raise ServiceNotReady("the transaction coordinator is starting or stopping; try again in a moment")
+        if life.service.transactions is None:
+            raise ServiceNotReady(SWITCHED_OFF)
+        return life, life.service.transactions
+
+
+def _live(core: CoordinatorCore, live: LiveTransaction, now_ms: int, *, whole: bool) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "txn": str(TxnId(core.tcid, live.least)),
+        "most": core.tcid,
+        "least": live.least,
+        "status": core.status(live.least),
+        "owner": live.owner,
+        "opened_ms": live.opened_ms,
+        "age_ms": max(0, now_ms - live.opened_ms),
+        "timeout_ms": live.timeout_ms,
+        "participants": len(live.participants),
+    }
+    driven = core.to_drive(live.least)
+    if driven is not None:
+        facts["waiting"] = len(driven[1])
+    if whole:
+        facts |= _named(live.participants, "partitions", "subscriptions")
+        facts |= _named(driven[1], "waiting_partitions", "waiting_subscriptions") if driven is not None else {}
+    return facts
+
+
+def _named(participants: tuple[Participant, ...], topics: str, subscriptions: str) -> dict[str, Any]:
+    return {
+        topics: [name.topic for name in participants if not name.subscription],
+        subscriptions: [{"topic": name.topic, "subscription": name.subscription} for name in participants if name.subscription],
+    }
+
+
+def _ended(txn: TxnId, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "txn": str(txn),
+        "most": txn.most,
+        "least": txn.least,
+        "status": "COMMITTED" if outcome.action is Action.COMMIT else "ABORTED",
+        "owner": outcome.owner,
+        "forgotten_ms": outcome.forget_ms,
+    }

@@ -1,0 +1,183 @@
+"""REST about transactions: any broker tells what coordinators know, ends a transaction by force, and pulsar-admin understands it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.server_process import ServerProcess
+from magnetar.errors import WireCode
+from magnetar.metadata.records import CoordinatorState
+from magnetar.transactions.ids import TxnId
+from magnetar.wire import pulsar_api_pb2 as api
+from tests.clients.cluster import request, wait_for
+from tests.clients.coordinators import CHANGE_S, Stage, Type, Wire
+from tests.clients.pulsar_admin import PulsarAdmin
+
+pytestmark = pytest.mark.slow
+
+ENABLED = {"MAGNETAR_TRANSACTIONS_ENABLED": "1"}
+TOPIC = "persistent://public/default/told"
+TIMEOUT_MS = 600_000
+COMMIT, ABORT = api.COMMIT, api.ABORT
+
+
+class Holder:
+    """Transactions of one coordinator, by the bare protocol."""
+
+    def __init__(self, port: int, tcid: int) -> None:
+        self._wire, self._tcid = Wire(port), tcid
+        self._wire.connect()
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def begin(self) -> TxnId:
+        found = self._wire.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=TIMEOUT_MS, tc_id=self._tcid))
+        assert not found.HasField("error"), found
+        return TxnId(found.txnid_most_bits, found.txnid_least_bits)
+
+    def join(self, txn: TxnId) -> None:
+        ids = {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
+        added = self._wire.ask(Type.ADD_PARTITION_TO_TXN, api.CommandAddPartitionToTxn(**ids, partitions=[TOPIC]))
+        assert not added.HasField("error"), added
+        subscription = api.Subscription(topic=TOPIC, subscription="s")
+        body = api.CommandAddSubscriptionToTxn(**ids, subscription=[subscription])
+        added = self._wire.ask(Type.ADD_SUBSCRIPTION_TO_TXN, body)
+        assert not added.HasField("error"), added
+
+    def end(self, txn: TxnId, action: int) -> Any:
+        ids = {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
+        return self._wire.ask(Type.END_TXN, api.CommandEndTxn(**ids, txn_action=action))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A broker, and two coordinators that begin transactions."""
+    stage = Stage(tmp_path_factory.mktemp("transactions"), ENABLED)
+    try:
+        stage.start()
+        for coordinator in stage.coordinators:
+            coordinator.start()
+        yield stage
+    finally:
+        stage.stop()
+
+
+@pytest.fixture
+def holders(stage: Stage) -> Iterator[list[Holder]]:
+    """A client of each."""
+    found = [Holder(coordinator.broker_port, tcid) for tcid, coordinator in enumerate(stage.coordinators)]
+    yield found
+    for holder in found:
+        holder.close()
+
+
+def _ask(server: ServerProcess, path: str, method: str = "GET") -> tuple[int, Any]:
+    return request(method, f"{server.http_url}{path}")
+
+
+def _pulsar(server: ServerProcess, path: str, method: str = "GET") -> tuple[int, Any]:
+    return _ask(server, f"/admin/v3/transactions/{path}", method)
+
+
+@pytest.mark.etcd
+def test_a_broker_answers_for_all_coordinators(stage: Stage, holders: list[Holder]) -> None:
+    """Which there are, their state, a transaction with its participants, those that are open for long, and how one has ended."""
+    broker = stage.broker
+    status, found = _pulsar(broker, "coordinators")
+    urls = [coordinator.service_url for coordinator in stage.coordinators]
+    assert (status, found) == (200, [{"id": tcid, "brokerServiceUrl": url} for tcid, url in enumerate(urls)])
+    txn, other = holders[1].begin(), holders[0].begin()
+    holders[1].join(txn)
+    status, stats = _pulsar(broker, "coordinatorStats")
+    assert (status, sorted(stats)) == (200, ["0", "1"])
+    assert (stats["1"]["state"], stats["1"]["leastSigBits"], stats["1"]["ongoingTxnSize"]) == ("Ready", txn.least, 1)
+    assert _pulsar(broker, "coordinatorStats?coordinatorId=1") == (200, stats["1"])
+    status, log = _pulsar(broker, "coordinatorInternalStats/1")
+    assert status == 200
+    assert log["transactionLogStats"]["managedLedgerInternalStats"]["totalSize"] > 0
+    status, metadata = _pulsar(broker, f"transactionMetadata/{txn.most}/{txn.least}")
+    assert (status, metadata["txnId"], metadata["status"], metadata["timeoutAt"]) == (200, str(txn), "OPEN", TIMEOUT_MS)
+    assert (list(metadata["producedPartitions"]), list(metadata["ackedPartitions"][TOPIC])) == ([TOPIC], ["s"])
+    status, slow = _pulsar(broker, "slowTransactions/1")
+    assert (status, sorted(slow)) == (200, sorted([str(txn), str(other)]))
+    assert _pulsar(broker, f"slowTransactions/{TIMEOUT_MS}") == (200, {})
+    assert list(_pulsar(broker, "slowTransactions/1?coordinatorId=0")[1]) == [str(other)]
+    assert not holders[0].end(other, COMMIT).HasField("error")
+    status, ended = _pulsar(broker, f"transactionMetadata/{other.most}/{other.least}")
+    assert (status, ended["status"]) == (200, "COMMITTED")
+    assert _pulsar(broker, f"transactionMetadata/{other.most}/{other.least + 1000}")[0] == 404
+    assert _pulsar(broker, f"abortTransaction/{txn.most}/{txn.least}", "POST")[0] == 204
+
+
+@pytest.mark.etcd
+def test_an_open_transaction_is_aborted_by_force_and_a_decided_one_is_not(stage: Stage, holders: list[Holder]) -> None:
+    """Its client is then told that it was aborted; what was committed stays committed."""
+    broker, holder = stage.broker, holders[0]
+    txn, committed = holder.begin(), holder.begin()
+    assert not holder.end(committed, COMMIT).HasField("error")
+    assert _pulsar(broker, f"abortTransaction/{txn.most}/{txn.least}", "POST") == (204, None)
+    refused = holder.end(txn, COMMIT)
+    assert (int(refused.error), "ABORTED" in refused.message) == (int(WireCode.INVALID_TXN_STATUS), True)
+    status, reason = _pulsar(broker, f"abortTransaction/{committed.most}/{committed.least}", "POST")
+    assert (status, "is COMMITTED" in reason["reason"]) == (409, True)
+    assert not holder.end(committed, COMMIT).HasField("error")
+    status, reason = _pulsar(broker, "transactionCoordinator/replicas", "POST")
+    assert (status, "kubectl scale" in reason["reason"]) == (409, True)
+
+
+@pytest.mark.etcd
+def test_a_coordinator_that_is_away_is_named_and_one_that_is_gone_is_answered_for(stage: Stage, holders: list[Holder]) -> None:
+    """SIGKILL: the list says whose transactions are missing. Retired: the first coordinator tells outcomes in its place."""
+    broker, last = stage.broker, stage.coordinators[1]
+    ended, waiting = holders[1].begin(), holders[0].begin()
+    assert not holders[1].end(ended, ABORT).HasField("error")
+    last.kill()
+    status, found = _ask(broker, "/magnetar/v1/transactions")
+    assert (status, str(waiting) in [row["txn"] for row in found["transactions"]]) == (200, True)
+    assert found["unreachable"] == [1]
+    last.start()
+    stage.limit(1)
+    wait_for("number 1 retires", lambda: _state_of(stage, 1) is CoordinatorState.RETIRING, CHANGE_S)
+    assert last.stop() == 0
+    status, told = _ask(broker, f"/magnetar/v1/transactions/{ended.most}/{ended.least}")
+    assert (status, told["status"]) == (200, "ABORTED")
+    assert _pulsar(broker, f"transactionMetadata/{ended.most}/{ended.least}")[1]["status"] == "ABORTED"
+
+
+def _state_of(stage: Stage, tcid: int) -> CoordinatorState | None:
+    record = stage.record(tcid)
+    return record.state if record is not None else None
+
+
+@pytest.mark.java
+@pytest.mark.timeout(600)
+def test_pulsar_admin_shows_and_aborts_transactions(tmp_path: Path) -> None:
+    """Against a standalone server: its own commands, which parse what they get into Pulsar's classes."""
+    server = ServerProcess(tmp_path, environment=ENABLED)
+    server.start()
+    admin = PulsarAdmin(server.http_url, tmp_path)
+    holder = Holder(server.broker_port, 0)
+    try:
+        txn = holder.begin()
+        holder.join(txn)
+        assert admin("transactions coordinators-list").split() == ["0", server.service_url]
+        assert admin.json("transactions coordinator-stats -c 0")["ongoingTxnSize"] == 1
+        assert "state=Ready" in admin("transactions coordinator-stats")
+        assert admin.json("transactions coordinator-internal-stats -c 0")["transactionLogStats"]["managedLedgerName"]
+        shown = admin.json(f"transactions transaction-metadata -m {txn.most} -l {txn.least}")
+        assert (shown["status"], list(shown["producedPartitions"])) == ("OPEN", [TOPIC])
+        assert f"txnId={txn}, status=OPEN" in admin("transactions slow-transactions -t 0s -c 0")
+        admin(f"transactions abort-transaction -m {txn.most} -l {txn.least}")
+        shown = admin.json(f"transactions transaction-metadata -m {txn.most} -l {txn.least}")
+        assert shown["status"] in ("ABORTING", "ABORTED")
+        refused = holder.end(txn, COMMIT)
+        assert int(refused.error) == int(WireCode.INVALID_TXN_STATUS)
+    finally:
+        holder.close()
+        admin.close()
+        server.stop()
