@@ -72,11 +72,11 @@ class Wire:
 
 
 class Stage:
-    """Brokers (one unless said), their etcd, and coordinators by number; `environment` holds for these."""
+    """Brokers (one unless said), their etcd, and coordinators by number; `environment` holds for all of them."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str] = {}, *, brokers: int = 1) -> None:
         self._environment = {**SETTINGS, **environment}
-        self.cluster = Cluster(directory, brokers=brokers, environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S})
+        self.cluster = Cluster(directory, brokers=brokers, environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S, **environment})
         self.coordinators = [self.coordinator(tcid) for tcid in range(2)]
 
     def coordinator(self, tcid: int) -> ServerProcess:

@@ -8,7 +8,7 @@ Invariants: only processes started here are stopped, by their own handle; after 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dev.bench.pulsar_distribution import ensure
@@ -120,4 +120,4 @@ class ApachePulsar(Place):
         return self._peer.log_tail()
 
 
-KINDS = {"standalone": Standalone, "cluster": BrokersAndCoordinators, "apache": ApachePulsar}
+KINDS: dict[str, Callable[[Path], Place]] = {"standalone": Standalone, "cluster": BrokersAndCoordinators, "apache": ApachePulsar}

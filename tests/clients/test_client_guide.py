@@ -17,11 +17,11 @@ EXAMPLE_TIMEOUT_S = 90
 
 @pytest.mark.slow
 def test_every_block_of_the_guide_runs(shared_server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that need no coordinators; the others run on Apache Pulsar (`python -m dev.peer_client`)."""
-    found = client_guide.blocks(coordinators=False)
+    """Those that need transaction coordinators as well."""
+    found = [*client_guide.blocks(coordinators=False), *client_guide.blocks(coordinators=True)]
     for block in found:
         client_guide.run(block, shared_server.service_url)
-    assert len(found) == 5
+    assert len(found) == 7
     assert "b'first'" in capsys.readouterr().out
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dev.client_scenarios import BASIC
+from dev.client_scenarios import BASIC, TRANSACTIONAL
 from dev.server_process import ServerProcess
 from magnetar.client import Client
 from tests.clients.rest import Admin
@@ -16,7 +16,7 @@ SCENARIO_TIMEOUT_S = 90
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", BASIC, ids=lambda scenario: str(scenario.__name__))
+@pytest.mark.parametrize("scenario", [*BASIC, *TRANSACTIONAL], ids=lambda scenario: str(scenario.__name__))
 def test_scenario(shared_server: ServerProcess, scenario: Callable[[Client, str], Awaitable[None]]) -> None:
     """What the scenario's own sentence says."""
 
