@@ -14,11 +14,11 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from magnetar.errors import CorruptData
+from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, LogFileRecord, LogPosition
 from magnetar.metadata.store import MetadataStore
-from magnetar.names import BundleName, TopicName
+from magnetar.names import BundleName, TopicName, sidecar_of
 from magnetar.storage import names
 from magnetar.storage.index import IndexBuilder, LevelZeroIndex
 from magnetar.storage.log_format import EntriesRecord
@@ -103,7 +103,7 @@ class Holdings:
 async def plan_topic(
     store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName, group_bytes_max: int = GROUP_BYTES_MAX
 ) -> CompactionPlan:
-    """Find the input of the next compaction of `topic`. Raises StoreError, StorageError, CorruptData."""
+    """Find the input of the next compaction of `topic`. Raises StoreError, StorageError, CorruptData, ServiceNotReady."""
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
             return await _plan_once(store, volume, bundle, topic, group_bytes_max)
@@ -239,6 +239,12 @@ async def _log_pieces(
         epochs=source.epochs,
         to_offset=source.to_offset,
     )
+    if any(template.valid(run) for run in index.runs(sidecar_of(topic))):
+        # Which of them have become entries of the topic, and where, only its broker knows until it has rewritten them.
+        raise ServiceNotReady(
+            f"{template.object} has messages that transactions have sent to {topic}: compact it when its broker has rewritten that file "
+            "(rewrite_age_s after its last message, and after the end of every transaction in it)"
+        )
     return log_pieces(template, index, topic, bytes_max)
 
 
@@ -259,7 +265,8 @@ def log_pieces(template: Piece, index: LevelZeroIndex, topic: str, bytes_max: in
             continue
         count = sum(high - low for low, high in slices)
         length = sum(run.lengths)
-        if first is not None and (size + length > bytes_max or rows + count > ROWS_MAX):
+        follows = (run.ledger, run.first_entry + slices[0][0]) == (last[0], last[1] + 1)  # else what lies between is elsewhere
+        if first is not None and (not follows or size + length > bytes_max or rows + count > ROWS_MAX):
             end(number)
             first, start, rows, size = None, number, 0, 0
         if first is None:

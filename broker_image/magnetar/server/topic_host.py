@@ -210,11 +210,8 @@ class TopicHost:
             return self.core.terminated
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
-        waiting = next(self.transactions.buffer.open_transactions(), None) if self.transactions is not None else None
-        if waiting is not None:
-            raise NotAllowed(
-                f"topic {self.name} has messages of open transactions, {waiting.txn} among them; terminate it after their end"
-            )
+        if self.transactions is not None and self.transactions.buffer.has_open:
+            raise NotAllowed(f"topic {self.name} has messages of open transactions; terminate it when they have ended")
         last = self.core.last_published
         text = position_text(last)
         self._updated({TERMINATED: text})  # refused from now on; producers are sent away once it is durable

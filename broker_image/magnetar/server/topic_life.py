@@ -181,6 +181,8 @@ async def expire_subscriptions(topic: TopicHost, now_ms: int) -> None:
 def _in_use(topic: TopicHost, caught_up: bool) -> bool:
     if len(topic.core.producers) or topic.core.unconfirmed:
         return True
+    if topic.transactions is not None and topic.transactions.has_open:
+        return True  # who is asked to commit must not say that there is nothing
     if not caught_up:
         return bool(topic.subscriptions)
     return any(host.core.connected or host.core.backlog for host in topic.subscriptions.values())

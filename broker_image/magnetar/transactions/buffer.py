@@ -424,6 +424,11 @@ class TransactionBuffer:
         """Those with durable entries here, the longest open first."""
         return (OpenTransaction(txn, known.since_ms, known.entries, known.size) for txn, known in self._open.items())
 
+    @property
+    def has_open(self) -> bool:
+        """Whether any transaction is open here, or its end on its way."""
+        return bool(self._open or self._ahead)
+
     def durable_bytes(self, txn: TxnId) -> int:
         """Bytes of the durable entries of an open transaction; 0 for any other."""
         known = self._open.get(txn)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from magnetar.errors import WireCode
+import pytest
+
+from magnetar.errors import NotAllowed, WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName, sidecar_of
 from magnetar.server.broker import Broker
+from magnetar.server.topic_life import delete_unused
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
@@ -209,6 +212,31 @@ def test_limits_and_names(tmp_path: Path) -> None:
             host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
             assert host.transactions is not None
             assert host.transactions.buffer.is_open(A)
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_with_open_transactions_is_neither_terminated_nor_deleted_for_lack_of_use(tmp_path: Path) -> None:
+    """Who is told to commit would say that there is nothing, and its coordinator take that for done."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path, inactive_topic_s=0.001) as (broker, peer):
+            await peer.produce()
+            await send_in(peer, A, b"a", 0)
+            host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+            with pytest.raises(NotAllowed, match="open transactions"):
+                await host.terminate()
+            assert (await peer.ask("close_producer", producer_id=1)).type == Type.SUCCESS
+            hour_ms = 3_600_000
+            for later in (1, 2):
+                await delete_unused(host, CLOCK.wall_ms() + later * hour_ms)
+            assert host.bundle.held(host.name) is host
+            await ended(peer, A, commit=True)
+            assert await stored(broker) == entries_of((b"a", 0))
+            assert (await host.terminate()).entry == 0
+            for later in (3, 4):
+                await delete_unused(host, CLOCK.wall_ms() + later * hour_ms)
+            assert host.bundle.held(host.name) is None
 
     asyncio.run(scenario())
 

@@ -31,6 +31,8 @@ from magnetar.transactions.participant_records import (
 )
 from magnetar.transactions.pending_acks import PendingAcks, PendingLimits, held_max_of
 
+MARKER_BYTES_PER_ENTRY = 32
+
 
 class ParticipantLimits(NamedTuple):
     """What the settings allow of one topic, and of one subscription."""
@@ -40,9 +42,10 @@ class ParticipantLimits(NamedTuple):
 
 
 def limits_of(settings: BrokerSettings) -> ParticipantLimits:
-    """The limits that a broker was given."""
+    """The limits that a broker was given. A marker names every entry if need be, and is one record of the log."""
+    entries_max = min(settings.txn_entries_max, settings.block_bytes_max // MARKER_BYTES_PER_ENTRY - 1)
     return ParticipantLimits(
-        BufferLimits(settings.txn_open_per_topic_max, settings.txn_entries_max, settings.txn_bytes_max),
+        BufferLimits(settings.txn_open_per_topic_max, entries_max, settings.txn_bytes_max),
         PendingLimits(settings.txn_open_per_topic_max, min(settings.txn_held_acks_max, held_max_of(settings.block_bytes_max))),
     )
 
@@ -75,6 +78,11 @@ class TopicTransactions:
     def to_state(self) -> ParticipantState:
         """For a checkpoint."""
         return ParticipantState(self.buffer.to_state(), {name: found.to_state() for name, found in self.pending.items()})
+
+    @property
+    def has_open(self) -> bool:
+        """Whether any transaction that has published or acknowledged here has not ended."""
+        return self.buffer.has_open or any(found.open_transactions() for found in self.pending.values())
 
     def begin_term(self, epoch: int) -> None:
         """Go on in this term; nothing is on its way."""
