@@ -62,9 +62,14 @@ class SystemClock:
         return self._random.uniform(low, high)
 
 
+def doubled_s(failures: int, first_s: float, last_s: float) -> float:
+    """`first_s`, doubled with each failure up to `last_s`."""
+    return min(last_s, first_s * 2.0 ** min(failures, DOUBLINGS_MAX))
+
+
 def back_off_s(clock: Clock, failures: int, first_s: float, last_s: float) -> float:
     """How long to wait after so many failures in a row: it doubles from `first_s` to `last_s`, each time shortened at random by up to a half."""
-    return min(last_s, first_s * 2.0 ** min(failures, DOUBLINGS_MAX)) * clock.uniform(0.5, 1.0)
+    return doubled_s(failures, first_s, last_s) * clock.uniform(0.5, 1.0)
 
 
 def iso8601(wall_ms: int) -> str:

@@ -123,6 +123,7 @@ def kubelet_text(paths: Paths) -> str:
         "serializeImagePulls": False,
         "registerNode": True,
         "nodeStatusUpdateFrequency": "5s",
+        "syncFrequency": "5s",  # how soon pods see changed secrets and ConfigMaps, which are a minute late by default
         "shutdownGracePeriod": "0s",
     }
     return json.dumps(content, indent=2)

@@ -16,13 +16,14 @@ import structlog
 from magnetar.errors import StoreError
 from magnetar_operator import broker_pods, etcd_life, metadata_restoring, names
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
+from magnetar_operator.builders.listeners import listener_services
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.client_security import SeenSecurity, authority_known, secure_clients
 from magnetar_operator.cluster_state import ClusterState, read_cluster_state
 from magnetar_operator.cluster_status import Observed, derive, findings_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
-from magnetar_operator.desired import Identity, desired
+from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.etcd_access import ensure_users, secure
 from magnetar_operator.metadata_copies import copies_problem
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -31,8 +32,7 @@ from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.scale_story import Told
 from magnetar_operator.scaling import CORDON_REASON, REPLACE_REASON
-from magnetar_operator.storage_credentials import LOOK_AGAIN_S as CREDENTIALS_LOOK_S
-from magnetar_operator.storage_credentials import see_credentials
+from magnetar_operator.storage_credentials import secrets_again_s, see_credentials
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
 
@@ -77,6 +77,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     problems += [*seen.problems, *security.all_problems]
     authority = authority_known(security, observed.child("ConfigMap", names.security(cluster.name)))
     replicas, shape = 0 if stopped else moves.scale.replicas, observed.etcd_shape
+    observed = await _with_listener_services(world, cluster, observed, replicas)
     wanted = desired(cluster, world.defaults, replicas, observed.children, seen.digest, shape, authority=authority)
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
@@ -94,10 +95,10 @@ async def reconcile(world: World, key: Key) -> float | None:
     problems += moves.problems
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
     await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled, security)
-    secrets_s = CREDENTIALS_LOOK_S if seen.problems or security.all_problems else LOOK_AGAIN_S
     rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
     if observed.restore.is_active:
         return RESTORING_S
+    secrets_s = secrets_again_s(seen.problems, security.all_problems)
     return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s, rotating_s)
 
 
@@ -115,13 +116,27 @@ async def _pause(world: World, cluster: BrokerCluster) -> None:
 
 async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> Observed:
     """Everything that belongs to the cluster: from the caches, or `live` from the API server. Raises KubernetesError."""
-    brokers = names.selector(cluster.name, names.BROKER)
-    children, pods = await read_children(world, cluster, {names.CLUSTER: cluster.name}, brokers, live)
+    children, pods = await _read_children(world, cluster, live)
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
     state, problem = await _read_state(world, cluster, children)
     etcd = await etcd_life.look(world, cluster, children, live)
     copies = copies_problem(cluster, state.copies, world.clock.wall_ms()) if state is not None else None
     return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine), etcd, copies)
+
+
+async def _with_listener_services(world: World, cluster: BrokerCluster, observed: Observed, replicas: int) -> Observed:
+    """Make services that are missing before anything else: they say which addresses a broker finds when it starts. A kubelet brings it those that
+    are known later within a minute or two only, and until then its listeners' clients are refused. Raises KubernetesError."""
+    missing = [service for service in listener_services(cluster, replicas) if identity_of(service) not in observed.children]
+    if not missing:
+        return observed
+    await apply_children(world, cluster, missing, {})  # what is refused is refused, and told, once more below
+    children, _ = await _read_children(world, cluster, live=False)
+    return replace(observed, children=children)
+
+
+async def _read_children(world: World, cluster: BrokerCluster, live: bool) -> tuple[dict[Identity, Manifest], list[Manifest]]:
+    return await read_children(world, cluster, {names.CLUSTER: cluster.name}, names.selector(cluster.name, names.BROKER), live)
 
 
 def _is_grave(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
-from magnetar.clock import Clock
+from magnetar.clock import Clock, back_off_s
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.kubernetes_api import KubernetesApi
@@ -138,7 +138,7 @@ class Informers:
 
     async def _watch(self, defined: Callable[[], Awaitable[None]]) -> None:
         """Keep kopf's watches open."""
-        delay_s = RETRY_MIN_S
+        failures = 0
         inbox = Inbox(asyncio.get_running_loop(), self.seen)
         while True:
             await defined()
@@ -154,10 +154,11 @@ class Informers:
                 raise
             except Exception as error:  # whatever ends kopf, the operator needs its watches
                 problem = f"{type(error).__name__}: {error}"
-            delay_s = RETRY_MIN_S if self._clock.monotonic() - started > STEADY_S else min(2 * delay_s, RETRY_MAX_S)
+            failures = 0 if self._clock.monotonic() - started > STEADY_S else failures + 1
+            delay_s = back_off_s(self._clock, failures, RETRY_MIN_S, RETRY_MAX_S)
             log.warning("watches.ended", error=problem, again_in_s=round(delay_s, 1))
             self._metrics.watch_restarts.inc()
-            await asyncio.sleep(delay_s * self._clock.uniform(0.7, 1.0))
+            await asyncio.sleep(delay_s)
             for state in self._kinds.values():
                 state.wanted.set()
 
@@ -190,7 +191,7 @@ class Informers:
                 log.warning("list.failed", kind=state.resource.kind, error=str(error))
                 await asyncio.sleep(after_s)
             if failures:
-                await asyncio.sleep(min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(failures, 20)) * self._clock.uniform(0.7, 1.0))
+                await asyncio.sleep(back_off_s(self._clock, failures, RETRY_MIN_S, RETRY_MAX_S))
                 continue
             state.synced.set()
             try:

@@ -1,6 +1,6 @@
 """What a job does next.
 
-Owns: the state machine of one run. Imports: magnetar.metadata.records, conditions. Pure.
+Owns: the state machine of one run. Imports: clock's arithmetic, magnetar.metadata.records, conditions. Pure.
 Invariants: the durable record decides whether a run succeeded, so a driver that ended before anybody saw its pod is not mistaken for a failed one;
 at most one driver of a job is alive; every state that is not final asks to be looked at again.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from magnetar.clock import doubled_s
 from magnetar.metadata.records import JobRunRecord
 from magnetar_operator.conditions import Reason
 
@@ -94,7 +95,7 @@ def _after_failure(view: JobView, last: int) -> JobPlan:
         return JobPlan(FAILED, Reason.FAILED, f"attempt {last} cannot succeed: {why}", last, again_s=None)
     if last >= view.attempts_max:
         return JobPlan(FAILED, Reason.FAILED, f"attempt {last} of {view.attempts_max} failed: {why}", last, again_s=None)
-    backoff_s = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** (last - 1))
+    backoff_s = doubled_s(last - 1, BACKOFF_BASE_S, BACKOFF_MAX_S)
     wait_s = (ended.finished_ms / 1000 + backoff_s - view.now_ms / 1000) if ended is not None and ended.finished_ms else 0.0
     if wait_s > 0:
         return JobPlan(PENDING, Reason.RETRYING, f"attempt {last} failed: {why}; the next one follows", last, again_s=wait_s)

@@ -6,6 +6,8 @@ Invariants: a secret that is away, or lacks something, rolls nobody: running pod
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magnetar_operator import names
@@ -18,7 +20,12 @@ from magnetar_operator.resources import SECRET
 from magnetar_operator.world import World
 
 LOOK_AGAIN_S = 5.0
-"""Secrets are not watched, so that the operator sees no other."""
+"""Secrets are not watched: what mends them is seen by looking only."""
+
+
+def secrets_again_s(*problems: Sequence[Problem]) -> float:
+    """When the secrets of a cluster are to be looked at for their own sake: soon while there are problems with them, else never (inf)."""
+    return LOOK_AGAIN_S if any(problems) else math.inf
 
 
 @dataclass(frozen=True, slots=True)

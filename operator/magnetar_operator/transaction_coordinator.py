@@ -29,8 +29,7 @@ from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
-from magnetar_operator.storage_credentials import LOOK_AGAIN_S as CREDENTIALS_LOOK_S
-from magnetar_operator.storage_credentials import see_credentials
+from magnetar_operator.storage_credentials import secrets_again_s, see_credentials
 from magnetar_operator.withdrawing import withdraw
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused, parsed
@@ -86,9 +85,7 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
     await _write_status(world, resource, observed, scale, roll, problems, security.findings)
-    return min(
-        _again_after_s(resource, observed, scale), CREDENTIALS_LOOK_S if seen.problems or security.all_problems else LOOK_AGAIN_S
-    )
+    return min(_again_after_s(resource, observed, scale), secrets_again_s(seen.problems, security.all_problems))
 
 
 # --- who may act --------------------------------------------------------------------------------------------------------------

@@ -11,12 +11,11 @@ import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from magnetar.clock import Clock
+from magnetar.clock import Clock, back_off_s
 from magnetar_operator.metrics import OperatorMetrics
 
 BACKOFF_BASE_S = 0.2
 BACKOFF_MAX_S = 60.0
-JITTER = 0.3
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,10 +89,10 @@ class WorkQueue:
         """Have `key` tried again after a back-off that doubles with each failure; the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        delay: float = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 20)) * self._clock.uniform(1 - JITTER, 1 + JITTER)
+        delay_s = max(back_off_s(self._clock, failures, BACKOFF_BASE_S, BACKOFF_MAX_S), at_least_s)
         self._metrics.queue_retries.inc()
-        self.add_after(key, max(delay, at_least_s))
-        return max(delay, at_least_s)
+        self.add_after(key, delay_s)
+        return delay_s
 
     def succeeded(self, key: Key) -> None:
         """Forget the failures of `key`."""

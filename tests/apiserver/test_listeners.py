@@ -59,6 +59,16 @@ def test_addresses_reach_brokers_and_services_follow_the_fleet(scene: Scene, clu
             await quiet(operator)
             assert writes(operator) == before, "a steady state with listeners makes no write either"
 
+            told = len(_told_of_addresses(scene))
+            scene.merge(path, {"spec": {"replicas": 3}})
+            await until("another broker is wanted", lambda: (scene.stateful_set() or {})["spec"]["replicas"] == 3)
+            await quiet(operator)
+            config = scene.get(scene.core("configmaps", "main-broker-listeners")) or {}
+            assert config["data"]["main-broker-2"] == f"nodes:pulsar://{{host}}:{node_port_of(scene, 'main-broker-2-nodes')}\n"
+            assert len(_told_of_addresses(scene)) == told + 1, (
+                "written once, before the broker was made, with what it is reached at"
+            )
+
             scene.merge(path, {"spec": {"replicas": 1}})
             await until("its services are gone", lambda: not scene.get(scene.core("services", "main-broker-1-public")))
             await until("all of them", lambda: not scene.get(scene.core("services", "main-broker-1-nodes")))
@@ -68,6 +78,10 @@ def test_addresses_reach_brokers_and_services_follow_the_fleet(scene: Scene, clu
             await until("and the addresses", lambda: not scene.get(scene.core("configmaps", "main-broker-listeners")))
 
     asyncio.run(scenario())
+
+
+def _told_of_addresses(scene: Scene) -> list[str]:
+    return [message for message in scene.events("Updated") if message.startswith("ConfigMap main-broker-listeners")]
 
 
 def node_port_of(scene: Scene, name: str) -> int:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pulsar
@@ -113,11 +114,16 @@ def node() -> Iterator[Node]:
 class Traffic:
     """The official Python client producing and consuming all the while, with a record of everything it was told."""
 
-    def __init__(self, service_url: str, topics: list[str]) -> None:
-        self._client = pulsar.Client(
-            service_url, operation_timeout_seconds=60, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    def __init__(self, service_url: str, topics: list[str], **shown: Any) -> None:
+        """`shown`: more arguments of the official client, as for TLS and tokens."""
+        self._connect: Callable[[], pulsar.Client] = partial(
+            pulsar.Client,
+            service_url,
+            operation_timeout_seconds=60,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+            **shown,
         )
-        self._service_url = service_url
+        self._client = self._connect()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self.acknowledged: dict[str, list[int]] = {topic: [] for topic in topics}
@@ -197,9 +203,7 @@ class Traffic:
 
     def verify(self) -> None:
         """Read every topic back: nothing acknowledged is missing, and first occurrences are in order."""
-        client = pulsar.Client(
-            self._service_url, operation_timeout_seconds=60, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        )
+        client = self._connect()
         with self._lock:
             acknowledged = {topic: list(numbers) for topic, numbers in self.acknowledged.items()}  # traffic goes on while we read
         for topic, numbers in acknowledged.items():

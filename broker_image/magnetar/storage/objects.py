@@ -176,10 +176,12 @@ class RetryingObjects:
 
     async def _tried(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat while it is unclear. Raises StorageError after `ATTEMPTS_MAX`."""
-        for number in range(ATTEMPTS_MAX):
+        failures = 0
+        while True:
             try:
                 return await attempt()
             except ObjectUnclear as error:
-                last = error
-            await asyncio.sleep(back_off_s(self._clock, number, BACKOFF_BASE_S, BACKOFF_MAX_S))
-        raise StorageError(f"{what} failed {ATTEMPTS_MAX} times, last: {last}; see to the object store") from last
+                failures += 1
+                if failures == ATTEMPTS_MAX:
+                    raise StorageError(f"{what} failed {failures} times, last: {error}; see to the object store") from error
+            await asyncio.sleep(back_off_s(self._clock, failures - 1, BACKOFF_BASE_S, BACKOFF_MAX_S))

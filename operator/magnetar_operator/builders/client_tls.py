@@ -113,7 +113,7 @@ def secret_problem(cluster: BrokerCluster, secret: Manifest | None) -> Problem |
         return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name} has no {' and no '.join(missing)}; add what is missing, as PEM")
     wrong = chain_problem(content(secret, CERTIFICATE_FILE), content(secret, KEY_FILE))
     if wrong:
-        return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name}: {wrong}")
+        return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name}: {wrong}. {Reason.TLS_SECRET_UNUSABLE.remedy}")
     authority = authority_of(secret)
     if content(secret, AUTHORITY_FILE).strip() and not authority:
         return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name}: ca.crt is not a PEM certificate; correct it, or take it out")
