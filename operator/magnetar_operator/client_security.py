@@ -1,8 +1,8 @@
 """Looking at what a cluster's client security is made of.
 
 Owns: reading the secrets that the spec names, the cluster's own key, and what follows for conditions and rolls. Imports: world, builders, conditions.
-Invariants: secrets are read by name, never listed or watched; the cluster's own key is made once and kept as long as it will do; while a secret is
-missing or unusable no pod is restarted, because its successor could not start; no Event, status or log holds what is in a secret.
+Invariants: secrets are read by name, never listed or watched; the cluster's own key is kept as long as it will do and nobody asks for another one;
+while a secret is missing or unusable no pod is restarted, because its successor could not start; no Event, status or log holds what is in a secret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from magnetar_operator import names
 from magnetar_operator.builders.client_tls import authority_of, broker_hosts, certificate_of, judged, secret_problem
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.security import (
-    internal_key,
+    internal_keys,
     internal_secret,
     is_secured,
     knows_authority,
@@ -24,6 +24,7 @@ from magnetar_operator.builders.security import (
     token_key_problem,
 )
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
+from magnetar_operator.internal_rotation import InternalKeys, advanced
 from magnetar_operator.models.base import CustomResource
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.planning import Taken, taken
@@ -123,13 +124,18 @@ async def tell(world: World, owner: CustomResource, seen: SeenSecurity) -> None:
 
 
 async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:
-    """Make the cluster's own key, or make it anew if it will not do. Raises KubernetesError."""
+    """Make the cluster's own key, make it anew if it will not do, or take the next step of its rotation. Raises KubernetesError."""
     if not is_secured(cluster):
         return []
-    found = await world.api.get(SECRET, cluster.namespace, names.internal_secret(cluster.name))
-    key = world.clock.random_bits(8 * SECRET_BYTES_MIN).to_bytes(SECRET_BYTES_MIN, "big")
-    wanted = internal_secret(cluster, key)
-    name = wanted["metadata"]["name"]
+
+    def draw() -> bytes:
+        return world.clock.random_bits(8 * SECRET_BYTES_MIN).to_bytes(SECRET_BYTES_MIN, "big")
+
+    name = names.internal_secret(cluster.name)
+    found = await world.api.get(SECRET, cluster.namespace, name)
+    known = internal_keys(found) if found is not None else None
+    keys = known or InternalKeys((draw(),))
+    wanted = internal_secret(cluster, keys)
     try:
         if found is None:
             if await world.api.create(SECRET, wanted) is not None:
@@ -139,9 +145,17 @@ async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Pro
         if isinstance(somebody, Taken):
             owner = somebody.owner or "somebody else"
             return [Problem(Reason.NAME_TAKEN, f"Secret {name} exists and belongs to {owner}. {Reason.NAME_TAKEN.remedy}")]
-        if not internal_key(found):
+        if known is None:
             await world.api.apply(wanted)
             await world.events.warning(cluster, "DriftCorrected", f"Secret {name}: its key would not do, and is a new one")
+            return []
+        requested = cluster.metadata.annotations.get(names.ROTATE_INTERNAL_KEY, "")
+        keys, why = advanced(known, requested, world.clock.wall_ms(), draw)
+        if why:
+            await world.api.apply(internal_secret(cluster, keys))
+            await world.events.normal(cluster, "KeyRotation", f"Secret {name}: {why}")
+        elif found["metadata"].get("annotations", {}).get(names.KEY_ID) != keys.id:
+            await world.api.apply(wanted)
     except ApiRefused as error:
         return [Problem(Reason.REFUSED, str(error))]
     return []

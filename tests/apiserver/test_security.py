@@ -12,6 +12,7 @@ import yaml
 
 from magnetar.clock import SystemClock
 from magnetar.security.document import parse_document
+from magnetar.security.keys import secret_keys
 from magnetar_operator.certificates import Subject, issue, make_authority
 from tests.apiserver.control_plane import ControlPlane, EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, settled, until
@@ -114,6 +115,13 @@ def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_nobody(
             await until("another one is made", lambda: len(internal_key(scene)) > 40, TIMEOUT_S)
             assert internal_key(scene) != own
             await until("it is told", lambda: scene.events("DriftCorrected"), TIMEOUT_S)
+            another = internal_key(scene)
+            wanted = (scene.get(scene.core("secrets", "main-internal")) or {})["metadata"]["annotations"]["magnetar.io/key-id"]
+            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/rotate-internal-key": wanted}}})
+            await until("a rotation begins", lambda: scene.events("KeyRotation"), TIMEOUT_S)
+            signing, upcoming = secret_keys("internal.key", base64.b64decode(internal_key(scene)))
+            assert signing.secret == base64.b64decode(another)
+            assert upcoming != signing
             await settled(operator)
             seen = visible(scene)
             for key in (secret.decode(), base64.b64encode(secret).decode(), own, internal_key(scene)):

@@ -100,9 +100,9 @@ def _patch(node: Node, **spec: Any) -> None:
 
 
 def _example() -> str:
-    """examples/security.yaml, with the listener that clients of this test come by."""
+    """examples/security.yaml, with the listener that clients of this test come by, and two brokers."""
     cluster, namespace = yaml.safe_load_all(Path("examples/security.yaml").read_text())
-    cluster["spec"]["listeners"] = [LISTENER]
+    cluster["spec"] |= {"listeners": [LISTENER], "replicas": 2}
     return yaml.safe_dump_all([cluster, namespace])
 
 
@@ -131,7 +131,7 @@ def test_an_open_cluster_gets_tokens_and_tls_without_a_failed_send(node: Node) -
     """Everybody is still let in meanwhile, so clients that know nothing of it go on."""
     _patch(node, replicas=2, listeners=[PLAIN_LISTENER])
     _settled(node)
-    topics = [f"persistent://public/default/open-{time.monotonic_ns()}-{number}" for number in range(4)]
+    topics = [f"persistent://public/default/open-{time.monotonic_ns()}-{number}" for number in range(3)]
     with Traffic(f"pulsar://127.0.0.1:{PLAIN_PORT}", topics) as traffic:
         node.wait("traffic flows", lambda: traffic.total() > 100)
         _patch(node, tls={"secretName": "main-tls"}, auth=OPEN_TO_ALL, listeners=[PLAIN_LISTENER, LISTENER])
@@ -145,7 +145,7 @@ def test_an_open_cluster_gets_tokens_and_tls_without_a_failed_send(node: Node) -
 
 def test_the_example_closes_it_and_certificates_come_and_go_under_traffic(node: Node, secured: Secured) -> None:
     """Open -> Internal -> Closed, a renewed certificate and one that is none: clients with token and chain send all the while; others are refused."""
-    topics = [f"persistent://public/default/secured-{time.monotonic_ns()}-{number}" for number in range(4)]
+    topics = [f"persistent://public/default/secured-{time.monotonic_ns()}-{number}" for number in range(3)]
     with Traffic(f"pulsar+ssl://localhost:{NODE_PORT}", topics, **secured.shown("admin")) as traffic:
         node.wait("traffic flows", lambda: traffic.total() > 100)
         node.run("apply", "-f", "-", given=_example())

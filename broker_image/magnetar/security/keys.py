@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from magnetar.errors import InvalidRequest
 
 SECRET_BYTES_MIN = 32
 KEY_FILE_BYTES_MAX = 64 << 10
+KEYS_MAX = 4
 _DATA = b"data:"
 _BASE64 = b";base64,"
 _HASH_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
@@ -74,6 +76,20 @@ def file_content(field: str, data: bytes) -> bytes:
         raise InvalidRequest(
             f"{field}: its file begins with data: but is not data:;base64,...; write it in that form, or as raw bytes"
         ) from None
+
+
+def secret_keys(field: str, data: bytes) -> tuple[SecretKey, ...]:
+    """The keys of a file with one, or with several as lines of `data:;base64,...`: the first one signs, all are believed. Raises InvalidRequest
+    naming `field`."""
+    lines = data.split() if data.startswith(_DATA) else [data]
+    if len(lines) > KEYS_MAX:
+        raise InvalidRequest(f"{field}: its file has {len(lines)} keys, more than {KEYS_MAX}; keep those that are in use")
+    return tuple(secret_key(field, line) for line in lines)
+
+
+def key_lines(keys: Iterable[bytes]) -> bytes:
+    """The file that `secret_keys` reads as these."""
+    return b"".join(_DATA + b";base64," + base64.b64encode(key) + b"\n" for key in keys)
 
 
 def secret_key(field: str, data: bytes) -> SecretKey:

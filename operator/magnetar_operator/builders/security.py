@@ -14,18 +14,21 @@ from typing import Any
 import yaml
 
 from magnetar.errors import InvalidRequest
-from magnetar.security.keys import SECRET_BYTES_MIN, secret_key
+from magnetar.security.keys import key_lines, secret_key, secret_keys
 from magnetar.security.signatures import public_key
 from magnetar_operator import names
 from magnetar_operator.builders.client_tls import AUTHORITY_PATH
 from magnetar_operator.builders.etcd_tls import READABLE_BY_GROUP, content
 from magnetar_operator.builders.object import Manifest, cluster_object
+from magnetar_operator.etcd_rotation import Phase
+from magnetar_operator.internal_rotation import InternalKeys
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.security import Auth, SecretEntry
 
 PATH = "/etc/magnetar/security"
 VOLUME = "security"
 DOCUMENT, INTERNAL_KEY, TOKEN_KEY = "security.yaml", "internal.key", "token.key"
+ROTATION = "rotation"
 ANYBODY = "anonymous"
 """Role of every client of a cluster that asks nobody."""
 
@@ -76,16 +79,26 @@ def knows_authority(config: Manifest | None) -> bool:
 # --- keys -----------------------------------------------------------------------------------------------------------------------
 
 
-def internal_secret(cluster: BrokerCluster, key: bytes) -> Manifest:
-    """The key by which the cluster's processes know each other."""
+def internal_secret(cluster: BrokerCluster, keys: InternalKeys) -> Manifest:
+    """The key by which the cluster's processes know each other, and what a rotation has beside it."""
     secret = cluster_object("v1", "Secret", cluster, names.internal_secret(cluster.name), names.BROKER)
-    return secret | {"type": "Opaque", "data": {INTERNAL_KEY: base64.b64encode(key).decode()}}
+    secret["metadata"]["annotations"] = {names.KEY_ID: keys.id}
+    data = {INTERNAL_KEY: keys.keys[0] if len(keys.keys) == 1 else key_lines(keys.keys)}
+    if keys.phase is not Phase.NONE:
+        data[ROTATION] = f"{keys.phase} {keys.since_ms}".encode()
+    return secret | {"type": "Opaque", "data": {name: base64.b64encode(value).decode() for name, value in data.items()}}
 
 
-def internal_key(secret: Manifest) -> bytes:
-    """b"" if the secret holds none that will do."""
-    key = content(secret, INTERNAL_KEY)
-    return key if len(key) >= SECRET_BYTES_MIN else b""
+def internal_keys(secret: Manifest) -> InternalKeys | None:
+    """None if the secret holds none that will do."""
+    try:
+        keys = tuple(key.secret for key in secret_keys(INTERNAL_KEY, content(secret, INTERNAL_KEY)))
+    except InvalidRequest:
+        return None
+    phase, _, since = content(secret, ROTATION).decode(errors="replace").partition(" ")
+    if phase not in {*Phase} or not since.isdigit() or len(keys) == 1:
+        return InternalKeys(keys[:1])
+    return InternalKeys(keys[:2], Phase(phase), int(since))
 
 
 def token_entry(cluster: BrokerCluster) -> SecretEntry | None:

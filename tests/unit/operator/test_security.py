@@ -16,10 +16,12 @@ from magnetar.cli import serving
 from magnetar.errors import InvalidRequest
 from magnetar.security.document import parse_document
 from magnetar_operator.builders.coordinator_set import desired_coordinators
-from magnetar_operator.builders.security import DOCUMENT, internal_key, internal_secret
+from magnetar_operator.builders.security import DOCUMENT, internal_keys, internal_secret
 from magnetar_operator.client_security import SeenSecurity, judge
 from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import Identity, desired, identity_of
+from magnetar_operator.etcd_rotation import SETTLE_MS, Phase
+from magnetar_operator.internal_rotation import InternalKeys, advanced
 from magnetar_operator.models import API_VERSION, parse_manifest
 from magnetar_operator.models.broker_cluster import BrokerClusterStatus
 from magnetar_operator.planning import plan, sealed
@@ -145,11 +147,32 @@ def test_planning_against_what_was_just_applied_yields_nothing() -> None:
 
 
 def test_the_clusters_own_key_is_kept_while_it_will_do() -> None:
-    kept = internal_secret(cluster(auth=AUTH), bytes(range(32)))
-    assert internal_key(kept) == bytes(range(32))
+    kept = internal_secret(cluster(auth=AUTH), InternalKeys((bytes(range(32)),)))
+    assert internal_keys(kept) == InternalKeys((bytes(range(32)),))
     assert kept["metadata"]["ownerReferences"][0]["uid"] == "u-1"
     for data in ({}, {"internal.key": ""}, {"internal.key": b64encode(b"short").decode()}, {"internal.key": "%"}):
-        assert internal_key({**kept, "data": data}) == b""
+        assert internal_keys({**kept, "data": data}) is None
+
+
+def test_its_rotation_is_one_request_and_neighbouring_phases_know_each_other() -> None:
+    """Through the secret at each step, as another operator would go on; a phase lasts until every kubelet has brought it."""
+    first, second, now_ms, told = b"1" * 32, b"2" * 32, 1_000_000, []
+    keys = InternalKeys((first,))
+    requested = keys.id
+    assert advanced(keys, "another", now_ms, lambda: second) == (keys, "")
+    for phase in (Phase.TRUSTING, Phase.ISSUING, Phase.NONE):
+        before = keys
+        keys, why = advanced(keys, requested, now_ms, lambda: second)
+        told.append(why)
+        assert keys.phase is phase
+        assert keys.keys[0] in before.keys, "what signs now was believed before"
+        assert before.keys[0] in keys.keys or phase is Phase.NONE, "what signed before is believed now"
+        assert internal_keys(internal_secret(cluster(auth=AUTH), keys)) == keys
+        assert advanced(keys, requested, now_ms + SETTLE_MS - 1, lambda: b"3" * 32) == (keys, "")
+        now_ms += SETTLE_MS
+    assert keys == InternalKeys((second,))
+    assert advanced(keys, requested, now_ms, lambda: b"3" * 32) == (keys, ""), "the request is over with the key that it named"
+    assert all(told)
 
 
 # --- what secrets must hold ---------------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
 
 from magnetar.errors import InvalidRequest
 from magnetar.security.authorization import INTERNAL_METHOD
-from magnetar.security.keys import SecretKey
+from magnetar.security.keys import SecretKey, key_lines
 from magnetar.server.security.handshakes import REFRESH
 from magnetar.server.security.source import SecuritySource
 from magnetar.wire import pulsar_api_pb2 as api
@@ -186,4 +187,51 @@ def test_internal_tokens_are_known_by_the_internal_key_alone(tmp_path: Path) -> 
     for method, data in ((INTERNAL_METHOD, token("magnetar:internal").encode()), ("token", internal)):
         with pytest.raises(Exception, match="signature"):
             found.principal(method, data, "")
-    assert found.source.current.internal_key != KEY
+    assert KEY not in found.source.current.internal_keys
+
+
+def test_an_internal_key_is_replaced_while_processes_have_files_of_different_phases(tmp_path: Path) -> None:
+    """Before, while the next one is believed, while it signs, and after: neighbours in time know each other, and clients stay."""
+    document = DOCUMENT + "internal: {keyFile: DIRECTORY/internal}\n"
+    first, second = b"1" * 32, b"2" * 32
+    phases = (first, key_lines((first, second)), key_lines((second, first)), key_lines((second,)))
+    for earlier, later in itertools.pairwise(phases):
+        tokens = []
+        for content in (earlier, later):
+            (tmp_path / "internal").write_bytes(content)
+            tokens.append(authenticator(tmp_path, document).internal_token().encode())
+        for content in (earlier, later):
+            (tmp_path / "internal").write_bytes(content)
+            process = authenticator(tmp_path, document)
+            assert all(process.principal(INTERNAL_METHOD, shown, "").internal for shown in tokens)
+    (tmp_path / "internal").write_bytes(first)
+    former = authenticator(tmp_path, document).internal_token().encode()
+    (tmp_path / "internal").write_bytes(phases[-1])
+    process = authenticator(tmp_path, document)
+    with pytest.raises(Exception, match="signature"):
+        process.principal(INTERNAL_METHOD, former, "")
+
+
+def test_only_processes_connect_anew_when_their_key_goes(tmp_path: Path) -> None:
+    """A key that comes cuts nobody off, one that goes those that came by internal keys; clients have nothing to do with it."""
+
+    async def run() -> None:
+        (tmp_path / "security").mkdir()
+        (tmp_path / "security" / "internal").write_bytes(b"1" * 32)
+        document = DOCUMENT + "internal: {keyFile: DIRECTORY/internal}\n"
+        async with secured_broker(tmp_path, document) as (broker, found), peer_of(broker) as client, peer_of(broker) as process:
+            assert (await show(client, token("admin"))).type == Type.CONNECTED
+            assert (await show(process, found.internal_token(), INTERNAL_METHOD)).type == Type.CONNECTED
+            changed = asyncio.Event()
+            found.source.listen(changed.set)
+            following = asyncio.create_task(found.source.follow())
+            (tmp_path / "security" / "internal").write_bytes(key_lines((b"1" * 32, b"2" * 32)))
+            async with asyncio.timeout(30):
+                await changed.wait()
+            assert await process.lookup()
+            (tmp_path / "security" / "internal").write_bytes(key_lines((b"2" * 32,)))
+            assert await process.closed_by_broker()
+            assert await client.lookup()
+            following.cancel()
+
+    asyncio.run(run())

@@ -14,6 +14,7 @@ from dataclasses import replace
 from magnetar.clock import Clock
 from magnetar.errors import AuthenticationFailed, NotAuthorized
 from magnetar.security.authorization import INTERNAL, INTERNAL_METHOD, INTERNAL_ROLE, Principal
+from magnetar.security.keys import SecretKey
 from magnetar.security.tokens import TokenRules, make, verify
 from magnetar.server.security.source import SecuritySource
 
@@ -44,8 +45,7 @@ class Authenticator:
         """Who shows `data` under `method`; `common_name` is that of a verified client certificate ("" = none). Raises AuthenticationFailed."""
         loaded = self.source.current
         if method == INTERNAL_METHOD:
-            verify(data, TokenRules(loaded.internal_key, audience=INTERNAL_AUDIENCE), self.now_s())
-            return INTERNAL
+            return self._internal(data, loaded.internal_keys)
         if method == TOKEN_METHOD and loaded.token_rules is not None:
             claims = verify(data, loaded.token_rules, self.now_s())
             return Principal(claims.role, expires_s=claims.expires_s)
@@ -59,6 +59,17 @@ class Authenticator:
         if not method or method == "none":
             raise AuthenticationFailed("No credentials passed, and there is no anonymous role")
         raise AuthenticationFailed(f"Unsupported authentication method: {method[:40]!r}")
+
+    def _internal(self, data: bytes, keys: tuple[SecretKey, ...]) -> Principal:
+        """Another process of the cluster, whichever of the keys it has. Raises AuthenticationFailed."""
+        for number, key in enumerate(keys, start=1):
+            try:
+                verify(data, TokenRules(key, audience=INTERNAL_AUDIENCE), self.now_s())
+                break
+            except AuthenticationFailed:
+                if number == len(keys):
+                    raise
+        return INTERNAL
 
     def check_port(self, principal: Principal, *, tls: bool) -> None:
         """Raises NotAuthorized for a client on a port that is none for clients."""
@@ -100,4 +111,4 @@ class Authenticator:
     def internal_token(self) -> str:
         """A token by which another process of the cluster knows this one, for the next minute."""
         payload = {"sub": INTERNAL_ROLE, "aud": INTERNAL_AUDIENCE, "exp": int(self.now_s() + INTERNAL_TOKEN_S)}
-        return make(self.source.current.internal_key, INTERNAL_ALGORITHM, payload)
+        return make(self.source.current.internal_keys[0], INTERNAL_ALGORITHM, payload)

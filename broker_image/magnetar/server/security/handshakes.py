@@ -41,7 +41,7 @@ class Handshakes:
         self._authenticator = authenticator
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
         self._methods: dict[Connection, tuple[str, bool]] = {}
-        self._decided_by = authenticator.source.current.authentication
+        self._followed = authenticator.source.current
         self.refused = 0
         authenticator.source.listen(self._source_changed)
 
@@ -51,12 +51,14 @@ class Handshakes:
 
     def _source_changed(self) -> None:
         """Whoever was let in by other keys or rules connects anew, and shows what is good now."""
-        decided_by = self._authenticator.source.current.authentication
-        if decided_by != self._decided_by:
-            self._decided_by = decided_by
-            log.info("connections.authenticate_anew", connections=len(self._methods))
-            for connection in list(self._methods):
-                connection.close()
+        before, now = self._followed, self._authenticator.source.current
+        self._followed = now
+        rules, keys = before.authentication != now.authentication, not set(before.internal_keys) <= set(now.internal_keys)
+        leaving = [peer for peer in self._methods if (keys if peer.principal is not None and peer.principal.internal else rules)]
+        if leaving:
+            log.info("connections.authenticate_anew", connections=len(leaving))
+        for connection in leaving:
+            connection.close()
 
     def admit(self, connection: Connection, connect: api.CommandConnect) -> bool:
         """Whether a CONNECT is good; the connection then has its principal. One that is not has been told, and closes."""

@@ -16,7 +16,7 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.errors import InvalidRequest
 from magnetar.security.document import DOCUMENT_BYTES_MAX, SecurityDocument, TokenOptions, parse_document
-from magnetar.security.keys import KEY_FILE_BYTES_MAX, SecretKey, VerifyingKey, secret_key
+from magnetar.security.keys import KEY_FILE_BYTES_MAX, SecretKey, VerifyingKey, secret_key, secret_keys
 from magnetar.security.tokens import TokenRules
 
 log = structlog.get_logger(__name__)
@@ -31,9 +31,10 @@ class LoadedSecurity:
 
     document: SecurityDocument
     token_rules: TokenRules | None
-    internal_key: SecretKey
+    internal_keys: tuple[SecretKey, ...]
+    """Processes of the cluster make their tokens with the first one, and believe those of any."""
     authentication: tuple[object, ...]
-    """Whatever decides who a peer is, to be compared only."""
+    """Whatever decides who a client is, to be compared only."""
 
 
 class SecuritySource:
@@ -85,16 +86,16 @@ class SecuritySource:
         rules = TokenRules(self._token_key(contents, token), token.role_claim, token.audience) if token is not None else None
         if document.internal_key_file:
             field = "internal.keyFile"
-            internal = secret_key(field, self._read(contents, field, document.internal_key_file, KEY_FILE_BYTES_MAX))
+            internal = secret_keys(field, self._read(contents, field, document.internal_key_file, KEY_FILE_BYTES_MAX))
         elif self._alone:
-            internal = self._own_key
+            internal = (self._own_key,)
         else:
             raise InvalidRequest(
                 "security: internal.keyFile is empty, but the processes of a cluster ask each other; name a file of 32 random bytes or more "
                 "that all of them have"
             )
         self._contents = contents
-        keys = tuple(data for field, data in contents.items() if field != "security")
+        keys = tuple(data for field, data in contents.items() if field.startswith("authentication."))
         told = (document.anonymous_role, document.client_certificates, document.token, document.proxy_roles)
         return LoadedSecurity(document, rules, internal, (*told, *keys))
 
