@@ -1,5 +1,5 @@
 """`make soak`: a cluster that is hurt at random while clients of several kinds use it, and the proof that nothing they were promised was broken.
 
 Owns: nothing itself: `history` records and judges (pure), `traffic` publishes and consumes, `nemesis` hurts, `report` prints, `__main__` puts
-them together.
+them together. `make soak-txn` is the same for transactions: `transactions`, `transaction_traffic`, `transaction_nemesis`, judged by dev.histories.
 """

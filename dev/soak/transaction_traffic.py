@@ -1,0 +1,462 @@
+"""Applications that consume, transform and produce in transactions, and the history of what they did and were told.
+
+Owns: `TransactionTraffic`: feeders, movers and watchers of our own client on an event loop in a thread, and the last look at everything.
+Imports: magnetar.client, histories.
+Invariants: a question is in the history before it is asked; a transaction whose commit failed without an answer is asked about again in the end;
+the last look is taken when every transaction has ended, and again for a while if it shows an anomaly: participants may hear of an end late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import re
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dev.histories.anomalies import Anomaly, anomalies
+from dev.histories.transactions import Acknowledgement, Fate, History, Input, Place, Session, TransactionHistory
+from magnetar.client import (
+    EARLIEST,
+    Batching,
+    Client,
+    Consumer,
+    Message,
+    MessageId,
+    Producer,
+    Transaction,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
+from magnetar.errors import InvalidTxnStatus, MagnetarError
+
+OPERATION_TIMEOUT_S = 60.0
+INPUTS_MAX = 8
+LEFT_OPEN_TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
+SESSION_S_MIN, SESSION_S_MAX = 3.0, 15.0
+QUIET_S = 1.5
+RECEIVE_S = 0.5
+RETRY_S = 0.2
+PAUSES_S = (0.0, 0.0, 0.05, 0.2)
+"""Before a transaction: so that some have several messages."""
+FEED_PENDING_MAX = 500
+ASK_AGAIN_S = 60.0
+KEYS = 16
+MOVER = "mover"
+SAID = re.compile(r"\bis (COMMIT|ABORT)")
+"""How refusals of END_TXN name what a transaction is."""
+COMMIT, ABORT, LEAVE, ASK_TWICE, REGRET = "commit", "abort", "leave", "ask twice", "regret"
+PLANS = {COMMIT: 70, ABORT: 12, LEAVE: 3, ASK_TWICE: 10, REGRET: 5}
+"""What becomes of a transaction: ASK_TWICE asks for its commit again after the answer, REGRET for its abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One source and how it is consumed; outputs go to any of the targets. `ordered`: one consumer, cumulative acknowledgements."""
+
+    source: str
+    kind: str
+    movers: int
+
+    @property
+    def ordered(self) -> bool:
+        return self.kind == "Exclusive"
+
+
+def routes(namespace: str) -> list[Route]:
+    """One of each way to acknowledge."""
+    return [
+        Route(f"persistent://{namespace}/source-shared", "Shared", 3),
+        Route(f"persistent://{namespace}/source-key-shared", "Key_Shared", 2),
+        Route(f"persistent://{namespace}/source-exclusive", "Exclusive", 1),
+    ]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened so far."""
+
+    begun: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    moved: int = 0
+    trouble: list[str] = field(default_factory=list)
+
+    def end(self, how: str) -> None:
+        self.ended[how] = self.ended.get(how, 0) + 1
+
+
+def place_of(identifier: MessageId) -> Place:
+    return identifier.ledger, identifier.entry, identifier.batch_index
+
+
+class TransactionTraffic:
+    """Runs from `start` until `settle`. `feed_rate`: messages a second of each source."""
+
+    def __init__(self, service_url: str, namespace: str, seed: int, feed_rate: float = 40.0) -> None:
+        self._service_url, self._feed_rate = service_url, feed_rate
+        self._routes = routes(namespace)
+        self._targets = [f"persistent://{namespace}/target-{number}" for number in range(3)]
+        self._chance = random.Random(f"{seed}/transactions")
+        self.history, self.counts = History(), Counts()
+        self._numbers = itertools.count()
+        self._feeding, self._moving = asyncio.Event(), asyncio.Event()
+        self._draining = False
+        self._unknown: list[tuple[Transaction, TransactionHistory]] = []
+        self._open_until = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="transactions", daemon=True)
+        self._clients: list[Client] = []
+        self._feeders: list[asyncio.Task[None]] = []
+        self._movers: list[asyncio.Task[None]] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._outputs: dict[str, list[Producer]] = {}
+        self._committed = {route.source: 0 for route in self._routes if route.ordered}
+
+    @property
+    def topics(self) -> list[str]:
+        return [*(route.source for route in self._routes), *self._targets]
+
+    def committed(self) -> int:
+        """Transactions whose commit was confirmed."""
+        return self.counts.ended.get("committed", 0)
+
+    def _call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def start(self) -> None:
+        """Begin; raises what the first consumers and producers raise."""
+        self._thread.start()
+        self._call(self._start(), 120)
+
+    async def _start(self) -> None:
+        self._clients = [Client(self._service_url, operation_timeout_s=OPERATION_TIMEOUT_S) for _ in range(2)]
+        for target in self._targets:
+            self._watchers.append(self._loop.create_task(self._watch(target)))
+        for number, client in enumerate(self._clients):
+            self._outputs[f"client-{number}"] = [
+                await client.create_producer(
+                    target, send_timeout_s=None, batching=Batching(linger_s=0.002) if (number + at) % 2 else None
+                )
+                for at, target in enumerate(self._targets)
+            ]
+        for route in self._routes:
+            first, _ = await self._subscribe(self._clients[0], route)  # the subscription is there before the first message
+            await first.close()
+            for number in range(route.movers):
+                self._movers.append(self._loop.create_task(self._move(route, number)))
+            self._feeders.append(self._loop.create_task(self._feed(route.source)))
+
+    # --- feeding ----------------------------------------------------------------------------------------------------------------
+
+    async def _feed(self, source: str) -> None:
+        """Numbered messages, once each: the namespace deduplicates."""
+        producer = await self._clients[0].create_producer(source, f"feeder-of-{source.rpartition('/')[2]}", send_timeout_s=None)
+        pending: set[asyncio.Task[None]] = set()
+
+        async def send(number: int) -> None:
+            value = f"in-{number}-of-{source.rpartition('/')[2]}"
+            sent = self.history.publish(source, value)
+            await producer.send(value.encode(), key=str(number % KEYS))
+            sent.confirm()
+
+        numbers = itertools.count()
+
+        while not self._feeding.is_set():
+            await asyncio.sleep(1 / self._feed_rate)
+            if len(pending) < FEED_PENDING_MAX:
+                task = self._loop.create_task(send(next(numbers)))
+                pending.add(task)
+                task.add_done_callback(pending.discard)
+        for outcome in await asyncio.gather(*pending, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                self.counts.trouble.append(f"feeder of {source}: {outcome!r}")
+
+    # --- watching ---------------------------------------------------------------------------------------------------------------
+
+    async def _watch(self, target: str) -> None:
+        """A reader from the beginning, for as long as the run lasts."""
+        session = self.history.subscribe(target, "watcher", whole=True)
+        reader = await self._clients[-1].create_reader(target, EARLIEST)
+        async for message in reader:
+            session.receive(place_of(message.id), message.value.decode())
+
+    # --- moving -----------------------------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, client: Client, route: Route) -> tuple[Consumer, Session]:
+        session = self.history.subscribe(route.source, MOVER, ordered=False)
+        consumer = await client.subscribe(route.source, MOVER, type=route.kind, initial_position="Earliest", receiver_queue=50)
+        return consumer, session
+
+    async def _move(self, route: Route, number: int) -> None:
+        """One session after another of one mover, until nothing has come for a while after the feeding ended."""
+        at = (number + len(route.kind)) % len(self._clients)
+        name = f"{route.kind}-{number}"
+        while not self._moving.is_set():
+            try:
+                consumer, session = await self._subscribe(self._clients[at], route)
+            except MagnetarError as error:
+                self.counts.trouble.append(f"{name} subscribes: {error}")
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                await self._session(route, name, self._outputs[f"client-{at}"], self._clients[at], consumer, session)
+            except MagnetarError as error:
+                self.counts.trouble.append(f"{name}: {error}")
+            with contextlib.suppress(MagnetarError):
+                await consumer.close()
+
+    async def _session(
+        self, route: Route, name: str, outputs: Sequence[Producer], client: Client, consumer: Consumer, session: Session
+    ) -> None:
+        until = time.monotonic() + self._chance.uniform(SESSION_S_MIN, SESSION_S_MAX)
+        while (time.monotonic() < until or self._draining) and not self._moving.is_set():
+            await asyncio.sleep(self._chance.choice(PAUSES_S))
+            received = await consumer.batch_receive(self._chance.randint(1, INPUTS_MAX), QUIET_S if self._draining else RECEIVE_S)
+            for message in received:
+                session.receive(place_of(message.id), message.value.decode())
+            messages = list({message.id: message for message in received}.values())
+            if route.ordered:
+                messages = self._next_in_order(route.source, messages)
+                if len(messages) < len(received):
+                    consumer.redeliver_unacknowledged()
+            if not messages:
+                if self._draining and not received:
+                    return
+                await asyncio.sleep(RETRY_S if received else 0)
+                continue
+            plan = COMMIT if self._draining else self._chance.choices(list(PLANS), list(PLANS.values()))[0]
+            if plan == LEAVE and route.ordered:
+                plan = ABORT  # its only consumer would have nothing to do until the timeout
+            if not await _Mover(self, route, name, outputs, client, consumer).transact(messages, plan):
+                await asyncio.sleep(RETRY_S)
+            elif route.ordered and plan != ABORT:
+                self._committed[route.source] += len(messages)
+
+    def _next_in_order(self, source: str, messages: Sequence[Message]) -> list[Message]:
+        """The messages that follow what was committed, without a gap.
+
+        Whoever acknowledges cumulatively takes what lies before as well: what an abort gives back may come behind what follows it.
+        """
+        found = []
+        expected = self._committed[source]
+        for message in messages:
+            if int(message.value.split(b"-")[1]) == expected:
+                found.append(message)
+                expected += 1
+        return found
+
+    # --- the end ----------------------------------------------------------------------------------------------------------------
+
+    def settle(self, patience_s: float) -> list[Anomaly]:
+        """Feed nothing more, let everything end, look at everything; what is wrong and stays so for `patience_s`."""
+        return list(self._call(self._settle(patience_s), 6 * patience_s + 300))
+
+    async def _settle(self, patience_s: float) -> list[Anomaly]:
+        self._feeding.set()
+        await asyncio.gather(*self._feeders)
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while not await self._sources_are_empty():
+                    await asyncio.sleep(RECEIVE_S)
+        self._moving.set()
+        for ended in await asyncio.gather(*self._movers, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                self.counts.trouble.append(f"mover ended: {ended!r}")
+                raise ended
+        for txn, record in self._unknown:
+            await self._ask(txn, record)
+        await asyncio.sleep(max(0.0, self._open_until - time.monotonic()))
+        deadline = time.monotonic() + patience_s
+        while True:
+            await self._look()
+            found = anomalies(self.history)
+            if not found or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(QUIET_S)
+
+    async def _sources_are_empty(self) -> bool:
+        """Whether as many inputs were moved for certain as were fed; a bound of patience, not a check."""
+        taken = {ack.input for txn in self.history.transactions if txn.fate is not Fate.ABORTED for ack in txn.acknowledgements}
+        return len(taken) >= len(self.history.published)
+
+    async def _ask(self, txn: Transaction, record: TransactionHistory) -> None:
+        try:
+            await txn.commit()
+            record.answer(Fate.COMMITTED)
+        except TransactionAborted:
+            record.answer(Fate.ABORTED)
+        except (TransactionOutcomeUnknown, MagnetarError) as error:
+            self.counts.trouble.append(f"{record}: {error}")
+
+    async def _look(self) -> None:
+        for topic in self.topics:
+            reader = await self._clients[0].create_reader(topic, EARLIEST)
+            entries: list[tuple[Place, str]] = []
+            try:
+                while await reader.has_message_available():
+                    message = await reader.receive(OPERATION_TIMEOUT_S)
+                    entries.append((place_of(message.id), message.value.decode()))
+            except TimeoutError:
+                last = await reader.last_message_id()
+                self.counts.trouble.append(f"reader: {topic} has {last}, and gives nothing after {entries[-1:]} ({len(entries)})")
+            await reader.close()
+            self.history.final_read(topic, entries)
+        for route in self._routes:
+            consumer, session = await self._subscribe(self._clients[0], route)
+            left: dict[str, None] = {}
+            while received := await consumer.batch_receive(100, QUIET_S):
+                for found in received:
+                    session.receive(place_of(found.id), found.value.decode())
+                    left[found.value.decode()] = None
+            await consumer.close()
+            self.history.final_cursor(route.source, MOVER, left)
+
+    def close(self) -> None:
+        """Close the clients and the loop."""
+
+        async def end() -> None:
+            tasks = (*self._feeders, *self._movers, *self._watchers)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*(client.close() for client in self._clients))
+
+        if not self._thread.is_alive():
+            return
+        self._call(end(), 120)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@dataclass(slots=True)
+class _Mover:
+    """One transaction after another of one consumer."""
+
+    traffic: TransactionTraffic
+    route: Route
+    name: str
+    outputs: Sequence[Producer]
+    client: Client
+    consumer: Consumer
+
+    async def transact(self, messages: Sequence[Message], plan: str) -> bool:
+        """Move messages in one transaction, which ends as planned; whether it did."""
+        traffic = self.traffic
+        txn = self.client.transaction(timeout_s=LEFT_OPEN_TIMEOUT_S if plan == LEAVE else TIMEOUT_S)
+        try:
+            await txn.begin()
+        except MagnetarError as error:
+            traffic.counts.trouble.append(f"{self.name} begins: {error}")
+            self.consumer.redeliver(messages)
+            return False
+        traffic.counts.begun += 1
+        record = traffic.history.begin(str(txn.id), self.name)
+        if not await self._fill(txn, record, messages):
+            await self._abort(txn, record)
+            traffic.counts.end("failed")
+            return False
+        if plan == LEAVE:
+            traffic._open_until = time.monotonic() + LEFT_OPEN_TIMEOUT_S + 1
+            traffic.counts.end("left open")
+            return True
+        if plan == ABORT:
+            await self._abort(txn, record)
+            traffic.counts.end("aborted")
+            return True
+        return await self._commit(txn, record, messages, plan)
+
+    async def _fill(self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message]) -> bool:
+        """Publish what follows from each message, and acknowledge it. False: something failed; what is not acknowledged was asked for again."""
+        traffic = self.traffic
+        work: list[Coroutine[Any, Any, None]] = []
+        for message in messages:
+            source = Input(self.route.source, MOVER, message.value.decode())
+            chosen = traffic._chance.sample(range(len(self.outputs)), traffic._chance.randint(1, 2))
+            work += [self._send(txn, record, self.outputs[at], traffic._targets[at], source) for at in chosen]
+        sent = len(work)
+        acknowledgements = [record.acknowledge(self.route.source, MOVER, message.value.decode()) for message in messages]
+        if self.route.ordered:
+            work.append(self._acknowledge_up_to(txn, acknowledgements, messages[-1]))
+        else:
+            work += [self._acknowledge(txn, one, message) for one, message in zip(acknowledgements, messages, strict=True)]
+        outcomes = await asyncio.gather(*work, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if not failures:
+            return True
+        traffic.counts.trouble.append(f"{record}: {failures[0]!r}")
+        refused = messages if self.route.ordered else [m for m, o in zip(messages, outcomes[sent:], strict=True) if o is not None]
+        self.consumer.redeliver(refused)
+        return False
+
+    async def _send(self, txn: Transaction, record: TransactionHistory, producer: Producer, target: str, source: Input) -> None:
+        value = f"out-{next(self.traffic._numbers)}"
+        sent = record.send(target, value, [source], producer.name)
+        await producer.send(value.encode(), txn=txn)
+        sent.confirm()
+
+    async def _acknowledge(self, txn: Transaction, acknowledgement: Acknowledgement, message: Message) -> None:
+        await self.consumer.acknowledge(message, txn=txn)
+        acknowledgement.confirm()
+
+    async def _acknowledge_up_to(self, txn: Transaction, acknowledgements: Sequence[Acknowledgement], last: Message) -> None:
+        await self.consumer.acknowledge_cumulative(last, txn=txn)
+        for acknowledgement in acknowledgements:
+            acknowledgement.confirm()
+
+    async def _abort(self, txn: Transaction, record: TransactionHistory) -> None:
+        try:
+            await txn.abort()
+        except MagnetarError as error:
+            self.traffic.counts.trouble.append(f"{record} aborts: {error}")
+        self.traffic._open_until = max(self.traffic._open_until, time.monotonic() + 1)
+
+    async def _commit(self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message], plan: str) -> bool:
+        traffic = self.traffic
+        record.ask_commit()
+        try:
+            await txn.commit()
+        except TransactionAborted as failure:
+            record.answer(Fate.ABORTED)
+            traffic.counts.trouble.append(f"{record}: {failure}")
+            traffic.counts.end("aborted instead of committed")
+            self.consumer.redeliver(messages if self.route.ordered else [])
+            return False
+        except TransactionOutcomeUnknown as failure:
+            traffic._unknown.append((txn, record))
+            traffic.counts.trouble.append(f"{record}: {failure}")
+            traffic.counts.end("outcome unknown")
+            if self.route.ordered:  # what is held may come back behind what follows it: nothing more can be done in order
+                await traffic._moving.wait()
+            return False
+        record.answer(Fate.COMMITTED)
+        traffic.counts.end("committed")
+        traffic.counts.moved += len(messages)
+        if plan in (ASK_TWICE, REGRET):
+            await self._ask_afterwards(txn, record, plan)
+        return True
+
+    async def _ask_afterwards(self, txn: Transaction, record: TransactionHistory, plan: str) -> None:
+        """A delayed END_TXN, as a client sends it that has not heard the answer, or one of somebody who wants the opposite."""
+        coordinators = self.client._coordinators
+        try:
+            if plan == ASK_TWICE:
+                refusal = (await coordinators.commit(txn.id, ASK_AGAIN_S)).refusal
+                told = Fate.COMMITTED if refusal is None else Fate.UNKNOWN
+            else:
+                refusal = (await coordinators.abort(txn.id)).refusal
+                told = Fate.ABORTED if refusal is None else Fate.UNKNOWN
+        except MagnetarError as error:
+            self.traffic.counts.trouble.append(f"{record}, asked again: {error}")
+            return
+        if isinstance(refusal, InvalidTxnStatus):
+            said = SAID.search(str(refusal))
+            told = Fate.UNKNOWN if said is None else Fate.COMMITTED if said[1] == "COMMIT" else Fate.ABORTED
+        record.answer(told)
