@@ -27,6 +27,7 @@ class Panel:
 
 _OPERATOR = 'magnetar_component="operator", namespace=~"$namespace"'
 _BROKER = 'magnetar_component="broker", namespace=~"$namespace", magnetar_cluster=~"$cluster"'
+_COORDINATOR = 'magnetar_component="coordinator", namespace=~"$namespace", magnetar_cluster=~"$cluster"'
 _ETCD = 'magnetar_component="etcd", namespace=~"$namespace", magnetar_cluster=~"$cluster"'
 
 
@@ -126,6 +127,27 @@ CLUSTER_PANELS = (
             f"rate(magnetar_tail_cache_hits_total{{{_BROKER}}}[5m]) / (rate(magnetar_tail_cache_hits_total{{{_BROKER}}}[5m])"
             f" + rate(magnetar_tail_cache_misses_total{{{_BROKER}}}[5m]))",
         ),),
+    ),
+    Panel(
+        "Transactions begun and decided", "ops",
+        (
+            ("begun", f"sum(rate(magnetar_coordinator_transactions_begun_total{{{_COORDINATOR}}}[1m]))"),
+            ("{{outcome}}", f"sum by (outcome) (rate(magnetar_coordinator_transactions_decided_total{{{_COORDINATOR}}}[1m]))"),
+        ),
+    ),
+    Panel(
+        "Transactions: END_TXN, and until all participants have ended, p99", "s",
+        (
+            ("END_TXN", _quantile(0.99, "magnetar_coordinator_request_seconds", f'{_COORDINATOR}, command="end_txn"')),
+            ("{{outcome}}", _quantile(0.99, "magnetar_coordinator_settle_seconds", _COORDINATOR, "outcome")),
+        ),
+    ),
+    Panel(
+        "Transactions that have not ended, and the age of the oldest", "short",
+        (
+            ("{{pod}}", f"magnetar_coordinator_transactions{{{_COORDINATOR}}}"),
+            ("oldest, s {{pod}}", f"magnetar_coordinator_oldest_transaction_seconds{{{_COORDINATOR}}}"),
+        ),
     ),
     Panel(
         "Storage in trouble", "short",

@@ -25,6 +25,7 @@ from magnetar.cli.session import DEFAULT_SERVICE_URL, NoColor, Output, ServiceUr
 from magnetar.cli.subscriptions import subscriptions
 from magnetar.cli.tokens import tokens
 from magnetar.cli.topics import Topic, topics
+from magnetar.cli.transactions import transactions
 
 COMPLETION_VARIABLE = "_MAGNETAR_COMPLETE"
 application = typer.Typer(
@@ -280,6 +281,7 @@ GROUPS = {
     "subscriptions": subscriptions,
     "namespaces": namespaces,
     "bundles": bundles,
+    "txn": transactions,
     "metadata": metadata,
     "token": tokens,
 }

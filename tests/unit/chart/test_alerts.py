@@ -43,7 +43,8 @@ def test_every_metric_of_an_alert_is_exported(alert: dict[str, Any]) -> None:
 def test_labels_that_alerts_select_by_are_ours() -> None:
     """Labels in selectors exist: on the metric itself, or added by the chart's PodMonitors and by Kubernetes."""
     added = {"magnetar_component", "magnetar_cluster", "namespace", "pod", "persistentvolumeclaim"}
-    own = {label for metric in (*metrics.operator_metrics(), *metrics.broker_metrics()) for label in metric.labels}
+    exported = (*metrics.operator_metrics(), *metrics.broker_metrics(), *metrics.coordinator_metrics())
+    own = {label for metric in exported for label in metric.labels}
     for query in (*(alert["expr"] for alert in ALERTS), *dashboards.queries()):
         for selector in re.findall(r"\{([^}]*)\}", query):
             used = set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', selector))

@@ -151,6 +151,34 @@ def test_a_transaction_that_is_forgotten_by_its_client_is_aborted(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path) -> None:
+    """One committed at a participant, one aborted, one whose time was over: counted by outcome, and timed until they have ended everywhere."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with (
+            topic_server(store),
+            running_coordinator(tmp_path, store) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            committed, aborted = await peer.begin(A), await peer.begin()
+            assert code(await peer.end(committed)) is None
+            assert code(await peer.end(aborted, ABORT)) is None
+            await peer.begin(timeout_ms=1)
+            sample = coordinator.metrics.registry.get_sample_value
+            name, outcomes = "magnetar_coordinator_transactions_decided_total", ("committed", "aborted", "timed_out")
+            async with asyncio.timeout(TIMEOUT_S):
+                while [sample(name, {"outcome": outcome}) for outcome in outcomes] != [1, 1, 1]:
+                    await asyncio.sleep(0.01)
+                while sample("magnetar_coordinator_settle_seconds_count", {"outcome": "committed"}) != 1:
+                    await asyncio.sleep(0.01)
+            assert sample("magnetar_coordinator_transactions_begun_total") == 3
+            assert sample("magnetar_coordinator_request_seconds_count", {"command": "end_txn"}) == 2
+            assert sample("magnetar_coordinator_request_seconds_sum", {"command": "new_txn"}) > 0
+
+    asyncio.run(scenario())
+
+
 def test_the_next_life_carries_on(tmp_path: Path) -> None:
     """After a crash: decisions are carried out, open transactions stay open, outcomes are known, ids are new."""
 

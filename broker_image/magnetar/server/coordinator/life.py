@@ -60,7 +60,7 @@ class Coordinator:
 
         Raises InvalidRequest for a name without a number.
         """
-        self._ports, self._names, self._settings, self._metrics = ports, identity, settings, metrics
+        self._ports, self._names, self._settings, self.metrics = ports, identity, settings, metrics
         self.tcid = tcid_of(identity.name)
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -107,9 +107,9 @@ class Coordinator:
         if self._ended.done():
             return
         self._ready = True
-        self._metrics.claims.inc()
-        self._metrics.held.set(1)
-        self._metrics.epoch.set(claim.epoch)
+        self.metrics.claims.inc()
+        self.metrics.held.set(1)
+        self.metrics.epoch.set(claim.epoch)
         if self.service.transactions is not None:
             self.service.transactions.begin()
             self._spawn(self._report(claim), "retirement")
@@ -148,7 +148,7 @@ class Coordinator:
         self._participants = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
         self._others = OtherCoordinators(store, ports.network, credentials, timeout_s, ports.tls)
         self.service.begin(
-            Transactions(core, self._log, self._participants, ports.clock, settings, self._metrics, self.fail),
+            Transactions(core, self._log, self._participants, ports.clock, settings, self.metrics, self.fail),
             claim,
             RetiredNumbers(store, ports.volume, ports.clock, limits_of(settings)),
             self._others,
@@ -188,7 +188,7 @@ class Coordinator:
 
     def _end(self, reason: str) -> None:
         self._ready = False
-        self._metrics.held.set(0)
+        self.metrics.held.set(0)
         self._connections.abort_all()
         self._ended.set_result(reason)
 
@@ -224,7 +224,7 @@ class Coordinator:
     async def close(self) -> None:
         """Release everything this process holds; also after a failed start. Never raises for what is gone already."""
         self._ready = False
-        self._metrics.held.set(0)
+        self.metrics.held.set(0)
         await self._quiet()
         await self._end_log()
         for door in self._doors:

@@ -6,7 +6,10 @@ Invariant: label values come from closed vocabularies.
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+COMMITTED, ABORTED, TIMED_OUT = "committed", "aborted", "timed_out"
 
 
 class CoordinatorMetrics:
@@ -22,6 +25,27 @@ class CoordinatorMetrics:
         )
         self.open_transactions = Gauge(
             "magnetar_coordinator_transactions", "Transactions that have not ended everywhere", registry=self.registry
+        )
+        self.begun = Counter("magnetar_coordinator_transactions_begun", "Transactions begun", registry=self.registry)
+        self.decided = Counter(
+            "magnetar_coordinator_transactions_decided",
+            "Transactions decided: committed, aborted by request, or aborted because their time was over",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.request_s = Histogram(
+            "magnetar_coordinator_request_seconds",
+            "From a command to its answer, by kind; that of END_TXN includes participants, for as long as it waits for them",
+            ["command"],
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self.settle_s = Histogram(
+            "magnetar_coordinator_settle_seconds",
+            "From a transaction's decision until all its participants have carried it out, by what was decided",
+            ["outcome"],
+            registry=self.registry,
+            buckets=_SECONDS,
         )
         self.oldest_transaction_s = Gauge(
             "magnetar_coordinator_oldest_transaction_seconds",

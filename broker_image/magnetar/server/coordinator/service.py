@@ -100,7 +100,8 @@ class CoordinatorService:
 
     async def _answer(self, found: Transactions, connection: Connection, kind: int, body: Any) -> None:
         try:
-            answer = await self._handlers[kind](found, connection, body)
+            with self._metrics.request_s.labels(commands.FIELD_OF_TYPE[kind]).time():
+                answer = await self._handlers[kind](found, connection, body)
         except MagnetarError as error:
             log.info("transaction.refused", command=commands.FIELD_OF_TYPE[kind], peer=connection.peer, error=str(error))
             self._count(kind, "refused")

@@ -16,7 +16,7 @@ import structlog
 
 from magnetar.clock import Clock, back_off_s
 from magnetar.errors import MagnetarError, StorageError, StoreError, SubscriptionNotFound, TopicNotFound
-from magnetar.server.coordinator.metrics import CoordinatorMetrics
+from magnetar.server.coordinator.metrics import ABORTED, COMMITTED, TIMED_OUT, CoordinatorMetrics
 from magnetar.server.coordinator.participants import Participants
 from magnetar.server.coordinator.transaction_log import TransactionLog
 from magnetar.server.settings import BrokerSettings
@@ -37,7 +37,7 @@ from magnetar.transactions.coordinator_events import (
     Write,
 )
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.records import Action, Participant
+from magnetar.transactions.records import Action, Change, Decided, Ended, Opened, Participant
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +46,8 @@ RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
 TICK_LEAST_S = 0.05
 """What becomes due within it is done together."""
 STORE_RETRY_S = 1.0
+OLD_S = 600.0
+PARTICIPANTS_TOLD = 5
 
 
 def limits_of(settings: BrokerSettings) -> Limits:
@@ -79,6 +81,8 @@ class Transactions:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._checkpointing = self._stopped = False
+        self._decided: dict[int, tuple[str, float]] = {}
+        self._told_old = -1
 
     # --- life ------------------------------------------------------------------------------------------------------------------
 
@@ -135,8 +139,10 @@ class Transactions:
 
     # --- effects ---------------------------------------------------------------------------------------------------------------
 
-    def _perform(self, effects: Iterable[Effect | Drive]) -> None:
+    def _perform(self, effects: Iterable[Effect | Drive], *, overdue: bool = False) -> None:
         for effect in effects:
+            if isinstance(effect, Write):
+                self._count(effect.changes, overdue)
             if not isinstance(effect, Write):
                 self._happen(effect)
             elif effect.lazy:
@@ -148,6 +154,19 @@ class Transactions:
         if self._log.checkpoint_due and not self._checkpointing:
             self._checkpointing = True
             self._spawn(self._checkpoint(), "checkpoint")
+
+    def _count(self, changes: tuple[Change, ...], overdue: bool) -> None:
+        """Metrics of what is about to be written."""
+        for change in changes:
+            if isinstance(change, Opened):
+                self._metrics.begun.inc()
+            elif isinstance(change, Decided):
+                commit = change.action is Action.COMMIT
+                outcome = COMMITTED if commit else TIMED_OUT if overdue else ABORTED
+                self._metrics.decided.labels(outcome).inc()
+                self._decided[change.least] = outcome, self._clock.monotonic()
+            elif isinstance(change, Ended) and (decided := self._decided.pop(change.least, None)) is not None:
+                self._metrics.settle_s.labels(decided[0]).observe(self._clock.monotonic() - decided[1])
 
     def _durable(self, then: tuple[Then, ...]) -> None:
         for effect in then:
@@ -238,17 +257,32 @@ class Transactions:
     def _tick(self) -> None:
         self._timer = None
         if not self._stopped:
-            self._perform(self._core.handle(Ticked(self.now_ms())))
+            self._perform(self._core.handle(Ticked(self.now_ms())), overdue=True)
 
     # --- the log ---------------------------------------------------------------------------------------------------------------
 
     async def _watch_claim(self) -> None:
         """A life that has nothing to write learns that it was fenced."""
         while True:
-            oldest_ms = self._core.oldest_opened_ms
-            self._metrics.oldest_transaction_s.set(max(0, self.now_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0)
+            self._look_at_oldest()
             await asyncio.sleep(self._settings.claim_check_s)
             await self._log.check_claim()
+
+    def _look_at_oldest(self) -> None:
+        """Tell its age, and once, in the log, whose it is when it is old: names are no labels of metrics."""
+        oldest = next(self._core.living(), None)
+        age_s = max(0, self.now_ms() - oldest.opened_ms) / 1000 if oldest is not None else 0.0
+        self._metrics.oldest_transaction_s.set(age_s)
+        if oldest is not None and age_s >= OLD_S and oldest.least > self._told_old:
+            self._told_old = oldest.least
+            log.warning(
+                "transaction.old",
+                txn=str(TxnId(self._core.tcid, oldest.least)),
+                status=self._core.status(oldest.least),
+                owner=oldest.owner,
+                age_s=int(age_s),
+                participants=[name.topic for name in oldest.participants[:PARTICIPANTS_TOLD]],
+            )
 
     async def _tidy(self) -> None:
         """What the lives before have left is not needed any more."""
