@@ -1,6 +1,7 @@
 """What a broker does for its storage beside serving.
 
-Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files, copies of the metadata store. Imports: siblings.
+Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files, copies of the metadata store, asking after
+transactions that are open for long. Imports: siblings.
 Invariants: nothing here is needed to serve: whatever fails is logged and tried again in the next round; one thing at a time.
 """
 
@@ -17,6 +18,7 @@ from magnetar.server.backups import MetadataBackups
 from magnetar.server.collecting import Collector
 from magnetar.server.context import BrokerContext
 from magnetar.server.ownership import Ownership
+from magnetar.server.participant.inquiring import Inquiries
 from magnetar.server.tidying import Tidier
 from magnetar.server.views import ClusterViews
 
@@ -31,19 +33,24 @@ class Maintenance:
         self.collector = Collector(context, ownership)
         self.tidier = Tidier(context)
         self.backups = MetadataBackups(context)
+        self.inquiries = Inquiries(context, ownership)
         self._chains: dict[str, tuple[LogPosition, int, float]] = {}
 
     async def run(self) -> None:
         """One round after another."""
-        while True:
-            await asyncio.sleep(self._context.settings.maintenance_s)
-            await self.round()
+        try:
+            while True:
+                await asyncio.sleep(self._context.settings.maintenance_s)
+                await self.round()
+        finally:
+            await self.inquiries.close()
 
     async def round(self) -> None:
         """Checkpoints, then what they let go of. A part that fails does not keep the others from their turn."""
         for name in sorted(self._ownership.owned):
             await self._quietly("checkpoint", self._checkpoint_if_old, name)
             await self._quietly("tidying", self._tidy, name)
+        await self._quietly("open transactions", self.inquiries.look)
         await self._quietly("own files", self.collector.collect_own)
         if self._leading():
             await self._quietly("files of the dead", self.collector.collect_dead)

@@ -154,6 +154,12 @@ class BrokerSettings:
     )
     txn_entries_max: int = _bounded(100_000, 1, 10_000_000, "entries of one transaction on one topic")
     txn_bytes_max: int = _bounded(1024 * _MIB, 1 * _KIB, 1 << 40, "bytes of one transaction's entries on one topic")
+    txn_inquire_s: float = _bounded(
+        300.0,
+        0.05,
+        86_400,
+        "age at which the coordinator of a transaction with messages on a topic is asked about it, again and again",
+    )
     txn_held_acks_max: int = _bounded(
         200_000, 1, 200_000, "runs of entries and batches that transactions hold acknowledged on one subscription"
     )

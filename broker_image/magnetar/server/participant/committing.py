@@ -51,6 +51,12 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
         _abort(topic, orphan, 0)
 
 
+def abort_forgotten(topic: TopicHost, txn: TxnId) -> None:
+    """Nobody will tell how the transaction ended, and it is open here: it did not commit."""
+    if not topic.frozen and topic.used_with_transactions().buffer.is_open(txn):
+        _abort(topic, txn, 0)
+
+
 def _commit(topic: TopicHost, txn: TxnId, floor: int) -> None:
     buffer = topic.used_with_transactions().buffer
     count = buffer.entries_to_commit(txn)
