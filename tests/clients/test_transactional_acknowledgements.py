@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from dev.server_process import ServerProcess
-from magnetar.client import Batching, Client, Consumer, Message, TransactionAborted
+from magnetar.client import Batching, Client, Consumer, Message, Transaction, TransactionAborted, exactly_once
 from magnetar.errors import TransactionConflict
 
 pytestmark = pytest.mark.slow
@@ -165,5 +165,41 @@ def test_a_transaction_that_times_out_gives_back_what_it_holds(own: ServerProces
             with pytest.raises(TransactionAborted):
                 await txn.commit()
             await consumer.acknowledge(again)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["Shared", "Failover"])
+def test_outputs_and_acknowledgements_are_one(own: ServerProcess, kind: str) -> None:
+    """Consume, transform, produce: both or neither, with aborts, and the server killed while a transaction is open; each output is there once."""
+
+    async def scenario() -> None:
+        source, target, count = f"source-{kind}", f"target-{kind}", 24
+        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
+            consumer = await client.subscribe(source, "s", type=kind, initial_position="Earliest")
+            seen = await client.subscribe(target, "s", initial_position="Earliest")
+            output = await client.create_producer(target)
+            await published(client, source, count)
+            turn = 0
+
+            async def work(messages: Sequence[Message[bytes]], txn: Transaction) -> None:
+                nonlocal turn
+                turn += 1
+                for message in messages:
+                    await output.send(message.value + b"!", txn=txn)
+                    await consumer.acknowledge(message, txn=txn)
+                if turn in (2, 5):
+                    await asyncio.to_thread(own.kill)
+                    await asyncio.to_thread(own.start)
+                if turn % 3 == 1:
+                    await txn.abort()
+
+            await exactly_once(client, consumer, work, messages_max=4, idle_s=5.0)
+            assert turn > 5, "the server must be killed twice, or it proves little"
+            outputs = [(await seen.receive(RECEIVE_S)).value for _ in range(count)]
+            assert sorted(outputs) == sorted(b"%d!" % number for number in range(count))
+            assert await is_quiet(seen)
+            await consumer.close()
+            assert await is_quiet(await client.subscribe(source, "s", type=kind))
 
     asyncio.run(scenario())
