@@ -39,6 +39,11 @@ class DeliveryView:
     def __bool__(self) -> bool:
         return bool(self.entries) or bool(self.messages)
 
+    @property
+    def withheld_entries(self) -> int:
+        """How many entries are withheld, wholly or partly."""
+        return self.entries.size + len(self.messages)
+
     # --- what changes it --------------------------------------------------------------------------------------------------------
 
     def withhold(self, start: int, end: int) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.errors import ServiceNotReady, WireCode
+from magnetar.names import TopicName
 from magnetar.server.acknowledgements import acknowledge as handle_ack
+from magnetar.server.administration.explanation import pin_in_words
+from magnetar.server.administration.owned_facts import owned_facts
 from magnetar.server.broker import Broker
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.topic_life import expire_to, skip
@@ -377,6 +381,34 @@ def test_trimming_takes_what_is_held_too(tmp_path: Path) -> None:
         assert await received(peer, 1) == [3]
 
     play(tmp_path, script)
+
+
+def test_an_explanation_names_who_holds_what_is_not_delivered(tmp_path: Path) -> None:
+    """A backlog that nobody gets is no riddle: the topic's explanation names the transaction that has held of it for longest."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 4)
+        batch = await publish(peer, num_messages_in_batch=3)
+        await peer.subscribe(subType=SHARED)
+        name = (await host_of(broker)).name
+        assert facts_of(broker, name)["held"] is None
+        await ack_in(peer, C, ids[1], ids[2])
+        await ack_in(peer, A, some_of(batch, 0b110, 3))
+        held = facts_of(broker, name)["held"]
+        assert held == {"entries": 3, "transactions": 2, "longest": "(3,0)"}
+        words = "has not acknowledged 5 entries, 3 of them held by 2 open transactions, the longest by (3,0)"
+        assert words in pin_in_words(facts_of(broker, name))
+        await end(broker, C, commit=False)
+        await end(broker, A, commit=False)
+        assert "held" not in pin_in_words(facts_of(broker, name))
+
+    play(tmp_path, script)
+
+
+def facts_of(broker: Broker, name: TopicName) -> dict[str, Any]:
+    [bundle] = broker.ownership.owned.values()
+    pin: dict[str, Any] = owned_facts(broker, bundle.name, name)["topic"]["pin"]
+    return pin
 
 
 # --- transactions that nobody ends --------------------------------------------------------------------------------------------

@@ -214,14 +214,16 @@ def _kept(facts: Facts) -> list[str]:
         found.append(f"Its manifest cannot be read: {facts['manifest']['error']}.")
     found += [f"Job {job} works on it, and keeps all its files until it ends." for job in facts["jobs"]]
     for pin in (facts["owned"] or {}).get("pins", ())[:NAMES_MAX]:
-        found.append(_pin(pin))
+        found.append(pin_in_words(pin))
     return found
 
 
-def _pin(pin: Facts) -> str:
+def pin_in_words(pin: Facts) -> str:
     """What keeps a topic's entries."""
     held = f"{pin['topic']} keeps {size_text(pin['bytes'])} from {pin['oldest']} on: "
     waiting = f"subscription {pin['subscription']} has not acknowledged {_count(pin['waiting_entries'], 'entry', 'entries')}"
+    if (found := pin.get("held")) is not None:
+        waiting += f", {found['entries']} of them held by {_count(found['transactions'], 'open transaction')}, the longest by {found['longest']}"
     retained = f"retention, or trimming that is yet to come, holds {_count(pin['retained_entries'], 'entry', 'entries')}"
     parts = ([waiting] if pin["subscription"] is not None else []) + ([retained] if pin["retained_entries"] else [])
     return held + "; ".join(parts or ["nothing else is known"]) + "."

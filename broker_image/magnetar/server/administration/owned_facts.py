@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from magnetar.names import BundleName, TopicName
 from magnetar.server.administration.statistics import text_of
 from magnetar.server.bundle import OwnedBundle
+from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
 from magnetar.topics.ledgers import Position
 
@@ -74,6 +75,7 @@ def topic_facts(host: TopicHost) -> dict[str, Any]:
                 "behind_bytes": core.ages.bytes_from(cursor.mark_delete, cursor.end),
                 "ranges": cursor.range_count,
                 "consumers": len(found.core.consumers),
+                "held": _held(found),
             }
         )
     return {
@@ -109,5 +111,15 @@ def _pin(host: TopicHost) -> dict[str, Any] | None:
         "oldest": text_of(core.ledgers.position(first)),
         "subscription": slowest.name if slowest is not None and read < end else None,
         "waiting_entries": max(0, end - max(read, first)),
+        "held": _held(host.subscriptions[slowest.name]) if slowest is not None and read < end else None,
         "retained_entries": max(0, min(read, end) - first),
     }
+
+
+def _held(host: SubscriptionHost) -> dict[str, Any] | None:
+    """What open transactions hold on a subscription: nobody gets it until they end. None if they hold nothing."""
+    view, used = host.core.withheld, host.topic.transactions
+    if view is None or used is None:
+        return None
+    transactions = used.pending[host.core.name].open_transactions()
+    return {"entries": view.withheld_entries, "transactions": len(transactions), "longest": str(transactions[0])}
