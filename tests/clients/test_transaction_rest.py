@@ -142,7 +142,7 @@ def test_a_coordinator_that_is_away_is_named_and_one_that_is_gone_is_answered_fo
     assert found["unreachable"] == [1]
     last.start()
     stage.limit(1)
-    wait_for("number 1 retires", lambda: _state_of(stage, 1) is CoordinatorState.RETIRING, CHANGE_S)
+    wait_for("number 1 retires", lambda: _state_of(stage, 1) is CoordinatorState.RETIRING, 2 * CHANGE_S)
     assert last.stop() == 0
     status, told = _ask(broker, f"/magnetar/v1/transactions/{ended.most}/{ended.least}")
     assert (status, told["status"]) == (200, "ABORTED")

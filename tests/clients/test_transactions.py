@@ -13,6 +13,7 @@ from magnetar.errors import InvalidTxnStatus
 from magnetar.metadata.records import CoordinatorState
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
+from tests.clients.cluster import wait_for
 from tests.clients.coordinators import Stage, Type, Wire
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
@@ -84,6 +85,55 @@ def test_a_planned_restart_fails_no_transaction(stage: Stage) -> None:
             assert ids == sorted(ids)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("planned", [True, False], ids=["given back", "killed while retiring"])
+def test_a_client_goes_on_while_there_are_fewer_coordinators(stage: Stage, planned: bool) -> None:
+    """From two to one under a client that knows both: no transaction fails, and the first coordinator tells outcomes of the other."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(2 * TIMEOUT_S), Client(stage.broker.service_url) as client:
+            ids: list[TxnId] = []
+            shrunk = asyncio.Event()
+
+            async def work() -> None:
+                after = 0
+                while after < 20:
+                    async with client.transaction() as txn:
+                        ids.append(txn.id)
+                    after += shrunk.is_set()
+
+            async def shrink() -> None:
+                while not any(txn.most == 1 for txn in ids):
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(stage.limit, 1)
+                await asyncio.to_thread(wait_for, "nothing is open at number 1", lambda: _retired(stage), TIMEOUT_S)
+                if planned:
+                    assert await asyncio.to_thread(stage.coordinators[1].stop) == 0
+                else:
+                    await asyncio.to_thread(stage.coordinators[1].kill)
+                shrunk.set()
+
+            await asyncio.gather(work(), shrink())
+            assert len(set(ids)) == len(ids)
+            assert {txn.most for txn in ids[-20:]} == {0}
+            of_retired = next(txn for txn in ids if txn.most == 1)
+            again = client._coordinators
+            (await again.commit(of_retired, TIMEOUT_S)).accepted()
+            with pytest.raises(InvalidTxnStatus, match="is COMMITTED"):
+                (await again.abort(of_retired)).accepted()
+
+    stage.limit(2)
+    for coordinator in stage.coordinators:
+        if not coordinator.running:
+            coordinator.start()
+    wait_for("both are announced", lambda: stage.announced() == 2, TIMEOUT_S)
+    asyncio.run(scenario())
+
+
+def _retired(stage: Stage) -> bool:
+    record = stage.record(1)
+    return record is not None and record.state is CoordinatorState.RETIRING and not record.open_transactions
 
 
 def test_a_coordinator_that_wakes_up_after_a_takeover_answers_nothing(stage: Stage) -> None:

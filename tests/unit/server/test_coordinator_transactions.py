@@ -407,8 +407,9 @@ def test_a_retiring_number_has_another_one_begin(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path) -> None:
-    """Outcomes of what has ended there, and new transactions of its own; nothing while the number is held, or may come back."""
+@pytest.mark.parametrize("gives_back", [True, False], ids=["given back", "died while retiring"])
+def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path, gives_back: bool) -> None:
+    """Outcomes of what has ended there, and new transactions of its own; nothing while the number is held, or announced."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -422,7 +423,14 @@ def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path) -> None:
                 assert code(await peer.connect(1)) == elsewhere
                 assert code(await peer.end(committed)) == elsewhere
                 await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
-                await second.stop()
+                if gives_back:
+                    await second.stop()
+                else:
+                    async with asyncio.timeout(TIMEOUT_S):
+                        while await _state_of(store, 1) is not CoordinatorState.RETIRING:
+                            await asyncio.sleep(0.01)
+            expected = CoordinatorState.RELEASED if gives_back else CoordinatorState.RETIRING
+            assert await _state_of(store, 1) is expected
             files = await _files(tmp_path)
             assert code(await peer.connect(1)) is None
             assert code(await peer.end(committed)) is None
@@ -438,6 +446,11 @@ def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path) -> None:
             assert files <= await _files(tmp_path), "reading removes nothing"
             await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(2, 2, "test/tx").encode())
             assert code(await peer.end(committed)) == elsewhere
+
+    async def _state_of(store: MemoryStore, tcid: int) -> CoordinatorState:
+        item = await store.get(keys.coordinator(tcid))
+        assert item is not None
+        return CoordinatorRecord.decode(item.value).state
 
     async def _files(directory: Path) -> set[Path]:
         return {path for path in directory.rglob("*") if path.is_file() and path.name != "claim"}

@@ -1,9 +1,10 @@
 """Numbers (TCIDs) that are not there any more, or are about to go.
 
-Owns: what the first coordinator answers for numbers that have been given back, and how one that retires has another begin a transaction.
+Owns: what the first coordinator answers for numbers that nobody holds any more, and how one that retires has another begin a transaction.
 Imports: claims and records, the core, storage, client (connections). Source: DESIGN 8: clients learn the number of coordinators once.
-Invariants: only a number that was given back, is not announced and is held by nobody is answered for, from its own checkpoint and log, in which
-nothing is written; a transaction is begun by a number that says so itself.
+Invariants: only a number that is not announced and is held by nobody is answered for, from its own checkpoint and log, in which nothing is written;
+a life that did not give its number back (its process died, or was stopped and wakes up) is fenced before what it has left is believed; what has
+not ended is ended by nobody else; a transaction is begun by a number that says so itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from magnetar.client.pool import Pool
 from magnetar.clock import Clock
 from magnetar.errors import MagnetarError, Retry, TransactionCoordinatorNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
+from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
 from magnetar.storage.coordinator_log import read_changes, read_state
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RetiredNumbers:
-    """Answers for numbers that were given back."""
+    """Answers for numbers that are not there any more."""
 
     def __init__(self, store: MetadataStore, volume: Volume, clock: Clock, limits: Limits) -> None:
         self._store, self._volume, self._clock, self._limits = store, volume, clock, limits
@@ -42,19 +43,14 @@ class RetiredNumbers:
 
     async def check(self, tcid: int) -> tuple[int, CoordinatorRecord]:
         """The record of a number that is answered for here, and its revision. Raises TransactionCoordinatorNotFound, StoreError."""
-        number = keys.coordinator(tcid)
+        # The record first: whoever it names had a claim, which never comes back, so without a claim now none of them serves any more.
+        item = await self._store.get(keys.coordinator(tcid))
         claims = (await self._store.range(keys.COORDINATOR_CLAIMS)).items
         known = await self._store.get(keys.COORDINATOR_SET)
         announced = CoordinatorSetRecord.decode(known.value).announced if known is not None else 0
-        item = await self._store.get(number)
         if tcid < announced or item is None or any(claim.key == keys.coordinator_claim(tcid) for claim in claims):
             raise TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not served here; look it up again")
-        record = CoordinatorRecord.decode(item.value)
-        if record.state is not CoordinatorState.RELEASED:
-            raise TransactionCoordinatorNotFound(
-                f"transaction coordinator {tcid} has not given its number back: its process must come back to end what it has left"
-            )
-        return item.mod_revision, record
+        return item.mod_revision, CoordinatorRecord.decode(item.value)
 
     async def ask(self, tcid: int, event: EndRequested | JoinRequested) -> None:
         """What is known of a transaction that has ended. Raises what the number itself would, TransactionCoordinatorNotFound, StorageError."""
@@ -83,7 +79,7 @@ class RetiredNumbers:
         core = CoordinatorCore(tcid, self._limits)
         if record.checkpoint is not None:
             core.restore(await read_state(self._volume, record.checkpoint))
-        async for change in read_changes(self._volume, tcid, record.chain):  # of a life that has closed its log: nobody is fenced
+        async for change in read_changes(self._volume, tcid, record.chain):
             core.apply(change)
         core.recovered(self._clock.wall_ms())
         return core
