@@ -19,7 +19,7 @@ from pathlib import Path
 from dev.ports import free_port
 
 HOST = "127.0.0.1"
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 120.0
 POLL_S = 0.02
 
 
@@ -131,7 +131,7 @@ class ServerProcess:
             if self._process.poll() is not None:
                 raise RuntimeError(f"{self.name} exited with {self._process.returncode}:\n{self.log_tail()}")
             try:
-                with urllib.request.urlopen(f"{self.http_url}/ready", timeout=1):
+                with urllib.request.urlopen(f"{self.http_url}/ready", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(POLL_S)
@@ -150,7 +150,7 @@ class ServerProcess:
         self.signal(signal.SIGKILL)
         self._reap()
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = 120.0) -> int:
         """SIGTERM and wait; the exit code."""
         if self._process is None or self._process.poll() is not None:
             return self._process.returncode if self._process is not None else 0
@@ -163,7 +163,7 @@ class ServerProcess:
 
     def _reap(self) -> None:
         assert self._process is not None
-        self._process.wait(30)
+        self._process.wait(120)
 
     def cpu_seconds(self) -> float:
         """User and system time of the process so far."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 CHUNK_BYTES = 64 << 10
 CHUNKS_HELD_MAX = 256
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 60.0
 R = TypeVar("R")
 Chunk = tuple[float, bytes]
 

@@ -61,7 +61,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[pulsar.Client]:
     """The official Python client, connected to `server`."""
-    connected = pulsar.Client(server.service_url, operation_timeout_seconds=20, logger=QUIET)
+    connected = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     yield connected
     connected.close()
 

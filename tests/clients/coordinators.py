@@ -20,8 +20,8 @@ from magnetar.wire.frames import encode_command
 from tests.clients.cluster import SETTINGS, Cluster
 
 Type = api.BaseCommand.Type
-ANSWER_S = 30.0
-CHANGE_S = 20.0
+ANSWER_S = 60.0
+CHANGE_S = 120.0
 PARKED_S = "2"
 
 

@@ -23,8 +23,8 @@ from typing import Any
 from magnetar.transactions.ids import TxnId
 from tests.clients import foreign_build
 
-ANSWER_S = 90.0
-RECEIVE_S = 30.0
+ANSWER_S = 240.0
+RECEIVE_S = 120.0
 QUIET_S = 0.4
 """How long nothing must come to be taken for nothing."""
 LOG_TAIL_BYTES = 6000
@@ -163,7 +163,7 @@ class Driver:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(30)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -14,13 +14,13 @@ from types import TracebackType
 
 import pulsar
 
-SEND_TIMEOUT_MS = 40_000
+SEND_TIMEOUT_MS = 120_000
 PENDING_MAX = 500
 INTERVAL_S = 0.005
 PADDING = b" " * 2000
 """Makes the traffic large enough for log files to roll and for recovery chains to need checkpoints."""
-READ_TIMEOUT_MS = 10_000
-CATCH_UP_S = 30.0
+READ_TIMEOUT_MS = 60_000
+CATCH_UP_S = 120.0
 Identifier = tuple[int, int, int]
 
 
@@ -119,7 +119,7 @@ class Load:
 
     def __init__(self, service_url: str, topics: list[str], client_log: Path) -> None:
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, str(client_log))  # its reconnects are expected: kept apart
-        self._client = pulsar.Client(service_url, operation_timeout_seconds=30, logger=logger)
+        self._client = pulsar.Client(service_url, operation_timeout_seconds=120, logger=logger)
         self.topics = topics
         self.shared = {topic: Received() for topic in topics}
         self.exclusive = {topic: Received() for topic in topics}

@@ -20,7 +20,7 @@ import pytest
 from magnetar.cli import main
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 90
+TIMEOUT_S = 240
 
 
 class Done(NamedTuple):

@@ -12,7 +12,7 @@ import urllib.request
 from typing import Any, Protocol
 from urllib.parse import quote
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class RestError(Exception):

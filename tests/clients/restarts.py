@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from dev.server_process import ServerProcess
 
-ATTACHED_S = 60.0
+ATTACHED_S = 120.0
 
 
 def restart(server: ServerProcess) -> None:
@@ -37,7 +37,7 @@ def await_consumers(server: ServerProcess, topic: str, subscription: str, count:
         assert time.monotonic() < deadline, f"{seen} consumers instead of {count} after {ATTACHED_S} s"
         try:
             with urllib.request.urlopen(
-                f"{server.http_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=20
+                f"{server.http_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=60
             ) as response:
                 seen = len(json.load(response)["subscriptions"][subscription]["consumers"])
         except urllib.error.HTTPError:

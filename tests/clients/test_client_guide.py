@@ -12,7 +12,7 @@ from dev import client_guide
 from dev.server_process import ServerProcess
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLE_TIMEOUT_S = 90
+EXAMPLE_TIMEOUT_S = 300
 
 
 @pytest.mark.slow

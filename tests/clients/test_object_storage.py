@@ -13,18 +13,17 @@ import pytest
 from dev.s3.server import BUCKET, CREDENTIALS, REGION, S3Server
 from dev.server_process import ServerProcess
 from magnetar_operator.builders.message_storage import location, storage_environment
-from tests.clients.cluster import LEASE_S, Cluster, wait_for
+from tests.clients.cluster import Cluster, wait_for
 from tests.clients.conftest import QUIET
 from tests.clients.load import PENDING_MAX, Load
 from tests.contract.storage.volumes import s3_server
 from tests.unit.operator.samples import cluster as cluster_resource
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TROUBLE = {"lost_answer": 0.05, "conflict": 0.05, "late": 0.02, "late_ms": 200}
 MESSAGES = 200
-RECEIVE_MS = 20_000
-HEAL_S = 30.0
+RECEIVE_MS = 60_000
 
 
 @pytest.fixture
@@ -48,8 +47,8 @@ def server(tmp_path: Path, storage: S3Server) -> Iterator[ServerProcess]:
 def test_what_was_acknowledged_survives_sigkill(server: ServerProcess, storage: S3Server) -> None:
     """Killed in the middle of traffic and after it, on a store that loses answers, answers 409 and carries out late: nothing is missing."""
     storage.weather(**TROUBLE)
-    client = pulsar.Client(server.service_url, operation_timeout_seconds=30, logger=QUIET)
-    producer = client.create_producer("survivors", send_timeout_millis=60_000)
+    client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
+    producer = client.create_producer("survivors", send_timeout_millis=120_000)
     for number in range(MESSAGES):
         producer.send(b"%d" % number)
         if number == MESSAGES // 2:
@@ -78,7 +77,7 @@ def test_what_the_operator_renders_is_what_a_broker_needs(tmp_path: Path, storag
     process = ServerProcess(tmp_path, volume=location(resource), environment={**variables, "AWS_EC2_METADATA_DISABLED": "true"})
     process.start()
     try:
-        client = pulsar.Client(process.service_url, operation_timeout_seconds=30, logger=QUIET)
+        client = pulsar.Client(process.service_url, operation_timeout_seconds=60, logger=QUIET)
         client.create_producer("rendered").send(b"kept")
         process.kill()
         process.start()
@@ -103,12 +102,12 @@ def test_a_broker_takes_over_from_another_on_s3(tmp_path: Path, storage: S3Serve
         cluster.start()
         load = Load(cluster.service_url, [f"topic-{number}" for number in range(3)], tmp_path / "client.log")
         with load:
-            wait_for("a receipt on every topic", lambda: not load.silent(0.0), 30)
+            wait_for("a receipt on every topic", lambda: not load.silent(0.0))
             victim = next(name for name in cluster.brokers if name != cluster.entry)
-            wait_for("the victim owns bundles", lambda: bool(cluster.owned_by(victim)), 30)
+            wait_for("the victim owns bundles", lambda: bool(cluster.owned_by(victim)))
             cluster.brokers[victim].kill()
             killed = time.monotonic()
-            wait_for("every topic writable again", lambda: not load.silent(killed + 0.2), LEASE_S + HEAL_S)
+            wait_for("every topic writable again", lambda: not load.silent(killed + 0.2))
         load.verify(duplicates_max=PENDING_MAX)
     finally:
         cluster.stop()

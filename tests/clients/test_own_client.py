@@ -12,7 +12,7 @@ from dev.server_process import ServerProcess
 from magnetar.client import Client
 from tests.clients.rest import Admin
 
-SCENARIO_TIMEOUT_S = 90
+SCENARIO_TIMEOUT_S = 300
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_a_topic_grows_under_its_producer_and_consumer(shared_server: ServerProc
                 used.add((await producer.send(b"%d" % sent)).partition)
                 sent += 1
             while len(found) < sent:
-                message = await consumer.receive(30)
+                message = await consumer.receive(SCENARIO_TIMEOUT_S)
                 assert int(message.value) not in found
                 found.add(int(message.value))
                 await consumer.acknowledge(message)

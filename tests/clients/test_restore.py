@@ -22,8 +22,8 @@ TOPICS = 3
 MESSAGES = 40
 PAYLOAD = b"x" * (48 << 10)
 """As many of these as fill a log file and a half, so that files roll, chains are shortened and manifests change."""
-RECEIVE_MS = 20_000
-EXIT_S = 60
+RECEIVE_MS = 60_000
+EXIT_S = 240
 Id = tuple[int, int]
 
 
@@ -36,6 +36,11 @@ def metadata(*arguments: str, succeeds: bool = True) -> str:
     return found.stdout + found.stderr
 
 
+def number_of(message: pulsar.Message) -> int:
+    """Which one of its topic it is."""
+    return int(message.data().split(maxsplit=2)[1])
+
+
 class Record:
     """What clients were promised: ids by topic in order of receipts, with their payloads; what is acknowledged."""
 
@@ -45,7 +50,7 @@ class Record:
         self.acknowledged: dict[str, int] = dict.fromkeys(self.topics, 0)
 
     def publish(self, service_url: str, count: int) -> None:
-        client = pulsar.Client(service_url, operation_timeout_seconds=30, logger=QUIET)
+        client = pulsar.Client(service_url, operation_timeout_seconds=60, logger=QUIET)
         try:
             for topic in self.topics:
                 producer = client.create_producer(topic, batching_enabled=False)
@@ -57,14 +62,23 @@ class Record:
             client.close()
 
     def acknowledge(self, service_url: str, count: int) -> None:
-        """Acknowledge the next `count` messages of every topic; what is published later confirms it."""
-        client = pulsar.Client(service_url, operation_timeout_seconds=30, logger=QUIET)
+        """Acknowledge the next `count` messages of every topic, again those of which the broker knows nothing: a move may have come in between.
+
+        What is published later confirms it.
+        """
+        client = pulsar.Client(service_url, operation_timeout_seconds=60, logger=QUIET)
         try:
             for topic in self.topics:
-                consumer = self._subscribe(client, topic)
-                for _ in range(count):
-                    consumer.acknowledge(consumer.receive(RECEIVE_MS))
-                    self.acknowledged[topic] += 1
+                end = self.acknowledged[topic] = self.acknowledged[topic] + count
+                while True:
+                    consumer = self._subscribe(client, topic)
+                    message = consumer.receive(RECEIVE_MS)
+                    if (number := number_of(message)) >= end:
+                        break
+                    for _ in range(end - number):
+                        consumer.acknowledge(message)
+                        message = consumer.receive(RECEIVE_MS)
+                    consumer.close()
         finally:
             client.close()
 
@@ -73,7 +87,7 @@ class Record:
 
     def check(self, service_url: str) -> None:
         """Everything is there, in order, ids rising; the subscription goes on where its confirmed acknowledgements end."""
-        client = pulsar.Client(service_url, operation_timeout_seconds=30, logger=QUIET)
+        client = pulsar.Client(service_url, operation_timeout_seconds=60, logger=QUIET)
         try:
             for topic in self.topics:
                 expected = self.receipts[topic]

@@ -31,7 +31,6 @@ DOCUMENT = """
 authentication: {{token: {{secretKeyFile: {0}/key}}, tls: true}}
 authorization: {{superUserRoles: [admin]}}
 """
-REVOKED_S = 30.0
 
 
 def token(role: str, seconds: float = 3600, key: SecretKey = KEY) -> str:
@@ -41,7 +40,7 @@ def token(role: str, seconds: float = 3600, key: SecretKey = KEY) -> str:
 
 def shown(*arguments: str) -> str:
     """Standard output of the command line, which must succeed."""
-    done = subprocess.run([sys.executable, "-m", "magnetar", *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "magnetar", *arguments], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -50,7 +49,7 @@ def _asked(broker: ServerProcess, authority: Authority, path: str, method: str =
     """The JSON of a broker's answer to a super user."""
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(f"{broker.https_url}{path}", data, {"Authorization": f"Bearer {token('admin')}"}, method=method)
-    with urllib.request.urlopen(asked, timeout=20, context=ssl.create_default_context(cafile=str(authority.file))) as answer:
+    with urllib.request.urlopen(asked, timeout=60, context=ssl.create_default_context(cafile=str(authority.file))) as answer:
         text = answer.read().decode()
     return json.loads(text) if text.startswith(("{", "[")) else text
 
@@ -71,7 +70,7 @@ class Secured:
             },
         )
 
-    def client(self, authentication: Any, timeout_s: int = 20) -> pulsar.Client:
+    def client(self, authentication: Any, timeout_s: int = 60) -> pulsar.Client:
         """The official Python client."""
         return pulsar.Client(
             self.process.service_url_tls,
@@ -137,7 +136,7 @@ def test_a_token_that_ends_is_asked_for_anew(secured: Secured, topic: str) -> No
         producer.send(b"a")
         return len(tokens_shown) >= 3
 
-    wait_for("the client was asked for its token twice more", asked_twice, 60)
+    wait_for("the client was asked for its token twice more", asked_twice)
     client.close()
 
 
@@ -151,7 +150,7 @@ def test_a_permission_that_is_revoked_ends_producing(secured: Secured, topic: st
     stats = f"/admin/v2/persistent/public/default/{topic}/stats"
     assert len(secured.rest("GET", stats)["publishers"]) == 1
     secured.permit("writer")
-    wait_for("the producer is gone", lambda: not secured.rest("GET", stats)["publishers"], REVOKED_S)
+    wait_for("the producer is gone", lambda: not secured.rest("GET", stats)["publishers"])
     with pytest.raises(pulsar.AuthorizationError):
         client.create_producer(topic)
     client.close()
@@ -177,7 +176,7 @@ def test_java_and_go_get_in_by_token_and_are_refused_in_their_words(
         (token("nobody"), "Authorization"),
     ):
         told = driver.language == "java" or said == "Authorization"  # Go, too, tries on when it is not let in
-        refused = client(shown, operation_timeout_ms=20_000 if told else 1000)
+        refused = client(shown, operation_timeout_ms=60_000 if told else 1000)
         with pytest.raises(ForeignError) as error:
             refused.producer(topic)
         if told:
@@ -201,7 +200,7 @@ def test_the_command_line_shows_its_token_by_tls(secured: Secured, topic: str, t
     assert "hello" in shown("topics", "peek", topic, *by_rest)
     assert "serving" in shown("status", *by_rest)
     refused = subprocess.run(
-        [sys.executable, "-m", "magnetar", "status", *by_rest[2:]], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "magnetar", "status", *by_rest[2:]], capture_output=True, text=True, timeout=240, check=False
     )
     assert refused.returncode == 1
     assert "--token-file" in refused.stderr
@@ -236,14 +235,14 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
         etcd.start()
         for broker in brokers:
             broker.start(wait=False)
-        wait_for("the brokers see each other", lambda: _together(brokers, authority), 30)
+        wait_for("the brokers see each other", lambda: _together(brokers, authority))
         path = "/admin/v2/persistent/public/default/parts"
         _asked(brokers[0], authority, f"{path}/partitions", "PUT", 8)
         client = pulsar.Client(
             ",".join(broker.service_url_tls for broker in brokers).replace(",pulsar+ssl://", ","),
             authentication=pulsar.AuthenticationToken(token("admin")),
             tls_trust_certs_file_path=str(authority.file),
-            operation_timeout_seconds=20,
+            operation_timeout_seconds=60,
             logger=QUIET,
         )
         producer = client.create_producer("parts", batching_enabled=False)
@@ -273,7 +272,7 @@ def test_clients_follow_topics_from_broker_to_broker_by_tls(tmp_path: Path, driv
     try:
         cluster.start()
         url, topic = cluster.brokers[cluster.entry].service_url_tls, "moved"
-        python = pulsar.Client(url, tls_trust_certs_file_path=str(authority.file), operation_timeout_seconds=20, logger=QUIET)
+        python = pulsar.Client(url, tls_trust_certs_file_path=str(authority.file), operation_timeout_seconds=60, logger=QUIET)
         foreign = driver.client(url, trust_file=str(authority.file))
         producer, consumer = python.create_producer(topic), foreign.consumer(topic, "s")
         for number in range(3):

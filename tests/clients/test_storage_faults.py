@@ -15,6 +15,7 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
+from tests.clients.cluster import wait_for
 from tests.clients.conftest import QUIET
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ QUICK = {
     "MAGNETAR_REPLACED_KEPT_S": "0",
     "MAGNETAR_RECOVERY_RETRY_MAX_S": "0.5",
 }
-RECEIVE_MS = 20_000
+RECEIVE_MS = 60_000
 CHUNK = b"x" * (256 << 10)
 
 
@@ -74,42 +75,60 @@ def fill(path: Path) -> None:
 
 
 def metrics(server: ServerProcess) -> dict[str, float]:
-    with urllib.request.urlopen(server.http_url + "/metrics", timeout=5) as response:
+    with urllib.request.urlopen(server.http_url + "/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     return {line.split()[0]: float(line.split()[-1]) for line in lines if line and not line.startswith("#") and "{" not in line}
 
 
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """Change some bytes of a file that others read."""
+    with path.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), data, offset)
+
+
+def unreadable(server: ServerProcess) -> list[dict[str, Any]]:
+    """What could not be read when somebody wanted it."""
+    return [entry for entry in damage(server) if entry["what"] == "read"]
+
+
 def damage(server: ServerProcess) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(server.http_url + "/magnetar/v1/damage", timeout=5) as response:
+    with urllib.request.urlopen(server.http_url + "/magnetar/v1/damage", timeout=60) as response:
         found: list[dict[str, Any]] = json.load(response)["damage"]
         return found
 
 
 def test_a_full_disk_holds_publishers_up_loses_nothing_and_is_over_when_there_is_space(server: ServerProcess, disk: Path) -> None:
     """Sends time out instead of failing for good; what is there can be read by new consumers; the process lives on; then it goes on."""
-    client = pulsar.Client(server.service_url, operation_timeout_seconds=20, logger=QUIET)
+    client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     ballast = disk / "ballast"
     try:
+        patient = client.create_producer("full", send_timeout_millis=120_000, batching_enabled=False)
+        acknowledged = list(range(4))
+        for number in acknowledged:
+            patient.send(b"%d " % number + CHUNK)
+        patient.close()
         producer = client.create_producer("full", send_timeout_millis=3000, batching_enabled=False)
-        acknowledged = []
-        for number in range(4):
-            producer.send(b"%d " % number + CHUNK)
-            acknowledged.append(number)
         pid = server.pid
         fill(ballast)
-        with contextlib.suppress(pulsar.PulsarException):
-            for number in range(4, 200):
+        for number in range(4, 200):
+            try:
                 producer.send(b"%d " % number + CHUNK)
+            except pulsar.PulsarException:
+                if metrics(server)["magnetar_log_stalled"] == 1:
+                    break  # else the machine is slow: it may be stored, and was not acknowledged
+            else:
                 acknowledged.append(number)
-        assert acknowledged[-1] < 199, "the disk is not full"
-        assert metrics(server)["magnetar_log_stalled"] == 1
+        else:
+            pytest.fail("the disk is not full")
         assert (server.running, server.pid) == (True, pid)
         reader = client.create_reader("full", pulsar.MessageId.earliest)
-        for number in acknowledged:
-            assert int(reader.read_next(RECEIVE_MS).data().split()[0]) == number
+        readable: list[int] = []
+        while readable[-1:] != acknowledged[-1:]:
+            readable.append(int(reader.read_next(RECEIVE_MS).data().split()[0]))
+        assert [number for number in readable if number in acknowledged] == acknowledged
         ballast.unlink()
         producer.close()
-        again = client.create_producer("full", send_timeout_millis=30_000, batching_enabled=False)
+        again = client.create_producer("full", send_timeout_millis=120_000, batching_enabled=False)
         again.send(b"1000 after")
         assert metrics(server)["magnetar_log_stalled"] == 0
         seen = []
@@ -120,7 +139,7 @@ def test_a_full_disk_holds_publishers_up_loses_nothing_and_is_over_when_there_is
         client.close()
     server.kill()
     server.start()
-    client = pulsar.Client(server.service_url, operation_timeout_seconds=20, logger=QUIET)
+    client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     try:
         reader = client.create_reader("full", pulsar.MessageId.earliest)
         found: list[int] = []
@@ -142,7 +161,7 @@ def quick_server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 def roll(server: ServerProcess, topic: str) -> None:
     request = urllib.request.Request(f"{server.http_url}/admin/v2/persistent/public/default/{topic}/roll", b"", method="POST")
-    with urllib.request.urlopen(request, timeout=20):
+    with urllib.request.urlopen(request, timeout=60):
         return
 
 
@@ -156,7 +175,7 @@ def test_damage_is_named_and_everything_else_is_served(quick_server: ServerProce
     """One byte of a sealed file is wrong, the index of another is gone: the entries before come, the damaged one is named by REST and metrics
     and never skipped, another topic is served by the same process; the file restored, the consumer goes on."""
     server = quick_server
-    client = pulsar.Client(server.service_url, operation_timeout_seconds=20, logger=QUIET)
+    client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     try:
         for topic in ("sound", "hurt"):
             producer = client.create_producer(topic, batching_enabled=False)
@@ -168,16 +187,17 @@ def test_damage_is_named_and_everything_else_is_served(quick_server: ServerProce
         path = only_log_with(server, b"hurt-3")
         intact = path.read_bytes()
         server.start()  # from the chain: nothing is damaged yet
-        client = pulsar.Client(server.service_url, operation_timeout_seconds=20, logger=QUIET)
+        client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
         for topic in ("hurt", "sound"):
             client.create_producer(topic).close()  # both are recovered before anything is wrong
-        path.write_bytes(intact.replace(b"hurt-3", b"hurt-X"))
+        overwrite(path, intact.index(b"hurt-3"), b"hurt-X")
         only_log_with(server, b"sound-3").with_suffix(".index").unlink(missing_ok=True)
         reader = client.create_reader("hurt", pulsar.MessageId.earliest)
         assert [reader.read_next(RECEIVE_MS).data() for _ in range(3)] == [b"hurt-0", b"hurt-1", b"hurt-2"]
         with pytest.raises(pulsar.Timeout):
             reader.read_next(2000)
-        found = next(entry for entry in damage(server) if entry["what"] == "read")
+        wait_for("the damage is known", lambda: bool(unreadable(server)))
+        (found,) = unreadable(server)
         assert found["topic"] == "persistent://public/default/hurt"
         assert found["first"][1] == 3
         assert path.name in found["file"]
@@ -185,8 +205,8 @@ def test_damage_is_named_and_everything_else_is_served(quick_server: ServerProce
         assert metrics(server)["magnetar_storage_damage"] >= 1
         sound = client.create_reader("sound", pulsar.MessageId.earliest)
         assert [sound.read_next(RECEIVE_MS).data() for _ in range(6)] == [b"sound-%d" % number for number in range(6)]
-        path.write_bytes(intact)
+        overwrite(path, intact.index(b"hurt-3"), b"hurt-3")
         assert [reader.read_next(RECEIVE_MS).data() for _ in range(3)] == [b"hurt-3", b"hurt-4", b"hurt-5"]
-        assert [entry for entry in damage(server) if entry["what"] == "read"] == []
+        wait_for("the damage is over", lambda: not unreadable(server))
     finally:
         client.close()

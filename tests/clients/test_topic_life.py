@@ -17,7 +17,7 @@ from dev.server_process import ServerProcess
 from tests.clients.conftest import QUIET
 
 pytestmark = pytest.mark.slow
-RECEIVE_MS = 15_000
+RECEIVE_MS = 60_000
 NAMESPACE = "/admin/v2/namespaces/public/default"
 QUICK = {
     "MAGNETAR_TOPIC_CHECK_S": "0.1",
@@ -41,7 +41,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[pulsar.Client]:
-    connected = pulsar.Client(server.service_url, operation_timeout_seconds=20, logger=QUIET)
+    connected = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     yield connected
     connected.close()
 
@@ -50,7 +50,7 @@ def rest(server: ServerProcess, method: str, path: str, body: Any = None) -> Any
     """The JSON of the answer, None without one. Raises HTTPError."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(server.http_url + path, data=data, method=method, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         text = answer.read()
         return json.loads(text) if text else None
 
@@ -61,7 +61,7 @@ def topic_path(topic: str) -> str:
 
 def until(reached: Callable[[], bool]) -> None:
     """Poll what has no event."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not reached():
         assert time.monotonic() < deadline, "never happened"
         time.sleep(0.05)

@@ -16,8 +16,8 @@ import pytest
 from dev.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
-RECEIVE_MS = 20_000
-WAIT_S = 30.0
+RECEIVE_MS = 60_000
+WAIT_S = 120.0
 ADMIN = "/admin/v2"
 
 
@@ -28,7 +28,7 @@ def rest(server: ServerProcess, method: str, path: str, body: Any = None) -> tup
         server.http_url + ADMIN + path, data=data, method=method, headers={"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             content = response.read()
             return int(response.status), json.loads(content) if content else None
     except urllib.error.HTTPError as error:

@@ -10,7 +10,7 @@ from types import TracebackType
 import grpc  # type: ignore[import-untyped]
 from aetcd import rpc
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 
 
 class EtcdAdmin:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dev.ports import free_port
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
 
 
 class EtcdNotAvailable(RuntimeError):
@@ -99,7 +99,7 @@ class EtcdServer:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/health", timeout=1) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/health", timeout=5) as answer:
                 return b'"health":"true"' in answer.read()
         except (urllib.error.URLError, OSError):
             return False
