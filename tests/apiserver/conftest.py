@@ -51,7 +51,7 @@ def _running(directory: Path) -> Iterator[ControlPlane]:
 
 
 def _wait_until_established(plane: ControlPlane) -> None:
-    waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
+    waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=120s")
     assert waited.returncode == 0, waited.stderr
 
 

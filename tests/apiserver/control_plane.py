@@ -22,7 +22,7 @@ import yaml
 from dev.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 180.0
 TOKEN = "tests-only"
 OPERATOR_TOKEN = "tests-operator"
 OPERATOR_NAMESPACE = "magnetar-system"
@@ -74,7 +74,7 @@ class EtcdProcess:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
 
@@ -127,7 +127,7 @@ class ControlPlane:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()  # nothing of it is kept, and a planned stop takes a while
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
         self._etcd.stop()
 
@@ -181,7 +181,7 @@ class ControlPlane:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type, "Accept": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=15, context=_trusting()) as answer:
+            with urllib.request.urlopen(request, timeout=60, context=_trusting()) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -195,7 +195,7 @@ class ControlPlane:
 
     def kubectl(self, *arguments: str, text_input: str = "") -> subprocess.CompletedProcess[str]:
         command = [binary("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        return subprocess.run(command, input=text_input, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, input=text_input, capture_output=True, text=True, check=False, timeout=240)
 
     def install_rights(self) -> None:
         """The chart's roles: the operator under test has these and no others."""
@@ -223,7 +223,7 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path, token: str | No
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     while True:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=2, context=_trusting()):
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5, context=_trusting()):
                 return
         except (urllib.error.URLError, OSError):
             if process.poll() is not None or time.monotonic() > deadline:

@@ -19,7 +19,7 @@ from types import TracebackType
 from dev.ports import free_port
 from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ROOT, ControlPlane
 
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 120.0
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/magnetar-operator"
 
 
@@ -64,7 +64,7 @@ class OperatorProcess:
     def answer(self, path: str) -> tuple[int, str]:
         """Status and text; 0 if it does not listen."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -24,7 +24,7 @@ from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, 
 from tests.clients.test_cli_guide import commands
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @pytest.fixture

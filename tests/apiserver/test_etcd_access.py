@@ -66,7 +66,7 @@ async def look(scene: Scene, operator: Operator, what: str, reached: Any) -> Any
 
     nudging = asyncio.create_task(nudge())
     try:
-        return await until(what, again, timeout_s=60.0)
+        return await until(what, again)
     finally:
         nudging.cancel()
 
@@ -101,6 +101,7 @@ def test_secrets_are_made_repaired_and_renewed_and_never_shown(scene: Scene, cap
             )
             await until("an Event", lambda: scene.events("CertificateRenewed"))
             assert "two thirds of its life are over" in scene.events("CertificateRenewed")[0]
+            await until("an Event", lambda: scene.events("DriftCorrected"))
             assert scene.events("DriftCorrected") == ["Secret main-etcd-broker: data.ca.crt had been changed"]
 
             kept = all_secrets(scene)

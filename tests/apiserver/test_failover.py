@@ -17,7 +17,7 @@ from tests.apiserver.stage import Scene, brokers_of, until
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Stage:

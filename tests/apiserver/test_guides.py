@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 GUIDES = ("quickstart.md", "install.md", "operations.md")
 _BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """Blocks marked `bash node` need a kubelet, and are not among these."""
-BLOCK_TIMEOUT_S = 90
+BLOCK_TIMEOUT_S = 300
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from tests.apiserver.control_plane import EtcdProcess
-from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until, writes
+from tests.apiserver.stage import Kubelet, Scene, brokers_of, quiet, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +52,7 @@ def test_addresses_reach_brokers_and_services_follow_the_fleet(scene: Scene, clu
             assert status["public"]["serviceUrl"] == "pulsar://198.51.100.3:7650"
             assert [broker["address"] for broker in status["public"]["brokers"]] == ["198.51.100.1:7650", "198.51.100.2:7650"]
 
-            await quiet(operator)
+            await settled(operator)
             before = writes(operator)
             await operator.controller.enqueue_all()
             await quiet(operator)
@@ -88,11 +87,3 @@ def node_port_of(scene: Scene, name: str) -> int:
     service = scene.get(scene.core("services", name))
     assert service is not None
     return int(service["spec"]["ports"][0]["nodePort"])
-
-
-async def quiet(operator: Any) -> None:
-    """Wait until the queue has been idle for a moment."""
-    calm = 0
-    while calm < 10:
-        calm = calm + 1 if operator.queue.idle else 0
-        await asyncio.sleep(0.05)

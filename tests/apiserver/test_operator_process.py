@@ -14,7 +14,7 @@ from tests.apiserver.stage import Scene
 
 pytestmark = pytest.mark.slow
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 240.0
 METRICS = (
     "controller_runtime_reconcile_total",
     "controller_runtime_reconcile_errors_total",

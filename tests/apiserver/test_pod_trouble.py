@@ -12,7 +12,7 @@ from magnetar_operator.main import Operator
 from magnetar_operator.resources import CHILDREN
 from magnetar_operator.work_queue import Key
 from tests.apiserver.control_plane import EtcdProcess
-from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, settled, until, writes
+from tests.apiserver.stage import TIMEOUT_S, Kubelet, Scene, brokers_of, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ async def says(scene: Scene, path: str, reason: str, start: str) -> dict[str, An
         condition = scene.condition(path)
         return condition if condition.get("reason") == reason and condition["message"].startswith(start) else None
 
-    condition: dict[str, Any] = await until(f"{reason}: {start}", found, 30)
+    condition: dict[str, Any] = await until(f"{reason}: {start}", found)
     assert condition["status"] == "False"
     return condition
 
@@ -163,10 +163,10 @@ def test_a_lost_node_frees_the_names_of_brokers_and_coordinators(scene: Scene, c
             for path in (scene.path("brokerclusters", "main"), scene.path("transactioncoordinators", "tx")):
                 scene.merge(path, look)
             await until(
-                "both have successors", lambda: len(found := pods()) == 2 and not set(found.values()) & set(before.values()), 30
+                "both have successors", lambda: len(found := pods()) == 2 and not set(found.values()) & set(before.values())
             )
-            told = await until("an Event for each", lambda: len(events := scene.events("NodeLost")) >= 2 and events)
-            assert {name for name in before if any(name in text and node in text for text in told)} == set(before)
+            told = lambda: {name for name in before if any(name in text and node in text for text in scene.events("NodeLost"))}  # noqa: E731
+            await until("an Event for each", lambda: told() == set(before))
 
     asyncio.run(scenario())
 
@@ -186,8 +186,8 @@ def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_spins(
                     if child["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") == "magnetar-operator":
                         scene.delete(kind.path(scene.namespace, child["metadata"]["name"]))
             await says(scene, path, "NamespaceTerminating", f"namespace {scene.namespace} is being deleted")
-            await until("it is left alone for a while", lambda: rests(operator, Key("BrokerCluster", scene.namespace, "main")), 30)
-            async with asyncio.timeout(30):
+            await until("it is left alone for a while", lambda: rests(operator, Key("BrokerCluster", scene.namespace, "main")))
+            async with asyncio.timeout(TIMEOUT_S):
                 before = -1.0
                 while before != writes(operator):  # what was deleted may still be told of
                     before = writes(operator)

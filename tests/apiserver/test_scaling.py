@@ -14,7 +14,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, LoadRecord
 from magnetar_operator.main import Operator
 from tests.apiserver.control_plane import EtcdProcess
-from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, repeating, running_operator, until, writes
+from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, quiet, repeating, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,16 @@ class Theatre:
 
     async def bundle(self, number: int, broker: int) -> None:
         """Bundle `number` belongs to `broker`."""
-        await self.brokers.own(f"public/default/0x{number}0000000_0x{number + 1}0000000", f"main-broker-{broker}.{'0' * 16}")
+        await self.bundles({number: broker})
+
+    async def bundles(self, owners: dict[int, int]) -> None:
+        """Bundles by number belong to brokers, from one moment on."""
+        await self.brokers.own_all(
+            {
+                f"public/default/0x{number}0000000_0x{number + 1}0000000": f"main-broker-{broker}.{'0' * 16}"
+                for number, broker in owners.items()
+            }
+        )
 
     async def register(self, count: int) -> None:
         for ordinal in range(count):
@@ -104,9 +113,7 @@ def test_describe_tells_the_whole_story_of_a_scale_down(scene: Scene, cluster_et
             )
             assert progress["message"] == "main-broker-2 has 4 bundles left to hand over; 3 brokers now, 2 are wanted"
             assert play.status()["scaling"]["action"] == "ScaleDown"
-            await play.bundle(0, 0)
-            await play.bundle(1, 1)
-            await play.bundle(2, 0)
+            await play.bundles({0: 0, 1: 1, 2: 0})
             await until("a drain that has halved", lambda: len(scene.events("Draining")) == 2)
             await play.bundle(3, 1)
             await until("the end", lambda: scene.events("Settled"))
@@ -117,8 +124,7 @@ def test_describe_tells_the_whole_story_of_a_scale_down(scene: Scene, cluster_et
             story = ["ScalingDown", "Cordoned", "Draining", "Draining", "Drained", "Removing", "Removed", "Settled"]
             assert [word for word in chapters if word in story] == story
             assert "handed 4 bundles over in" in shown.stdout
-            assert "scaling" in play.status()
-            assert play.status()["scaling"]["action"] == ""
+            await until("nothing is under way", lambda: play.status()["scaling"]["action"] == "")
 
     asyncio.run(scenario())
 
@@ -173,9 +179,10 @@ def test_a_pod_is_replaced_on_request_and_never_its_successor(scene: Scene, clus
             while await play.brokers.cordon("main-broker-0") is not None:
                 await asyncio.sleep(0.02)
             await play.ready(2)
+            await settled(play.operator)
             done = writes(play.operator)
             await play.operator.controller.enqueue_all()
-            await until("it is calm", lambda: play.operator.queue.idle)
+            await quiet(play.operator)
             assert writes(play.operator) == done
             assert [play.uid(0), play.uid(1)] == after
 
@@ -206,13 +213,15 @@ def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Sc
             shown = play.status()["autoscaling"]
             assert shown["message"].startswith("would go from 1 to 2 brokers: cpu: mean 100 %, hottest main-broker-0 100 %")
             assert scene.replicas() == 1
+            await until("an Event", lambda: scene.events("AutoscalingDecision"))
+            await until("a metric", lambda: metric(play.operator, "decision", decision="ScaleUp") == 1)
+            await settled(play.operator)
             assert len(scene.events("AutoscalingDecision")) == 1
-            assert metric(play.operator, "decision", decision="ScaleUp") == 1
             assert metric(play.operator, "wanted_replicas") == 2
             assert metric(play.operator, "load", input="cpu", measure="weighed") == 1.0
             done = writes(play.operator)
             await play.operator.controller.enqueue_all()
-            await until("it has looked again", lambda: play.operator.queue.idle)
+            await quiet(play.operator)
             assert writes(play.operator) == done
 
             scene.merge(play.path, {"spec": {"autoscaling": {"dryRun": False}}})

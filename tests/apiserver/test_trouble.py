@@ -22,7 +22,7 @@ from tests.apiserver.stage import Brokers, Scene, brokers_of, running_operator, 
 pytestmark = pytest.mark.slow
 
 SEEDS = int(os.environ.get("MAGNETAR_TROUBLE_SEEDS", "10"))
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 NAMES = [f"n{number}" for number in range(8)]
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -207,7 +207,7 @@ def test_definitions_that_are_deleted_and_made_again_are_served_again(
             scene.create("BrokerCluster", "other", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}})
             await until("the other cluster is worked on", lambda: scene.stateful_set("other-broker"), PATIENCE_S)
             control_plane.must("POST", DEFINITIONS, manifest)
-            established = control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=20s")
+            established = control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=120s")
             assert established.returncode == 0, established.stderr
             await until("jobs can be made", lambda: control_plane.request("GET", scene.path("datajobs"))[0] == 200, PATIENCE_S)
             scene.create("DataJob", "prices", spec)
@@ -218,4 +218,4 @@ def test_definitions_that_are_deleted_and_made_again_are_served_again(
     finally:
         if not exists():
             control_plane.request("POST", DEFINITIONS, manifest)
-            control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=20s")
+            control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=120s")
