@@ -26,7 +26,7 @@ from tests.contract.metadata.etcd_server import EtcdServer
 
 R = TypeVar("R")
 SEED = 20_240
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 RETRY_S = 0.002
 FAULTS = FaultPlan(lost_request=0.1, lost_reply=0.1, delay=0.2, delay_s_max=0.004, disconnect=0.1, lost_renewal=0.2)
 
@@ -109,8 +109,8 @@ class Backend:
     `ttl_s` is the shortest lease that is safe to renew here, `expiry_s` how long after it the keys may last.
     """
 
-    ttl_s = 0.3
-    expiry_s = 0.3
+    ttl_s = 3.0
+    expiry_s = 60.0
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -153,17 +153,12 @@ class EmbeddedBackend(Backend):
 class FaultyBackend(EmbeddedBackend):
     """The embedded store over a bad network."""
 
-    ttl_s = 0.6
-
     async def open(self) -> MetadataStore:
         return FaultyStore(await super().open(), self.clock, FAULTS)
 
 
 class EtcdBackend(Backend):
     """A real etcd, shared by the tests of a session and emptied before each."""
-
-    ttl_s = 1.0
-    expiry_s = 3.0
 
     def __init__(self, directory: Path, server: EtcdServer) -> None:
         super().__init__(directory)

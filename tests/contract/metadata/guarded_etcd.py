@@ -46,4 +46,4 @@ class Guarded:
         return TlsBytes(self.authority.certificate, pair.certificate, pair.key)
 
     def store(self, user: str) -> EtcdStore:
-        return EtcdStore([self.server.endpoint], self.material(user), clock=CLOCK, request_timeout_s=10.0)
+        return EtcdStore([self.server.endpoint], self.material(user), clock=CLOCK, request_timeout_s=60.0)

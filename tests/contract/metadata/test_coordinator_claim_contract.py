@@ -20,7 +20,7 @@ from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity
 from tests.contract.metadata.backends import Backend, PatientStore
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 def claim(store: PatientStore, backend: Backend, tcid: int, life: str, restore: int = 0) -> CoordinatorClaim:

@@ -38,7 +38,7 @@ def run(directory: Path, scenario: Scenario) -> None:
         await asyncio.to_thread(guarded.server.start)
         store = guarded.store(names.OPERATOR_USER)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await scenario(guarded, store)
         finally:
             await store.close()
@@ -158,7 +158,7 @@ def test_renewed_certificates_are_used_by_both_sides_without_a_restart(tmp_path:
         year_ms = 366 * 86_400_000
         expired = issue(guarded.authority, Subject(names.BROKER_USER), CLOCK.wall_ms() - year_ms)
         material = ReplaceableTls(TlsBytes(guarded.authority.certificate, expired.certificate, expired.key))
-        broker = EtcdStore([guarded.server.endpoint], material, clock=CLOCK, request_timeout_s=0.5)
+        broker = EtcdStore([guarded.server.endpoint], material, clock=CLOCK, request_timeout_s=3.0)
         try:
             with pytest.raises(StoreUnavailable):
                 await broker.get(keys.CLUSTER)
@@ -182,7 +182,7 @@ def shown_by(guarded: Guarded) -> bytes | None:
     context = ssl.create_default_context(cafile=str(guarded.directory / AUTHORITY_FILE))
     context.load_cert_chain(guarded.directory / CERTIFICATE_FILE, guarded.directory / KEY_FILE)
     with (
-        socket.create_connection(guarded.server.address, timeout=5) as connection,
+        socket.create_connection(guarded.server.address, timeout=60) as connection,
         context.wrap_socket(connection, server_hostname="localhost") as secured,
     ):
         return secured.getpeercert(binary_form=True)

@@ -24,7 +24,7 @@ EXTENSIONS = "basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\
 def run(store: EtcdStore, scenario: Callable[[EtcdStore], Coroutine[Any, Any, None]]) -> None:
     async def body() -> None:
         try:
-            await asyncio.wait_for(scenario(store), 30)
+            await asyncio.wait_for(scenario(store), 120)
         finally:
             await store.close()
 

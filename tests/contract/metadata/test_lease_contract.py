@@ -40,8 +40,8 @@ def test_a_renewed_lease_outlives_its_time(backend: Backend) -> None:
     async def scenario(store: PatientStore) -> None:
         lease = await store.grant_lease(backend.ttl_s)
         await store.put("l/k", b"v", lease)
-        for _ in range(6):
-            await asyncio.sleep(backend.ttl_s / 3)
+        for _ in range(22):  # often: a machine that is busy with other things may be late by most of the lease's time
+            await asyncio.sleep(backend.ttl_s / 10)
             assert await store.renew_lease(lease) >= backend.ttl_s
         item = await store.get("l/k")
         assert item is not None

@@ -22,7 +22,7 @@ from magnetar_operator.etcd_upkeep import Upkeep, plan_upkeep
 from tests.contract.metadata.etcd_server import etcd_binary
 
 SET = "main-etcd"
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -87,7 +87,7 @@ class EtcdPods:
         arguments = [
             str(self._binary), f"--name={SET}-{ordinal}", f"--data-dir={self.volume(ordinal) / etcd_start.DATA}", "--log-level=error",
             f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}", "--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync", *self.flags,
+            f"--initial-advertise-peer-urls={peer}", "--heartbeat-interval=200", "--election-timeout=2500", "--unsafe-no-fsync", *self.flags,
         ]  # fmt: skip
         variables = {name: value for name, value in self.config.items() if name.startswith("ETCD_")}
         with (self.directory / f"{SET}-{ordinal}.log").open("ab") as output:

@@ -19,7 +19,7 @@ from magnetar_operator.etcd_upkeep import Upkeep
 from tests.contract.operator.etcd_pods import EtcdPods, Operator
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 POLL_S = 0.1
 
 

@@ -35,7 +35,7 @@ from tests.contract.metadata.etcd_server import etcd_binary
 from tests.unit.operator.samples import DEFAULTS, cluster
 
 CLOCK = SystemClock()
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 OPTIONS_OF_LIFE = ("--initial-cluster=", "--initial-cluster-token=", "--initial-cluster-state=")
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
 
@@ -155,7 +155,7 @@ class Pod:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(20)
+            self._process.wait(120)
             self._process = None
 
 
@@ -164,12 +164,12 @@ def keyring(tmp_path: Path) -> Keyring:
     return Keyring(tmp_path / "keys")
 
 
-def store(pods: list[Pod], tls: Path | None, timeout_s: float = 10.0) -> EtcdStore:
+def store(pods: list[Pod], tls: Path | None, timeout_s: float = 60.0) -> EtcdStore:
     files = TlsFiles.in_directory(tls) if tls is not None else None
     return EtcdStore([pod.endpoint for pod in pods], files, clock=CLOCK, request_timeout_s=timeout_s)
 
 
-async def put(pods: list[Pod], tls: Path | None, key: str, timeout_s: float = 10.0) -> None:
+async def put(pods: list[Pod], tls: Path | None, key: str, timeout_s: float = 60.0) -> None:
     opened = store(pods, tls, timeout_s)
     try:
         await opened.put(key, b"v")
@@ -251,7 +251,7 @@ def test_three_members_trust_each_other_and_no_client_passes_for_one(tmp_path: P
 
 
 def fetched(url: str, context: ssl.SSLContext) -> bytes:
-    with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+    with urllib.request.urlopen(url, timeout=60, context=context) as answer:
         content: bytes = answer.read()
         return content
 
@@ -277,7 +277,7 @@ def test_a_broker_does_its_work_with_the_rights_of_its_role(tmp_path: Path, keyr
         pod.wait_ready()
         await admit([pod], keyring)
         await asyncio.to_thread(broker.start)
-        async with asyncio.timeout(60), Client(broker.service_url) as client:
+        async with asyncio.timeout(120), Client(broker.service_url) as client:
             producer = await client.create_producer("persistent://public/default/secured")
             consumer = await client.subscribe("persistent://public/default/secured", "s")
             for _ in range(20):

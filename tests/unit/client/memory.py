@@ -141,7 +141,7 @@ class ScriptedBroker:
 
     async def arrival(self, name: str, count: int = 1) -> Any:
         """Wait until `count` commands of a kind have arrived; returns the last of them."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while len(self.of(name)) < count:
                 self._arrived.clear()
                 await self._arrived.wait()

@@ -72,7 +72,7 @@ def run(scenario: Scenario, coordinators: int = 1, **options: Any) -> None:
         broker = ScriptedBroker(network, "a")
         coordinator = ScriptedCoordinator(broker, coordinators)
         async with Client("pulsar://a:6650", network=network, **{"operation_timeout_s": 5, **options}) as client:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await scenario(broker, coordinator, client)
 
     asyncio.run(body())

@@ -26,7 +26,7 @@ def run(scenario: Scenario, **options: Any) -> None:
         network = MemoryNetwork()
         broker = ScriptedBroker(network, "a")
         async with Client("pulsar://a:6650", network=network, **{"operation_timeout_s": 2, **options}) as client:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 await scenario(broker, client)
 
     asyncio.run(body())

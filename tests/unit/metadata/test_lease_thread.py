@@ -37,16 +37,16 @@ class World:
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 @pytest.mark.slow
 def test_a_busy_main_loop_keeps_its_lease() -> None:
     async def scenario() -> None:
-        world = World(ttl_s=0.3, stall_max_s=10)
+        world = World(ttl_s=2.0, stall_max_s=60)
         lease = await world.keeper.start()
         assert lease == world.keeper.lease != 0
-        time.sleep(1.0)  # the main loop is busy for more than three lease times
+        time.sleep(6.5)  # the main loop is busy for more than three lease times
         assert world.keeper.valid()
         await asyncio.sleep(0)
         assert world.lost == []
@@ -64,7 +64,8 @@ def test_a_stuck_main_loop_loses_its_lease_and_hears_it_on_the_main_loop() -> No
         time.sleep(1.0)
         assert not world.keeper.valid()
         assert world.lost == [], "nothing is delivered while the main loop is stuck"
-        await asyncio.sleep(0.05)
+        while not world.lost:
+            await asyncio.sleep(0.01)
         [(reason, thread)] = world.lost
         assert "no progress" in reason
         assert thread is threading.main_thread()

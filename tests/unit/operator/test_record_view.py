@@ -22,7 +22,7 @@ class Watched:
         self.view = RecordView(store, "namespaces/", lambda *change: self.told.append(change), SystemClock())
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not holds():
                 await asyncio.sleep(0)
 

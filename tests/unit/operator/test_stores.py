@@ -57,7 +57,7 @@ def test_a_store_is_open_as_long_as_one_cluster_uses_it() -> None:
         stores.retain([])
         assert stores.opened() == []
         await refused(store.record(KEY))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while "view of namespaces/" in tasks():
                 await asyncio.sleep(0.01)
         again = stores.of(ONE, HERE)

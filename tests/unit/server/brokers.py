@@ -34,7 +34,7 @@ from magnetar.wire.frames import HEADER_BYTES, encode_command
 CLOCK = SystemClock()
 HOST = "127.0.0.1"
 TOPIC = "persistent://public/default/t"
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 120.0
 QUIET_S = 0.05
 Type = api.BaseCommand.Type
 SETTINGS = BrokerSettings(

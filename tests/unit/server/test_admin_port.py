@@ -53,7 +53,7 @@ def play(directory: Path, script: Script) -> None:
 
 def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
     async def script(port: BrokerAdminPort, broker: Broker, _peer: Peer) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while not (status := await port.status())["leader"]:
                 await asyncio.sleep(0.01)
         assert status["leader"] == status["incarnation"] == broker.incarnation

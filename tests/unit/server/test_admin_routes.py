@@ -214,7 +214,7 @@ def test_health_is_a_message_that_was_published_and_read(tmp_path: Path, monkeyp
 def test_brokers_tell_what_they_are_and_do(tmp_path: Path) -> None:
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await publish(peer)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while (leader := await rest.ask("GET", "/admin/v2/brokers/leaderBroker")).status_code != 200:
                 await asyncio.sleep(0.01)
         [address] = await rest.get("/admin/v2/brokers/standalone")

@@ -51,7 +51,7 @@ class Stage:
 def play(script: Script, park_timeout_s: float = 60.0) -> None:
     async def main() -> None:
         stage = Stage(park_timeout_s)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await script(stage)
         await stage.store.close()
 

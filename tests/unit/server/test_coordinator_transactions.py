@@ -24,7 +24,7 @@ from tests.unit.server.secured import authenticator, show, token
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
 A, B = "persistent://public/default/a", "persistent://public/default/b"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 async def record_of(store: MemoryStore) -> CoordinatorRecord:

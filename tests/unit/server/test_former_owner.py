@@ -45,7 +45,7 @@ def test_a_former_owner_that_has_not_heard_of_its_end_tells_nobody_the_past(tmp_
         peer.write(command_frame(field, request_id=70, **values))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await peer.answer()
-        assert "claim" in await asyncio.wait_for(broker.ended(), 10)
+        assert "claim" in await asyncio.wait_for(broker.ended(), 120)
 
     play(tmp_path, script, DEDUPLICATED, claim_check_s=60)
 

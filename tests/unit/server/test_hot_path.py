@@ -15,7 +15,7 @@ from magnetar.wire.commands import Position, message_id_data
 from tests.unit.server.brokers import TOPIC, Peer, Type, command_frame, connected_peer, entry, open_peer
 
 Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
-CONDITION_S = 20.0
+CONDITION_S = 120.0
 
 
 def play(directory: Path, script: Script, **settings: Any) -> None:

@@ -26,7 +26,7 @@ def test_a_cancelled_stop_does_not_keep_the_next_one_from_ending_the_thread(turn
             await asyncio.sleep(0)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await asyncio.wait_for(keeper.stop(revoke=True), 5)
+        await asyncio.wait_for(keeper.stop(revoke=True), 120)
         assert "lease" not in {thread.name for thread in threading.enumerate()}
 
     asyncio.run(scenario())

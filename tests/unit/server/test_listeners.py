@@ -23,7 +23,7 @@ from tests.unit.server.brokers import CLOCK, HOST, TOPIC, Peer, Type, open_peer,
 from tests.unit.server.rest import rest_over
 
 PATH = "/lookup/v2/topic/persistent/public/default/t"
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 
 # --- spelling -----------------------------------------------------------------------------------------------------------------

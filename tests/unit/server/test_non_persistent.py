@@ -88,7 +88,7 @@ def test_types_share_as_their_names_say(tmp_path: Path) -> None:
 
             readers = [asyncio.create_task(count(index, peer)) for index, peer in enumerate((one, two))]
             await publish(producer, 0, 50)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 await enough.wait()
             assert min(got) > 0
             for reader in readers:
@@ -139,7 +139,7 @@ def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer
             assert (await consumer.ask("close_consumer", consumer_id=1)).type == Type.SUCCESS
             assert not topic.subscriptions
             assert (await producer.ask("close_producer", producer_id=1)).type == Type.SUCCESS
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while await broker.context.store.get(keys.partitioned_topic(TopicName.parse(TOPIC))) is not None:
                     await asyncio.sleep(0.05)
             assert await broker.service.topics_in(NAMESPACE, Mode.ALL) == []

@@ -66,7 +66,7 @@ class Pair:
 
 async def until(reached: Callable[[], bool]) -> None:
     """Poll what has no event."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         while not reached():
             await asyncio.sleep(0.002)
 

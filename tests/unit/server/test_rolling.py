@@ -124,7 +124,7 @@ def test_a_fenced_log_ends_the_wait(tmp_path: Path) -> None:
             found.log.on_sealed = None
             await found.broker.context.volume.remove(names.claim(found.broker.incarnation))
             with pytest.raises(StorageError):
-                await asyncio.wait_for(found.roller.roll("test"), 5)
+                await asyncio.wait_for(found.roller.roll("test"), 120)
             assert not found.broker.ready
 
     asyncio.run(scenario())

@@ -456,7 +456,7 @@ def test_manifests_and_collection_follow_a_split(tmp_path: Path) -> None:
             async def forgotten() -> bool:
                 return await store.get(keys.bundle(WHOLE)) is None
 
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while not await forgotten():
                     for number in (1, 2):
                         await round_trip(peer, number, sequence)

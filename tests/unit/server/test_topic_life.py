@@ -67,7 +67,7 @@ class Life:
 
 async def until(reached: Callable[[], bool]) -> None:
     """Poll what has no event."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not reached():
             await asyncio.sleep(0.005)
 

@@ -26,7 +26,7 @@ from tests.unit.server.rest import rest_over
 
 PUBLIC = "public/default"
 NAMESPACE = NamespaceName("public", "default")
-WAIT_S = 10.0
+WAIT_S = 120.0
 Mode = api.CommandGetTopicsOfNamespace.Mode
 
 

@@ -296,7 +296,7 @@ def test_a_log_that_cannot_keep_up_ends_its_life(tmp_path: Path) -> None:
             life.handle(JoinRequested("join", least, large, ANYBODY))
             assert "cannot keep up" in str(life.failed.result())
             life.handle(NewRequested("new", 60_000, "", 0))
-            await asyncio.wait_for(life.log.check_claim(), 30)
+            await asyncio.wait_for(life.log.check_claim(), 120)
             assert life.answers == []
             await store.revoke_lease(life.lease)
             second = await begin_life(store, volume, "b")
