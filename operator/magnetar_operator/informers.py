@@ -3,13 +3,15 @@
 Owns: the feeds of the object cache (kopf's watches, periodic lists, answers to our own writes), their supervision and their age.
 Imports: asyncio, kopf's watching, kubernetes_api, object_cache, metrics.
 Invariants: nothing is decided before every kind was listed once; a watch that ended is opened again with back-off, and everything is listed again
-then; a lost event costs at most one interval between lists, never convergence; a standby's caches are as warm as the leader's.
+then; a watch begins with a list, which does not tell what has gone since ours: after it the kind is listed again; a lost event costs at most one
+interval between lists, never convergence; a standby's caches are as warm as the leader's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -33,6 +35,10 @@ LIST_PAGE_OBJECTS = 250
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 30.0
 STEADY_S = 60.0
 """A watch that held for so long begins its back-off anew."""
+SHOWN_S = 1.0
+"""The list that a watch begins with is over when nothing more of it has come for so long."""
+OPENED_S = 10.0
+"""A watch that has shown nothing for so long after another one did began with an empty list."""
 OVERDUE_S = 10.0
 """A write of ours that its watch has not shown after so long: the watch is dead or far behind."""
 
@@ -49,6 +55,8 @@ class WatchedKind:
         self.last_event = 0.0
         self.watched_version = 0
         self.awaited: deque[tuple[int, float]] = deque()
+        self.compare_at = math.inf
+        """When to list the kind again because its watch has begun: what went between our last list and its own, neither of them tells."""
 
 
 class Informers:
@@ -69,6 +77,8 @@ class Informers:
         # The sentinel lives beside the Lease, whether or not clusters may.
         self._watched_namespaces = sorted({*namespaces, own_namespace}) if namespaces else []
         self._beat = beat
+        self._opening = False
+        """Whether the watches were opened and none has shown anything yet."""
         self._kinds = {resource.kind: WatchedKind(resource) for resource in WATCHED}
         now = clock.monotonic()
         for kind, state in self._kinds.items():
@@ -93,7 +103,7 @@ class Informers:
         """Feed the cache until cancelled. `defined` returns once the API server knows all kinds."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch(defined), name="watches")
-            tasks.create_task(self._notice_overdue(), name="overdue watches")
+            tasks.create_task(self._notice_gaps(), name="gaps of watches")
             for kind, state in self._kinds.items():
                 tasks.create_task(self._list_again_and_again(state, resync_s), name=f"lists of {kind}")
 
@@ -118,12 +128,18 @@ class Informers:
     def seen(self, batch: Iterable[Seen]) -> None:
         """Events of the watches, in their order."""
         now = self._clock.monotonic()
+        if self._opening:
+            self._opening = False
+            for state in self._kinds.values():
+                state.compare_at = now + OPENED_S
         for one in batch:
             item = one.object
             state = self._kinds[item.kind]
             if one.by_watch:
                 state.last_event = now
                 self._metrics.watch_events.labels(item.kind).inc()
+            else:
+                state.compare_at = now + SHOWN_S
             # A watch begins with a list of its own, and never tells again of what that has shown.
             state.watched_version = max(state.watched_version, item.version)
             while state.awaited and state.awaited[0][0] <= state.watched_version:
@@ -144,6 +160,7 @@ class Informers:
             await defined()
             stop = threading.Event()
             started = self._clock.monotonic()
+            self._opening = True
             watching = asyncio.create_task(watch(watching_registry(inbox.put), self._watched_namespaces, stop), name="kopf")
             try:
                 await asyncio.shield(watching)
@@ -162,12 +179,15 @@ class Informers:
             for state in self._kinds.values():
                 state.wanted.set()
 
-    async def _notice_overdue(self) -> None:
-        """List a kind again when its watch does not show what was written."""
+    async def _notice_gaps(self) -> None:
+        """List a kind again when its watch has begun, and when it does not show what was written."""
         while True:
             await asyncio.sleep(1.0)
             now = self._clock.monotonic()
             for kind, state in self._kinds.items():
+                if now >= state.compare_at:
+                    state.compare_at = math.inf
+                    state.wanted.set()
                 if state.awaited and now - state.awaited[0][1] > OVERDUE_S:
                     log.warning("watch.overdue", kind=kind, silent_s=round(now - state.last_event, 1))
                     self._metrics.watch_overdue.labels(kind).inc()

@@ -19,7 +19,7 @@ from magnetar.metadata.owned_fields import value_of, with_fields
 from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord, TenantRecord
 from magnetar.names import NamespaceName, TopicName, initial_boundaries
 from magnetar.policies import KEPT_POLICIES
-from magnetar_operator import namespace_deletion
+from magnetar_operator import informers, namespace_deletion
 from magnetar_operator.main import Operator
 from magnetar_operator.refusals import ApiUnavailable
 from magnetar_operator.stores import ClusterStore
@@ -203,6 +203,32 @@ def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: 
             assert (await stage.record()).owner == f"{scene.namespace}/orders"
             async with running_operator(scene.namespace):
                 await stage.becomes("released by the next operator", is_released)
+
+    asyncio.run(scenario())
+
+
+def test_what_goes_before_the_watches_have_opened_is_noticed(
+    scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the operator's list nor the one that a watch begins with tells of it; nobody waits for the next resync."""
+    opened = informers.watch
+
+    async def scenario() -> None:
+        may_open = asyncio.Event()
+
+        async def opened_late(*arguments: Any) -> None:
+            await may_open.wait()
+            await opened(*arguments)
+
+        monkeypatch.setattr(informers, "watch", opened_late)
+        async with stage_of(scene, cluster_etcd) as stage:
+            path = stage.make("orders", policies={TTL: 60})
+            async with running_operator(scene.namespace, resync_s=3600.0) as operator:
+                await stage.ready(path)
+                scene.delete(path)
+                may_open.set()
+                await until("the watches are open", lambda: operator.health.watching)
+                await stage.becomes("released", lambda: _is_nobodys(stage))
 
     asyncio.run(scenario())
 
