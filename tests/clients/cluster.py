@@ -125,7 +125,7 @@ class Cluster:
         return self.members[0]
 
     def start(self) -> None:
-        """Start everything at once and wait until all brokers know each other."""
+        """Start everything at once and wait until all is at rest."""
         for member in self.members:
             member.start(wait=False)
         for member in self.members:
@@ -136,10 +136,10 @@ class Cluster:
             broker.start(wait=False)
         for broker in self.brokers.values():
             broker.wait_ready()
-        self.wait_healthy()
+        self.wait_at_rest()
 
     def repair(self) -> None:
-        """Heal all gates, start what does not run, lift all cordons, and wait for health."""
+        """Heal all gates, start what does not run, lift all cordons, and wait until all is at rest."""
         for proxy in self._proxies():
             proxy.heal()
         for broker in self.brokers.values():
@@ -147,7 +147,7 @@ class Cluster:
                 broker.start()
         for name in self.brokers:
             self.uncordon(name)
-        self.wait_healthy()
+        self.wait_at_rest()
 
     def stop(self) -> None:
         """End all processes, brokers in parallel and without a drain: nobody is left to take over."""
@@ -208,12 +208,13 @@ class Cluster:
         return [row["bundle"] for row in status["bundles"] if row["owner"].rpartition(".")[0] == name]
 
     def counts(self) -> dict[str, int]:
-        """How many bundles `entry` sees each broker serve at one moment; none of them while one is on its way."""
+        """How many bundles `entry` sees each broker serve at one moment; nothing is said while one is on its way."""
         status = self.status(self.entry)
         assert status is not None, f"{self.entry} does not answer"
         bundles = [row for row in status["bundles"] if row["state"] != "Deleted"]
-        settled = all(row["state"] == "Owned" for row in bundles)
-        return {name: sum(settled and row["owner"].rpartition(".")[0] == name for row in bundles) for name in self.brokers}
+        if any(row["state"] != "Owned" for row in bundles):
+            return {}
+        return {name: sum(row["owner"].rpartition(".")[0] == name for row in bundles) for name in self.brokers}
 
     def healthy(self) -> bool:
         """Whether all running brokers see each other serving and every bundle owned by one of them."""
@@ -230,6 +231,15 @@ class Cluster:
 
     def wait_healthy(self, timeout_s: float = PATIENCE_S) -> float:
         return wait_for("all brokers see each other and own all bundles", self.healthy, timeout_s)
+
+    def wait_at_rest(self) -> None:
+        """Health, and the leader has nothing left to even out: without a store a bundle that is on its way would stay there."""
+
+        def is_even() -> bool:
+            counts = self.counts().values()
+            return self.healthy() and bool(counts) and max(counts) - min(counts) < 2
+
+        wait_for("bundles are where they stay", is_even)
 
     def claims(self, name: str) -> list[str]:
         """Incarnations of a broker that have a claim in storage."""

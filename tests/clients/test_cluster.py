@@ -53,6 +53,12 @@ def _wait_for_traffic(load: Load) -> None:
     wait_for("a receipt on every topic", lambda: not load.silent(now))
 
 
+def _begin(cluster: Cluster, load: Load) -> None:
+    """Until every topic has receipts, and no bundle of theirs is about to move."""
+    _wait_for_traffic(load)
+    cluster.wait_at_rest()
+
+
 def _victim(cluster: Cluster, load: Load) -> str:
     """A broker that serves some of the traffic and is not the one that clients were told of."""
     owners = [owner for topic in load.topics if (owner := cluster.owner(topic)) != cluster.entry]
@@ -66,7 +72,7 @@ def _report(what: str, seconds: float) -> None:
 def test_a_killed_broker_loses_nothing_and_comes_back(cluster: Cluster, load: Load) -> None:
     """SIGKILL: every topic can be written again, nothing acknowledged is lost, the broker joins again."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victim = _victim(cluster, load)
         killed = time.monotonic()
         cluster.brokers[victim].kill()
@@ -85,7 +91,7 @@ def test_planned_moves_under_load(cluster: Cluster, load: Load) -> None:
     """Unloads, half of them to a named broker: no send fails, nothing is stored twice. Printed: how long the pauses were."""
     gaps, arrived = [], 0
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         for number in range(MOVES):
             topic = load.topics[number % TOPICS]
             before = cluster.owner(topic)
@@ -104,7 +110,7 @@ def test_planned_moves_under_load(cluster: Cluster, load: Load) -> None:
 def test_a_cordon_with_drain_empties_a_broker_until_it_is_lifted(cluster: Cluster, load: Load) -> None:
     """Scale-down's first half: bundles leave, sends do not fail; without the cordon the broker takes bundles again."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victim = _victim(cluster, load)
         cordoned = time.monotonic()
         cluster.cordon(victim, drain=True)
@@ -120,7 +126,7 @@ def test_a_cordon_with_drain_empties_a_broker_until_it_is_lifted(cluster: Cluste
 def test_sigterm_drains_and_exits_cleanly(cluster: Cluster, load: Load) -> None:
     """A planned stop: exit 0, no failed send, nothing stored twice, and no claim is left behind for others to fence."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victim = _victim(cluster, load)
         assert cluster.incarnation(victim)
         started = time.monotonic()
@@ -135,7 +141,7 @@ def test_sigterm_drains_and_exits_cleanly(cluster: Cluster, load: Load) -> None:
 def test_brokers_serve_through_an_outage_of_etcd(cluster: Cluster, load: Load) -> None:
     """With the store gone for longer than the lease brokers go on under their claims; afterwards everything heals and moves work."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         incarnations = {name: cluster.incarnation(name) for name in cluster.brokers}
         stopped = time.monotonic()
         cluster.etcd.kill()
@@ -157,7 +163,7 @@ def test_brokers_serve_through_an_outage_of_etcd(cluster: Cluster, load: Load) -
 def test_a_paused_broker_ends_its_incarnation(cluster: Cluster, load: Load) -> None:
     """SIGSTOP beyond the lease: its bundles are taken over; after SIGCONT the same process serves as a new incarnation, nothing is lost."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victim = _victim(cluster, load)
         pid, before = cluster.brokers[victim].pid, cluster.incarnation(victim)
         paused = time.monotonic()

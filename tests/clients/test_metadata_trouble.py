@@ -82,10 +82,20 @@ def _report_gap(load: Load, since: float) -> None:
     print(f"  publish gap meanwhile: {load.gap(load.topics, since, time.monotonic()):.2f} s", flush=True)
 
 
+def _begin(cluster: Cluster, load: Load) -> None:
+    """Until every topic has receipts, and no bundle of theirs is about to move."""
+    _wait_for_traffic(load)
+    cluster.wait_at_rest()
+
+
 def _victim(cluster: Cluster, load: Load) -> str:
     """A broker that serves some of the traffic and is not the one that clients were told of."""
     owners = [owner for topic in load.topics if (owner := cluster.owner(topic)) != cluster.entry]
-    return owners[0] if owners else cluster.unload(load.topics[0])
+    if owners:
+        return owners[0]
+    victim = cluster.unload(load.topics[0])
+    cluster.wait_at_rest()
+    return victim
 
 
 def _incarnations(cluster: Cluster, *without: str) -> dict[str, str]:
@@ -99,6 +109,7 @@ def _heal(cluster: Cluster, load: Load, what: str, heal: Callable[[], None], sin
     _wait_for_traffic(load)
     print(f", longest publish gap since it began {load.gap(load.topics, since, time.monotonic()):.2f} s", flush=True)
     cluster.unload(load.topics[0])
+    cluster.wait_at_rest()
     _wait_for_traffic(load)
 
 
@@ -110,7 +121,7 @@ def _for_all_gates(cluster: Cluster, act: str) -> None:
 def test_owners_serve_while_etcd_is_unreachable(cluster: Cluster, load: Load) -> None:
     """Connections refused for longer than two leases, then silent ones for as long: nobody stops serving, nobody loses a claim."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         incarnations = _incarnations(cluster)
         for trouble in ("cut", "stall"):
             since = time.monotonic()
@@ -124,7 +135,7 @@ def test_owners_serve_while_etcd_is_unreachable(cluster: Cluster, load: Load) ->
 def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come_back(cluster: Cluster, load: Load) -> None:
     """It waits for the store, may be the first to reach it again, and sees nobody else then."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victim = _victim(cluster, load)
         elsewhere = {topic for topic in load.topics if cluster.owner(topic) != victim}
         others, since = _incarnations(cluster, victim), time.monotonic()
@@ -145,7 +156,7 @@ def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come
 def test_an_owner_that_alone_is_cut_off_is_replaced(cluster: Cluster, load: Load) -> None:
     """The others take its bundles over and fence it; it comes back as a new incarnation when it reaches the store again."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victim = _victim(cluster, load)
         before, since = cluster.incarnation(victim), time.monotonic()
         cluster.gates[victim].stall()
@@ -162,7 +173,7 @@ def test_an_owner_that_alone_is_cut_off_is_replaced(cluster: Cluster, load: Load
 def test_etcd_answers_late(cluster: Cluster, load: Load) -> None:
     """Each answer half a second late: leases live, nobody ends, moves are slower but work and cost no send."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         incarnations, since = _incarnations(cluster), time.monotonic()
         for gate in cluster.gates.values():
             gate.slow(SLOW_S)
@@ -180,7 +191,7 @@ def test_etcd_answers_late(cluster: Cluster, load: Load) -> None:
 def test_lost_leases(cluster: Cluster, load: Load, everyone: bool) -> None:
     """Leases are revoked under live owners, the leader's with them: owners register again or are fenced, never both serve."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victims = list(cluster.brokers) if everyone else [_victim(cluster, load)]
         since = time.monotonic()
         with EtcdAdmin(cluster.etcd.endpoint) as etcd:
@@ -206,7 +217,7 @@ def test_history_compacted_under_the_watches_of_a_broker(cluster: Cluster, load:
     admin.call("PUT", "namespaces/public/doomed", {})
     wait_for("the namespace is known", lambda: "public/doomed" in late.call("GET", "namespaces/public"))
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         since = time.monotonic()
         cluster.gates[victim].stall()
         admin.call("DELETE", "namespaces/public/doomed")
@@ -230,7 +241,7 @@ def test_history_compacted_under_the_watches_of_a_broker(cluster: Cluster, load:
 def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
     """Every write is refused: owners serve on under their claims, moves wait, a broker that starts waits; afterwards all is made good."""
     with load, EtcdAdmin(cluster.etcd.endpoint) as etcd:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         victim = _victim(cluster, load)
         elsewhere = {topic for topic in load.topics if cluster.owner(topic) != victim}
         others, since = _incarnations(cluster, victim), time.monotonic()
@@ -252,7 +263,7 @@ def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
 def test_all_brokers_stand_still_for_longer_than_the_lease(cluster: Cluster, load: Load) -> None:
     """A suspended machine: the lease is counted by a clock that went on meanwhile, so all wake up without one, and heal."""
     with load:
-        _wait_for_traffic(load)
+        _begin(cluster, load)
         since = time.monotonic()
         for broker in cluster.brokers.values():
             broker.signal(signal.SIGSTOP)
@@ -276,7 +287,7 @@ def test_leaders_of_etcd_change(tmp_path_factory: pytest.TempPathFactory, reques
         _deduplicate(cluster)
         load = _load(cluster, request)
         with load:
-            _wait_for_traffic(load)
+            _begin(cluster, load)
             incarnations, since = _incarnations(cluster), time.monotonic()
             for _ in range(2):
                 _hand_leadership_on(cluster)

@@ -76,7 +76,7 @@ def test_splits_under_load_lose_nothing(cluster: Cluster) -> None:
         wait_for_traffic(load)
         wait_for("bundles evenly spread", lambda: sorted(cluster.counts().values()) == [1, 1, 2])
         # At a broker of one bundle, so that the leader has no reason to even them out again.
-        topic = next(found for found in load.topics if cluster.counts()[cluster.owner(found)] == 1)
+        topic = next(found for found in load.topics if cluster.counts().get(cluster.owner(found)) == 1)
         before, closed = len(boundaries(cluster)), _closed(client_log)
         started = time.monotonic()
         whole = split(cluster, topic, "?splitAlgorithmName=range_equally_divide&unload=false")
