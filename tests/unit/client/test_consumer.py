@@ -174,7 +174,7 @@ def test_acknowledge_reports_refusals_and_unknown_outcomes() -> None:
 
 
 def test_negative_acknowledgement_redelivers_single_messages_on_shared_subscriptions() -> None:
-    """After its delay, those asked for, sorted, once."""
+    """After its delay, those asked for, once; together, and sorted then, unless the machine was busy between the two."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type="Shared", negative_ack_delay_s=0.005)
@@ -182,8 +182,11 @@ def test_negative_acknowledgement_redelivers_single_messages_on_shared_subscript
         messages = [await consumer.receive() for _ in range(2)]
         consumer.negative_acknowledge(messages[1])
         consumer.negative_acknowledge(messages[0])
-        asked = await broker.arrival("redeliver_unacknowledged_messages")
-        assert [item.entryId for item in asked.message_ids] == [0, 1]
+        asked: list[list[int]] = []
+        while sum(map(len, asked)) < 2:
+            command = await broker.arrival("redeliver_unacknowledged_messages", len(asked) + 1)
+            asked.append([item.entryId for item in command.message_ids])
+        assert asked in ([[0, 1]], [[1], [0]])
 
     run(scenario)
 
