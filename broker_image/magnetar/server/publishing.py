@@ -152,7 +152,7 @@ class Publishing:
         """
         known, used, log = self._topic.core.deduplication, self._topic.transactions, self._topic.context.log
         if used is not None:
-            await log.barrier()
+            await (log.confirm() if known is None or known.settled(name) else log.barrier())
             return max(used.buffer.last_sequence(name), known.last_sequence(name) if known is not None else NOTHING)
         if known is None:
             return NOTHING
