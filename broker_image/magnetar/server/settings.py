@@ -158,7 +158,7 @@ class BrokerSettings:
         300.0,
         0.05,
         86_400,
-        "age at which the coordinator of a transaction with messages on a topic is asked about it, again and again",
+        "age at which the coordinator of a transaction with messages or acknowledgements here is asked about it, again and again",
     )
     txn_held_acks_max: int = _bounded(
         200_000, 1, 200_000, "runs of entries and batches that transactions hold acknowledged on one subscription"

@@ -290,6 +290,10 @@ class PendingAcks:
         """Those that hold something here, the longest open first."""
         return list(self._held)
 
+    def is_open(self, txn: TxnId) -> bool:
+        """Whether the transaction holds something here."""
+        return txn in self._held
+
     def held_by(self, txn: TxnId) -> PendingAck | None:
         """What an open transaction holds here; None if it holds nothing."""
         held = self._held.get(txn)

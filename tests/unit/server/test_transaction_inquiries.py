@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
+from tests.unit.server.acknowledging import ack_in, pending_of, subscription_of
 from tests.unit.server.brokers import CLOCK, TOPIC, open_peer, running_broker
 from tests.unit.server.coordinators import running_coordinator, transaction_peer
+from tests.unit.server.deliveries import publish, received
 from tests.unit.server.test_transactional_publishing import entries_of, stored
 from tests.unit.server.transacting import send_in
 
@@ -44,7 +47,7 @@ def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_n
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        quick = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}
+        quick: dict[str, Any] = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}
         async with running_broker(tmp_path / "b", store=store, **quick) as broker, open_peer(broker) as peer:
             await peer.lookup()
             await peer.produce()
@@ -69,6 +72,42 @@ def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_n
                 assert buffer.is_open(txn)
                 assert not (await client.end(txn)).HasField("error")
                 assert await stored(broker) == entries_of((b"open", 1))
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_subscriptions_ask_as_well(tmp_path: Path) -> None:
+    """What a forgotten transaction holds is delivered again; one that is open gets the subscription as a participant, and commits there."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        quick: dict[str, Any] = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}
+        async with (
+            running_broker(tmp_path / "b", store=store, **quick) as broker,
+            open_peer(broker) as peer,
+            running_coordinator(tmp_path / "b", store) as coordinator,
+            transaction_peer(coordinator) as client,
+        ):
+            await peer.lookup()
+            await peer.produce()
+            ids = [await publish(peer) for _ in range(2)]
+            await peer.subscribe()
+            assert await received(peer, 2) == [0, 1]
+            unknown, txn = TxnId(0, 1_000_000), await client.begin()
+            assert (await ack_in(peer, unknown, ids[0]), await ack_in(peer, txn, ids[1])) == ((0, ""), (0, ""))
+            pending, inquiries = await pending_of(broker), broker.maintenance.inquiries
+            await inquiries.look()
+            assert [*pending.open_transactions()] == [unknown, txn], "not yet"
+            async with asyncio.timeout(30):
+                while pending.is_open(unknown):
+                    await asyncio.sleep(0.06)
+                    await inquiries.look()
+            assert await received(peer, 1) == [0]
+            assert [*pending.open_transactions()] == [txn]
+            assert not (await client.end(txn)).HasField("error")
+            host = await subscription_of(broker)
+            assert [*host.core.cursor.unacknowledged(0, 2)] == [(0, 1)]
         await store.close()
 
     asyncio.run(scenario())

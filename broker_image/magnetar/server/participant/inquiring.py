@@ -2,7 +2,8 @@
 
 Owns: `Inquiries`: a transaction that its client never registered here, or lost the answer of doing so, is ended by nobody: its coordinator is asked.
 Imports: client (connections), metadata, wire, server siblings. Source: DESIGN 8 (participant watchdog).
-The question is ADD_PARTITION_TO_TXN: an open transaction has the topic as a participant then, if it had not, and its end will be told here.
+The question is ADD_PARTITION_TO_TXN or ADD_SUBSCRIPTION_TO_TXN: an open transaction has the topic or subscription as a participant then, if it had
+not, and its end will be told here.
 Invariants: only "not found" aborts: a coordinator forgets a transaction when all its participants have carried out the end, and this one has not;
 of one that is ending, or has ended a short time ago, it is waited for that; whatever cannot be asked now is asked later.
 """
@@ -25,8 +26,10 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.coordinator.discovery import FIRST
 from magnetar.server.ownership import Ownership
 from magnetar.server.participant.committing import abort_forgotten
+from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.topic_host import TopicHost
 from magnetar.transactions.ids import TxnId
+from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 
 log = structlog.get_logger(__name__)
@@ -48,34 +51,49 @@ class Inquiries:
         """Ask about what has become due; a coordinator that does not answer once is asked nothing more this time."""
         deaf: set[int] = set()
         for topic in list(self._topics()):
-            used = topic.transactions
-            if used is None:
-                continue
-            for txn in used.buffer.to_inquire(self._context.clock.wall_ms()):
-                if txn.most not in deaf and not await self._inquire(topic, txn):
+            for subscription, txn in self._due(topic):
+                if txn.most not in deaf and not await self._inquire(topic, subscription, txn):
                     deaf.add(txn.most)
 
     def _topics(self) -> Iterator[TopicHost]:
         for owned in self._ownership.owned.values():
             yield from (topic for topic in owned.topics.values() if topic.transactions is not None and not topic.frozen)
 
-    async def _inquire(self, topic: TopicHost, txn: TxnId) -> bool:
+    def _due(self, topic: TopicHost) -> list[tuple[str, TxnId]]:
+        """Transactions of the topic ("") and of its subscriptions."""
+        used, now_ms = topic.transactions, self._context.clock.wall_ms()
+        if used is None:
+            return []
+        return [
+            *(("", txn) for txn in used.buffer.to_inquire(now_ms)),
+            *((name, txn) for name, pending in used.pending.items() for txn in pending.to_inquire(now_ms)),
+        ]
+
+    async def _inquire(self, topic: TopicHost, subscription: str, txn: TxnId) -> bool:
         """Whether its coordinator has answered."""
+        about = {"topic": str(topic.name), "subscription": subscription, "txn": str(txn)}
         try:
             async with asyncio.timeout(self._context.settings.transaction_participant_timeout_s):
-                await self._ask(str(topic.name), txn)
-            log.info("transaction.open_for_long", topic=str(topic.name), txn=str(txn))
+                await self._ask(str(topic.name), subscription, txn)
+            log.info("transaction.open_for_long", **about)
         except TransactionNotFound:
-            log.warning("transaction.forgotten_aborted", topic=str(topic.name), txn=str(txn))
-            abort_forgotten(topic, txn)
+            log.warning("transaction.forgotten_aborted", **about)
+            self._abort(topic, subscription, txn)
         except InvalidTxnStatus as error:
-            log.info("transaction.open_for_long", topic=str(topic.name), txn=str(txn), answer=str(error))
+            log.info("transaction.open_for_long", **about, answer=str(error))
         except (MagnetarError, OSError) as error:
-            log.warning("transaction.inquiry_failed", topic=str(topic.name), txn=str(txn), error=str(error))
+            log.warning("transaction.inquiry_failed", **about, error=str(error))
             return False
         return True
 
-    async def _ask(self, topic: str, txn: TxnId) -> None:
+    @staticmethod
+    def _abort(topic: TopicHost, subscription: str, txn: TxnId) -> None:
+        if not subscription:
+            abort_forgotten(topic, txn)
+        elif (host := topic.subscriptions.get(subscription)) is not None:
+            SubscriptionTransactions(host).abort_forgotten(txn)
+
+    async def _ask(self, topic: str, subscription: str, txn: TxnId) -> None:
         """Raises what its coordinator says, TransactionCoordinatorNotFound if there is none."""
         claim = await self._holder(txn.most)
         door = self._context.tls
@@ -86,8 +104,13 @@ class Inquiries:
             pool = self._pool = Pool(self._context.network, url, self._credentials(), timeout_s)
         pool.begin_at(url, door.to_peers() if door is not None else None)
         connection, number = await pool.get(pool.assigned(url, False)), pool.next_request_id()
-        answer = await connection.request(number, requests.add_partitions_to_txn(number, txn, [topic]))
-        body = answer.add_partition_to_txn_response
+        body: api.CommandAddPartitionToTxnResponse | api.CommandAddSubscriptionToTxnResponse
+        if subscription:
+            answer = await connection.request(number, requests.add_subscription_to_txn(number, txn, topic, subscription))
+            body = answer.add_subscription_to_txn_response
+        else:
+            answer = await connection.request(number, requests.add_partitions_to_txn(number, txn, [topic]))
+            body = answer.add_partition_to_txn_response
         if body.HasField("error"):
             raise failure_of(body.error, body.message)
 

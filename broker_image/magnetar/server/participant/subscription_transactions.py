@@ -98,6 +98,15 @@ class SubscriptionTransactions:
             self._end(orphan, Outcome.ABORTED, floor)
         await self._host.topic.context.log.barrier()
 
+    def abort_forgotten(self, txn: TxnId) -> None:
+        """Nobody will tell how the transaction ended, and it holds something here: it did not commit. Later, if nothing can be written now."""
+        try:
+            self._check()
+        except (ServiceNotReady, StorageError):
+            return
+        if self.core.is_open(txn):
+            self._end(txn, Outcome.ABORTED, 0)
+
     def _end(self, txn: TxnId, outcome: Outcome, floor: int) -> None:
         change, unblocked = self.core.end(txn, outcome, floor)
         self._write(change, None)

@@ -44,11 +44,13 @@ class ParticipantLimits(NamedTuple):
 def limits_of(settings: BrokerSettings) -> ParticipantLimits:
     """The limits that a broker was given. A marker names every entry if need be, and is one record of the log."""
     entries_max = min(settings.txn_entries_max, settings.block_bytes_max // MARKER_BYTES_PER_ENTRY - 1)
+    held_max, inquire_ms = (
+        min(settings.txn_held_acks_max, held_max_of(settings.block_bytes_max)),
+        int(settings.txn_inquire_s * 1000),
+    )
     return ParticipantLimits(
-        BufferLimits(
-            settings.txn_open_per_topic_max, entries_max, settings.txn_bytes_max, inquire_ms=int(settings.txn_inquire_s * 1000)
-        ),
-        PendingLimits(settings.txn_open_per_topic_max, min(settings.txn_held_acks_max, held_max_of(settings.block_bytes_max))),
+        BufferLimits(settings.txn_open_per_topic_max, entries_max, settings.txn_bytes_max, inquire_ms=inquire_ms),
+        PendingLimits(settings.txn_open_per_topic_max, held_max, inquire_ms),
     )
 
 
