@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
@@ -41,6 +41,31 @@ class TransactionState(enum.Enum):
     UNKNOWN = "outcome unknown"
 
 
+class _Gate:
+    """The registration of one participant. Whoever comes before it is done passes right behind it, in the order of coming, and all in one turn of
+    the event loop: so messages that are sent together stay together, and share a batch."""
+
+    def __init__(self) -> None:
+        self._registration: asyncio.Task[None] | None = None
+        self._registered = False
+        self._came = self._passed = 0
+
+    async def enter(self, register: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Pass once the participant is registered. Raises the refusal: the first one, also for those who come later."""
+        number, self._came = self._came, self._came + 1
+        try:
+            if not self._registered:
+                if self._registration is None:
+                    self._registration = asyncio.create_task(register())
+                    self._registration.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
+                await asyncio.shield(self._registration)
+                self._registered = True
+            while self._passed < number:  # those before us are about to
+                await asyncio.sleep(0)
+        finally:
+            self._passed += 1
+
+
 class Transaction:
     """Messages and acknowledgements that take place together or not at all. Made by `Client.transaction`; use it in `async with`.
 
@@ -56,8 +81,7 @@ class Transaction:
         self._coordinators = coordinators
         self._outcome_wait_s = outcome_wait_s
         self._id: TxnId | None = None
-        self._enlisted: set[tuple[str, ...]] = set()
-        self._enlisting: dict[tuple[str, ...], asyncio.Lock] = {}
+        self._gates: dict[tuple[str, ...], _Gate] = {}
         self._pending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -129,12 +153,9 @@ class Transaction:
             if not self._pending:
                 self._idle.set()
 
-    async def _enlist(self, participant: tuple[str, ...], register: Callable[[], Awaitable[None]]) -> None:
-        """Register a participant once. Concurrent callers pass in the order they came, so that messages keep theirs."""
-        async with self._enlisting.setdefault(participant, asyncio.Lock()):
-            if participant not in self._enlisted:
-                await register()
-                self._enlisted.add(participant)
+    async def _enlist(self, participant: tuple[str, ...], register: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Register a participant once. Raises its refusal."""
+        await self._gates.setdefault(participant, _Gate()).enter(register)
 
     # --- its end
 

@@ -125,6 +125,18 @@ def test_concurrent_sends_keep_their_order_while_the_partition_is_registered() -
     run(scenario)
 
 
+def test_first_sends_of_transactions_side_by_side_share_their_batches() -> None:
+    """What waits for a registration leaves in one go: messages of two transactions do not take turns, which would make each a batch."""
+
+    async def scenario(broker: ScriptedBroker, _: ScriptedCoordinator, client: Client) -> None:
+        producer = await client.create_producer("t", batching=Batching(linger_s=0.05))
+        async with client.transaction() as one, client.transaction() as two:
+            await asyncio.gather(*(producer.send(b"m", txn=txn) for txn in (one, two) for _ in range(5)))
+        assert [(send.num_messages, txn_of(send)) for send in broker.of("send")] == [(5, TxnId(0, 0)), (5, TxnId(0, 1))]
+
+    run(scenario)
+
+
 def test_an_exception_aborts_and_passes_on() -> None:
     """The block's own exception comes out; nothing can be added afterwards."""
 
