@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.scenarios import planted, planted_durable, planted_splits
+from tests.simulation.scenarios import planted, planted_coordinators, planted_durable, planted_splits
 from tests.simulation.scenarios.planted import CONTROL
 from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
 
@@ -49,6 +49,22 @@ NOTICED_BY = {
         "collector_forgets_the_chain": "invariant 1|did not end within|never got",
         "collector_forgets_the_manifests": "invariant 1|did not end within|never got",
     },
+    "planted_coordinators": {
+        "answered_before_the_flush": "given twice|is not known|have not heard|never heard|it is no part|nobody was given| is now",
+        "log_is_not_replayed": "given twice|is not known",
+        "checkpoint_without_outcomes": "is not known",
+        "checkpoint_without_the_next_id": "given twice",
+        # the log decides what is open, or ends what nobody has decided: it cannot be replayed
+        "checkpoint_without_decisions": "after the last fault| is now|and then",
+        "checkpoint_without_participants": "never heard|have not heard",
+        "nothing_is_carried_on": "never heard",
+        "timeouts_end_with_the_life": "left to its timeout",
+        "the_last_word_counts": " is now|and then",
+        "a_failure_counts_as_an_answer": "never heard|have not heard",
+        "the_watermark_is_the_highest_ended": "have not heard",
+        "what_has_ended_takes_more": "after its end|never heard|have not heard",
+        "collector_forgets_coordinators": "after the last fault",
+    },
 }
 BUGS = [(suite, bug) for suite, bugs in NOTICED_BY.items() for bug in bugs]
 
@@ -69,6 +85,7 @@ def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted"]} == {*planted.BUGS}
     assert {*NOTICED_BY["planted_splits"]} == {*planted_splits.BUGS}
     assert {*NOTICED_BY["planted_durable"]} == {*planted_durable.BUGS}
+    assert {*NOTICED_BY["planted_coordinators"]} == {*planted_coordinators.BUGS}
 
 
 @pytest.mark.slow

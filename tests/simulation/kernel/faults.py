@@ -40,6 +40,8 @@ class Faults:
     lookup_error_probability: float = 0.0
     partial_write_probability: float = 0.05
     """Chance that a write happens in two parts, between which the process may be paused or killed."""
+    append_crash_probability: float = 0.0
+    """Chance that an append to a log is its process' last deed, in any of its steps: before the write, or between what follows it."""
 
     # objects
     object_latency_s: Range = (0.001, 0.02)

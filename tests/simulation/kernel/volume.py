@@ -10,7 +10,7 @@ node's calls never complete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from magnetar.errors import Fenced, StorageError
@@ -33,10 +33,12 @@ class DiskWeather:
 
 
 class SimVolume:
-    """The `Volume` port of one node."""
+    """The `Volume` port of one node. `crash` ends its process, as SIGKILL does."""
 
-    def __init__(self, loop: SimLoop, node: Node, disk: Disk, weather: DiskWeather) -> None:
-        self._loop, self._node, self._disk, self._weather = loop, node, disk, weather
+    def __init__(
+        self, loop: SimLoop, node: Node, disk: Disk, weather: DiskWeather, crash: Callable[[], None] | None = None
+    ) -> None:
+        self._loop, self._node, self._disk, self._weather, self._crash = loop, node, disk, weather, crash
 
     # --- the interface ---------------------------------------------------------------------------------------------------------
 
@@ -235,15 +237,23 @@ class SimVolume:
 
     async def append(self, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         """The four steps of `LogHandle.append`."""
-        await self._step()
+        last = -1
+        if self._crash is not None and self._strikes(self._weather.faults.append_crash_probability):
+            last = self._disk.chance.randrange(4)
+        await self._step_or_die(last == 0)
         data = b"".join(buffers)
         await self.write(handle.inode, handle.name, offset, data)
-        await self._step()
+        await self._step_or_die(last == 1)
         await self.flush(handle.inode, handle.name)
-        await self._step()
+        await self._step_or_die(last == 2)
         await self.look_for_claim(claim)
-        await self._step()
+        await self._step_or_die(last == 3)
         self._loop.record(self._node.name, "append", handle.name, offset, len(data))
+
+    async def _step_or_die(self, dies: bool) -> None:
+        if dies and self._crash is not None:
+            self._crash()
+        await self._step()
 
     async def _put_if_absent(self, name: str, data: bytes) -> bool:
         await self._step()

@@ -30,6 +30,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -124,7 +125,7 @@ class World:
         node = self.loop.new_node(name, life)
         self._lives.append(node)
         clock = SimClock(self.loop, node, self.faults.wall_skew_max_s, self.faults.drift_max)
-        volume: Volume = SimVolume(self.loop, node, self.disk, self.weather)
+        volume: Volume = SimVolume(self.loop, node, self.disk, self.weather, partial(self._crash_life, node))
         if self._slots:
             volume = SlotVolume(RetryingObjects(SimObjects(self.objects, node), clock), clock)
         return node, Environment(name, life, clock, SimNetwork(self.fabric, node), volume, SimStore(self.store, node))
@@ -185,6 +186,12 @@ class World:
         if self.alive(name):
             self.loop.record(name, "crash")
             self._die(self._places[name], machine=False)
+
+    def _crash_life(self, node: Node) -> None:
+        """As `crash`, of that life; outsiders are nobody's to end."""
+        place = self._places.get(node.name)
+        if place is not None and place.node is node:
+            self.crash(node.name)
 
     def restart(self, name: str) -> None:
         """Start a new life of a node (killing the current one if there is one)."""

@@ -75,7 +75,7 @@ class Evidence:
         name = event["event"]
         if name == "bundle.owned":
             name = "takeover" if event["fenced"] else "acquired without a fence"
-        elif name == "broker.failed":
+        elif name in ("broker.failed", "coordinator.failed"):
             self.endings.append(event["reason"])
         self.counts[name] += 1
         raise structlog.DropEvent
@@ -98,7 +98,12 @@ class SimulatedUsage:
 
 
 class Cluster(World):
-    """A world with three brokers. `exercise`: they also move and split bundles and stop by themselves, until `settle`."""
+    """A world with three brokers. `exercise`: they also move and split bundles and stop by themselves, until `settle`.
+
+    What `patch` changes holds while the world is open.
+    """
+
+    patch: pytest.MonkeyPatch
 
     def __init__(
         self,
@@ -121,6 +126,7 @@ class Cluster(World):
 
     def __enter__(self) -> Cluster:
         super().__enter__()
+        self.patch = self._patches.enter_context(pytest.MonkeyPatch.context())
         self._patches.enter_context(_observed(self))
         return self
 

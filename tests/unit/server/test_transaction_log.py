@@ -150,6 +150,30 @@ def test_checkpoints_shorten_the_log_and_delete_what_they_replace(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_what_cannot_be_deleted_goes_with_the_next_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that cannot be synced does not end a life whose log and record are in order (simulation seed 11 of coordinators)."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with volume_in(tmp_path) as volume:
+            life = await begin_life(store, volume, "a")
+
+            async def refuse(name: str) -> bool:
+                raise StorageError(f"{name}: EIO")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(volume, "remove", refuse)
+                await life.log.checkpoint(life.core)
+            assert len(await volume.list(names.coordinator_checkpoints(0))) == 2
+            await life.log.checkpoint(life.core)
+            record = await record_of(store)
+            assert record.checkpoint is not None
+            assert await volume.list(names.coordinator_checkpoints(0)) == [record.checkpoint.object]
+            assert await life.begin() == 0
+
+    asyncio.run(scenario())
+
+
 def test_what_is_missing_is_named_and_nothing_begins_anew(tmp_path: Path) -> None:
     """Neither without the checkpoint nor without the log that the record names."""
 

@@ -189,6 +189,8 @@ class Coordinator:
     def _end(self, reason: str) -> None:
         self._ready = False
         self.metrics.held.set(0)
+        for door in self._doors:  # or who comes back at once would be heard by nobody
+            door.close()
         self._connections.abort_all()
         self._ended.set_result(reason)
 

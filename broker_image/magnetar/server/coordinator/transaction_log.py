@@ -163,7 +163,14 @@ class TransactionLog:
         return CheckpointPointer(name, claim.incarnation, position), (LogRange(claim.incarnation, position, None),)
 
     async def tidy(self) -> None:
-        """Delete what the record, as this life has written it, does not need: older checkpoints, and files of our own log. Raises StorageError."""
+        """Delete what the record, as this life has written it, does not need; what cannot be deleted now goes with the next checkpoint."""
+        try:
+            await self._delete_superseded()
+        except StorageError as error:
+            log.warning("coordinator.tidy_delayed", tcid=self._claim.tcid, error=str(error))
+
+    async def _delete_superseded(self) -> None:
+        """Older checkpoints, and files of our own log. Raises StorageError."""
         record = self._claim.record
         assert record is not None, "only a holder has a log"
         if record.checkpoint is None or record.checkpoint.incarnation != self._claim.incarnation:

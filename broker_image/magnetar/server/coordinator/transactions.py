@@ -15,7 +15,15 @@ from typing import Any
 import structlog
 
 from magnetar.clock import Clock, back_off_s
-from magnetar.errors import MagnetarError, StorageError, StoreError, SubscriptionNotFound, TopicNotFound
+from magnetar.errors import (
+    Fenced,
+    MagnetarError,
+    StorageError,
+    StoreError,
+    SubscriptionNotFound,
+    TopicNotFound,
+    TransactionCoordinatorNotFound,
+)
 from magnetar.server.coordinator.metrics import ABORTED, COMMITTED, TIMED_OUT, CoordinatorMetrics
 from magnetar.server.coordinator.participants import Participants
 from magnetar.server.coordinator.transaction_log import TransactionLog
@@ -45,7 +53,7 @@ DRIVEN_AT_ONCE_MAX = 1000
 RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
 TICK_LEAST_S = 0.05
 """What becomes due within it is done together."""
-STORE_RETRY_S = 1.0
+CHECKPOINT_RETRY_S = 1.0
 OLD_S = 600.0
 PARTICIPANTS_TOLD = 5
 
@@ -121,21 +129,27 @@ class Transactions:
 
     async def new(self, timeout_ms: int, principal: str) -> TxnId:
         """A new transaction, durable. Raises LimitExceeded, InvalidRequest."""
-        request = _request()
+        request = self._request()
         self._perform(self._core.handle(NewRequested(request, timeout_ms, principal, self.now_ms())))
         return TxnId(self._core.tcid, await request)
 
     async def join(self, least: int, participants: tuple[Participant, ...], caller: Caller) -> None:
         """Add participants, durably. Raises TransactionNotFound, InvalidTxnStatus, LimitExceeded, NotAllowed."""
-        request = _request()
+        request = self._request()
         self._perform(self._core.handle(JoinRequested(request, least, participants, caller)))
         await request
 
     async def end(self, least: int, action: Action, caller: Caller) -> None:
         """Decide, durably, and wait a little for the participants. Raises TransactionNotFound, InvalidTxnStatus, NotAllowed."""
-        request = _request()
+        request = self._request()
         self._perform(self._core.handle(EndRequested(request, least, action, caller, self.now_ms())))
         await request
+
+    def _request(self) -> asyncio.Future[int]:
+        """Something to answer. Raises TransactionCoordinatorNotFound once this life has ended: nothing is written any more."""
+        if self._stopped:
+            raise TransactionCoordinatorNotFound(f"transaction coordinator {self._core.tcid} ends here; look it up again")
+        return asyncio.get_running_loop().create_future()
 
     # --- effects ---------------------------------------------------------------------------------------------------------------
 
@@ -293,11 +307,11 @@ class Transactions:
             try:
                 await self._log.checkpoint(self._core)
                 break
-            except StorageError:
+            except Fenced:
                 raise
-            except StoreError as error:
+            except (StorageError, StoreError) as error:  # the log has everything: only a recovery takes longer meanwhile
                 log.warning("coordinator.checkpoint_delayed", tcid=self._core.tcid, error=str(error))
-                await asyncio.sleep(STORE_RETRY_S)
+                await asyncio.sleep(CHECKPOINT_RETRY_S)
         self._checkpointing = False
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -309,10 +323,6 @@ class Transactions:
         del self._tasks[task]
         if not task.cancelled() and task.exception() is not None and not self._stopped:
             self._fail(f"{task.get_name()}: {task.exception()!r}")
-
-
-def _request() -> asyncio.Future[int]:
-    return asyncio.get_running_loop().create_future()
 
 
 def _after(call: Callable[[tuple[Then, ...]], None], then: tuple[Then, ...]) -> Callable[[], None] | None:
