@@ -68,7 +68,7 @@ def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: 
 
 def held(plan: RollPlan, problems: Sequence[Problem]) -> RollPlan:
     """The plan while `problems` would keep a pod that is made now from starting: nobody is restarted, whatever state he is in."""
-    return replace(plan, restart="", waits_for=problems[0].message) if problems else plan
+    return replace(plan, restart="", waits_for=f"the end of this: {problems[0].message}") if problems else plan
 
 
 def difference_of(pod: Manifest, template: Manifest) -> str:

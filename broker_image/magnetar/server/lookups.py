@@ -61,6 +61,9 @@ class Lookups:
             url, url_tls = coordinator.service_url, coordinator.service_url_tls
         else:
             url, url_tls = addresses_of(await self._ownership.owner_of(topic), listener)
+        if not (url_tls if connection.tls else url):
+            # It is about to be restarted with such a port, or without one; an answer without an address would be an error for good.
+            raise ServiceNotReady(f"who serves {topic} has no address {'with' if connection.tls else 'without'} TLS yet")
         connection.listener = listener
         connection.queue(commands.lookup_connect(lookup.request_id, url, url_tls or None))
 

@@ -1,7 +1,7 @@
 """TLS of a process.
 
 Owns: `TlsCertificates`, what this process shows and whom it believes, as they are now; `TlsDoor`, which accepts connections behind them.
-Imports: ssl, network, errors.
+Imports: ssl, followed_files, errors.
 Source: the layout of a mounted secret of type kubernetes.io/tls: tls.crt, tls.key, and ca.crt for clients' certificates if there is one.
 Invariants: files are read again when they change, for the connections that come after; a pair that is broken or does not match stops the start,
 later it changes nothing and counts; a peer that does not finish its handshake is dropped, and only so many may be at it; no key is ever logged.
@@ -21,12 +21,12 @@ from typing import Any
 import structlog
 
 from magnetar.errors import InvalidRequest
+from magnetar.server.followed_files import Follower
 
 log = structlog.get_logger(__name__)
 
 CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "tls.crt", "tls.key", "ca.crt"
 FILE_BYTES_MAX = 1 << 20
-REREAD_S = 1.0
 HANDSHAKE_S = 10.0
 HANDSHAKES_MAX = 512
 """Connections that have not finished their handshake; more are dropped as they come."""
@@ -40,27 +40,27 @@ class TlsCertificates:
     def __init__(self, directory: Path) -> None:
         """Raises InvalidRequest naming the file."""
         self._directory = directory
-        self._trouble = ""
-        self.reloads_failed = 0
+        self._follower = Follower("tls", directory=str(directory))
         self._contents = self._read()
         self.context, self.expires_s = self._load(self._contents)
 
+    @property
+    def reloads_failed(self) -> int:
+        return self._follower.failed
+
     async def follow(self) -> None:
         """Read again, for ever."""
-        while True:
-            await asyncio.sleep(REREAD_S)
-            try:
-                found = await asyncio.to_thread(self._read)
-                if found != self._contents:
-                    self.context, self.expires_s = await asyncio.to_thread(self._load, found)
-                    self._contents = found
-                    log.info("tls.changed", directory=str(self._directory), expires_s=self.expires_s)
-                self._trouble = ""
-            except InvalidRequest as error:
-                if str(error) != self._trouble:  # once: it stays until somebody mends it
-                    self.reloads_failed += 1
-                    log.error("tls.unchanged", directory=str(self._directory), error=str(error))
-                self._trouble = str(error)
+
+        def changed() -> tuple[dict[str, bytes], tuple[ssl.SSLContext, float]] | None:
+            found = self._read()
+            return (found, self._load(found)) if found != self._contents else None
+
+        def take(found: tuple[dict[str, bytes], tuple[ssl.SSLContext, float]] | None) -> None:
+            if found is not None:
+                self._contents, (self.context, self.expires_s) = found
+                log.info("tls.changed", directory=str(self._directory), expires_s=self.expires_s)
+
+        await self._follower.follow(changed, take)
 
     def _read(self) -> dict[str, bytes]:
         found = {}

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ from fastapi import FastAPI, Request
 from dev.certificates import Authority
 from magnetar.client import Client
 from magnetar.errors import InvalidRequest, NotAuthorized
+from magnetar.metadata import keys
+from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
 from magnetar.server.access import AccessOptions
 from magnetar.server.broker import Broker
+from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.http import COMMON_NAME, HttpListener
 from magnetar.server.security.authentication import Authenticator
 from magnetar.server.tls import TlsCertificates, TlsDoor
-from tests.unit.server.brokers import CLOCK, HOST, TOPIC, Type, open_peer, running_broker
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from tests.unit.server.brokers import CLOCK, HOST, TOPIC, Peer, Type, open_peer, running_broker
 from tests.unit.server.secured import DOCUMENT, appoint, authenticator, show, token
 
 LOOPS = [asyncio.run, uvloop.run]
@@ -84,6 +90,32 @@ async def _shown(port: int, context: ssl.SSLContext) -> int:
 
 def _port(url: str) -> int:
     return int(url.rpartition(":")[2])
+
+
+def test_who_has_no_address_with_tls_yet_is_waited_for(tmp_path: Path) -> None:
+    """While a cluster gets TLS, a coordinator may still be without it: its clients are told to try again, not given an empty address."""
+    authority = Authority(tmp_path / "ca")
+
+    async def run() -> None:
+        async with tls_broker(tmp_path / "volume", authority.server()) as (broker, _), asyncio.timeout(60):
+            claim = CoordinatorClaimRecord("tx-0.0", 1, "tx-0", "pulsar://tx-0:6650", "http://x:8080", 0, "1")
+            await broker.context.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "shop/tx").encode())
+            await broker.context.store.put(keys.coordinator_claim(0), claim.encode())
+            coordinator = str(ASSIGN.with_partition(0))
+            async with open_peer(broker) as plain:
+                assert await plain.lookup(coordinator) == "pulsar://tx-0:6650"
+            peer = Peer(*await asyncio.open_connection(HOST, _port(broker.service_url_tls), ssl=authority.context()))
+            peer.write(requests.connect("test", 21))
+            await peer.answer(Type.CONNECTED)
+            answer = (await peer.ask("lookup", topic=coordinator)).lookup_response
+            assert (answer.response, answer.error) == (answer.Failed, api.ServiceNotReady)
+            secure = replace(claim, service_url_tls="pulsar+ssl://tx-0:6651")
+            await broker.context.store.put(keys.coordinator_claim(0), secure.encode())
+            answer = (await peer.ask("lookup", topic=coordinator)).lookup_response
+            assert answer.brokerServiceUrlTls == "pulsar+ssl://tx-0:6651"
+            await peer.close()
+
+    asyncio.run(run())
 
 
 def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> None:

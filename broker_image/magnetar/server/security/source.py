@@ -1,12 +1,11 @@
 """The security document of this process, as it is now.
 
-Owns: `SecuritySource`: reading the document and the keys it names, and following their changes. Imports: security, clock, errors.
+Owns: `SecuritySource`: reading the document and the keys it names, and following their changes. Imports: security, followed_files, clock, errors.
 Invariants: a broken document or key stops the start; later it changes nothing, is logged once, and counts; keys and contents are never logged.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,13 @@ from magnetar.errors import InvalidRequest
 from magnetar.security.document import DOCUMENT_BYTES_MAX, SecurityDocument, TokenOptions, parse_document
 from magnetar.security.keys import KEY_FILE_BYTES_MAX, SecretKey, VerifyingKey, secret_key, secret_keys
 from magnetar.security.tokens import TokenRules
+from magnetar.server.followed_files import Follower
 
 log = structlog.get_logger(__name__)
 
-REREAD_S = 1.0
 OWN_KEY_BITS = 256
+Contents = dict[str, bytes]
+"""What was read, by the field that names the file."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,10 +46,12 @@ class SecuritySource:
         self._file, self._clock, self._alone = file, clock, alone
         self._own_key = SecretKey(clock.random_bits(OWN_KEY_BITS).to_bytes(OWN_KEY_BITS // 8, "big"))
         self._listeners: list[Callable[[], None]] = []
-        self._contents: dict[str, bytes] = {}
-        self._trouble = ""
-        self.reloads_failed = 0
-        self.current = self._load()
+        self._follower = Follower("security", file=str(file))
+        self.current, self._contents = self._load()
+
+    @property
+    def reloads_failed(self) -> int:
+        return self._follower.failed
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever there is another document or another key."""
@@ -60,27 +63,18 @@ class SecuritySource:
 
     async def follow(self) -> None:
         """Read again, for ever."""
-        while True:
-            await asyncio.sleep(REREAD_S)
-            before = self._contents
-            try:
-                found = await asyncio.to_thread(self._load)
-            except InvalidRequest as error:
-                self._contents = before
-                if str(error) != self._trouble:  # once: it stays until somebody mends it
-                    self.reloads_failed += 1
-                    log.error("security.unchanged", file=str(self._file), error=str(error))
-                self._trouble = str(error)
-                continue
-            self._trouble = ""
+
+        def take(found: tuple[LoadedSecurity, Contents]) -> None:
+            before, (self.current, self._contents) = self._contents, found
             if self._contents != before:
-                self.current = found
                 log.info("security.changed", file=str(self._file))
                 for listener in list(self._listeners):
                     listener()
 
-    def _load(self) -> LoadedSecurity:
-        contents: dict[str, bytes] = {}
+        await self._follower.follow(self._load, take)
+
+    def _load(self) -> tuple[LoadedSecurity, Contents]:
+        contents: Contents = {}
         document = parse_document(_text(self._read(contents, "security", str(self._file), DOCUMENT_BYTES_MAX)))
         token = document.token
         rules = TokenRules(self._token_key(contents, token), token.role_claim, token.audience) if token is not None else None
@@ -94,12 +88,11 @@ class SecuritySource:
                 "security: internal.keyFile is empty, but the processes of a cluster ask each other; name a file of 32 random bytes or more "
                 "that all of them have"
             )
-        self._contents = contents
         keys = tuple(data for field, data in contents.items() if field.startswith("authentication."))
         told = (document.anonymous_role, document.client_certificates, document.token, document.proxy_roles)
-        return LoadedSecurity(document, rules, internal, (*told, *keys))
+        return LoadedSecurity(document, rules, internal, (*told, *keys)), contents
 
-    def _token_key(self, contents: dict[str, bytes], token: TokenOptions) -> VerifyingKey:
+    def _token_key(self, contents: Contents, token: TokenOptions) -> VerifyingKey:
         if token.secret_key_file:
             field = "authentication.token.secretKeyFile"
             return secret_key(field, self._read(contents, field, token.secret_key_file, KEY_FILE_BYTES_MAX))
@@ -108,7 +101,7 @@ class SecuritySource:
         field = "authentication.token.publicKeyFile"
         return public_key(field, self._read(contents, field, token.public_key_file, KEY_FILE_BYTES_MAX))
 
-    def _read(self, contents: dict[str, bytes], field: str, name: str, limit: int) -> bytes:
+    def _read(self, contents: Contents, field: str, name: str, limit: int) -> bytes:
         try:
             with Path(name).open("rb") as file:
                 data = file.read(limit + 1)

@@ -1,0 +1,44 @@
+"""Following files that somebody else replaces.
+
+Owns: `Follower`: reading again, for ever, and what becomes of files that will not do. Imports: asyncio, errors.
+Invariants: what is broken changes nothing; it is logged once, for it stays until somebody mends it, and counted; no content is ever logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from magnetar.errors import InvalidRequest
+
+log = structlog.get_logger(__name__)
+
+REREAD_S = 1.0
+T = TypeVar("T")
+
+
+class Follower:
+    """Follows the files behind one thing. `subject` begins the names of what is logged, `named` says where it lies."""
+
+    def __init__(self, subject: str, **named: str) -> None:
+        self._subject, self._named = subject, named
+        self._trouble = ""
+        self.failed = 0
+
+    async def follow(self, read: Callable[[], T], take: Callable[[T], None]) -> None:
+        """`read` in a thread, which raises InvalidRequest for what will not do; give what it returns to `take`."""
+        while True:
+            await asyncio.sleep(REREAD_S)
+            try:
+                found = await asyncio.to_thread(read)
+            except InvalidRequest as error:
+                if str(error) != self._trouble:
+                    self.failed += 1
+                    log.error(f"{self._subject}.unchanged", **self._named, error=str(error))
+                self._trouble = str(error)
+                continue
+            self._trouble = ""
+            take(found)
