@@ -211,7 +211,7 @@ class Subscription:
         """
         if self._view is not None:
             ranges, partial = self._view.acknowledgeable(ranges, partial)
-            self._view.changed()
+            self._view.changed(ranges, partial)
         return self._acknowledge(handle, ranges, partial)
 
     def _acknowledge(self, handle: Hashable | None, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]) -> bool:
@@ -267,7 +267,7 @@ class Subscription:
         """
         self.cursor.reset(ordinal, mask)
         if self._view is not None:
-            self._view.changed()
+            self._view.moved()
         if self._dispatcher is not None:
             self._dispatcher.rewind()
 
@@ -327,7 +327,7 @@ class Subscription:
     def settle(self, ranges: Sequence[tuple[int, int]], partial: Sequence[tuple[int, int]] = ()) -> bool:
         """The transaction has committed: what it held, and has let go of, is acknowledged. Arguments and result as of `acknowledge`."""
         if self._view is not None:
-            self._view.changed()
+            self._view.changed(ranges, partial)
         return self._acknowledge(None, ranges, partial)
 
     def _look_through(self, view: DeliveryView | None) -> None:
@@ -387,7 +387,7 @@ class Subscription:
         """Replay one record of the log."""
         self.cursor.apply_delta(delta)
         if self._view is not None:
-            self._view.changed()
+            self._view.moved()
         if delta.properties is not None:
             self._properties = dict(delta.properties)
         self._properties_changed = False

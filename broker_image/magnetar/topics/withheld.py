@@ -24,7 +24,7 @@ def known_within(known: Mapping[int, object], start: int, end: int) -> list[int]
 class DeliveryView:
     """A cursor as dispatch sees it: entries by ordinal, messages of a batch as masks (bit 1 = withheld)."""
 
-    __slots__ = ("_cursor", "_full", "_hidden", "_partial", "_stale", "entries", "messages", "sizes")
+    __slots__ = ("_cursor", "_full", "_hidden", "_left", "_partial", "_stale", "_touched", "entries", "messages", "sizes")
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -33,7 +33,9 @@ class DeliveryView:
         self.sizes: dict[int, int] = {}  # messages of each batch in `messages`
         self._hidden = IntervalSet()
         self._full: set[int] = set()  # hidden because each of its messages is
-        self._partial: dict[int, int] = {}
+        self._left: dict[int, int] = {}  # masks of what may be delivered of the other batches in `messages`
+        self._partial: Mapping[int, int] = {}
+        self._touched: set[int] = set()  # batches in `messages` to be looked at again
         self._stale = False
 
     def __bool__(self) -> bool:
@@ -62,7 +64,7 @@ class DeliveryView:
         """Take out some messages of a batch of `size`."""
         self.messages[ordinal] = self.messages.get(ordinal, 0) | messages
         self.sizes[ordinal] = max(size, self.sizes.get(ordinal, 0))
-        self._stale = True
+        self._touch(ordinal)
 
     def release_messages(self, ordinal: int, messages: int) -> None:
         """Show these messages again."""
@@ -71,10 +73,11 @@ class DeliveryView:
             self.messages[ordinal] = left
         else:
             del self.messages[ordinal], self.sizes[ordinal]
+            self._left.pop(ordinal, None)
             if ordinal in self._full:
                 self._full.remove(ordinal)
                 self._hidden.remove(ordinal, ordinal + 1)
-        self._stale = True
+        self._touch(ordinal)
 
     def forget_below(self, ordinal: int) -> None:
         """Entries below `ordinal` exist no more."""
@@ -82,12 +85,27 @@ class DeliveryView:
         self._hidden.remove_below(ordinal)
         for known in [known for known in self.messages if known < ordinal]:
             self._full.discard(known)
+            self._left.pop(known, None)
             del self.messages[known], self.sizes[known]
         self._stale = True
 
-    def changed(self) -> None:
-        """The cursor has changed: what is left of batches is to be looked at again."""
-        self._stale = bool(self.messages)
+    def _touch(self, ordinal: int) -> None:
+        self._touched.add(ordinal)
+        self._stale = True
+
+    def changed(self, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]) -> None:
+        """The cursor has acknowledged these (as `Subscription.acknowledge` takes them): what is left of batches is to be looked at again."""
+        if not self.messages:
+            return
+        self._stale = True
+        self._touched.update(ordinal for ordinal, _ in partial)
+        for start, end in ranges:
+            self._touched.update(known_within(self.messages, start, end))
+
+    def moved(self) -> None:
+        """The cursor may have changed anyhow."""
+        self._touched.update(self.messages)
+        self._stale = True
 
     # --- what acknowledgements may touch ----------------------------------------------------------------------------------------
 
@@ -120,23 +138,24 @@ class DeliveryView:
     # --- what dispatch asks -----------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
+        """A batch of which nothing is left is hidden: nobody asks for its mask."""
         if not self._stale:
             return
         self._stale = False
-        self._partial = dict(self._cursor.partial)
-        for ordinal in self.messages:
-            left = self.remaining(ordinal)
+        for ordinal in self._touched:
+            left = self.remaining(ordinal) if ordinal in self.messages else None
             if left:
-                self._partial[ordinal] = left
+                self._left[ordinal] = left
             else:
-                self._partial.pop(ordinal, None)
-            if bool(left) == (ordinal in self._full):
-                if left:
-                    self._full.remove(ordinal)
-                    self._hidden.remove(ordinal, ordinal + 1)
-                else:
-                    self._full.add(ordinal)
-                    self._hidden.add(ordinal, ordinal + 1)
+                self._left.pop(ordinal, None)
+            if left and ordinal in self._full:
+                self._full.remove(ordinal)
+                self._hidden.remove(ordinal, ordinal + 1)
+            elif left == 0 and ordinal not in self._full:
+                self._full.add(ordinal)
+                self._hidden.add(ordinal, ordinal + 1)
+        self._touched.clear()
+        self._partial = self._cursor.partial | self._left
 
     @property
     def mark_delete(self) -> int:

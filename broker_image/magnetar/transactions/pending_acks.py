@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
 from magnetar.topics.acksets import mask_of_words, words_of_mask
@@ -98,6 +99,7 @@ class PendingAcks:
         self._shares = 0
         self._fences = Fences()
         self._inquired: dict[TxnId, int] = {}
+        self._lowest: dict[int, list[int]] = {}  # heaps, by coordinator; numbers of ended transactions among them
 
     # --- acknowledging ----------------------------------------------------------------------------------------------------------
 
@@ -226,7 +228,10 @@ class PendingAcks:
     def _hold(
         self, txn: TxnId, handle: Hashable | None, runs: Sequence[tuple[int, int]], messages: dict[int, tuple[int, int]]
     ) -> bool:
-        held = self._held.setdefault(txn, _Held())
+        held = self._held.get(txn)
+        if held is None:
+            held = self._held[txn] = _Held()
+            heappush(self._lowest.setdefault(txn.most, []), txn.least)
         self._shares -= held.shares
         for start, end in runs:
             held.hold(start, end)
@@ -270,7 +275,16 @@ class PendingAcks:
 
     def orphans(self) -> list[TxnId]:
         """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
-        return [txn for txn in self._held if txn.least < self._fences.floor(txn.most)]
+        found = []
+        for most, lowest in self._lowest.items():
+            floor, below = self._fences.floor(most), set()
+            while lowest and lowest[0] < floor:
+                below.add(heappop(lowest))
+            found += [txn for least in sorted(below) if (txn := TxnId(most, least)) in self._held]
+            for txn in found:
+                if txn.most == most:
+                    heappush(lowest, txn.least)  # until it is aborted
+        return found
 
     def to_inquire(self, now_ms: int) -> list[TxnId]:
         """Transactions that have held something for long (or long since the last time): ask their coordinators, and end those that have ended.

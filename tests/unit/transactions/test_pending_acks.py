@@ -190,6 +190,29 @@ def test_an_end_is_a_fence_and_is_repeated_at_will() -> None:
     assert list(pending.open_transactions()) == [C]
 
 
+def test_orphans_are_told_until_they_are_aborted() -> None:
+    """By each coordinator's own floor, and only those that hold something still, also after a restart."""
+    topic, subscription, pending = stage()
+    txns = [TxnId(most, least) for most in (0, 7) for least in range(3)]
+    for number, txn in enumerate(txns):
+        pending.acknowledge(txn, "c", [(number, number + 1)])
+    pending.end(txns[1], COMMIT, 0)
+    assert pending.orphans() == []
+    pending.end(TxnId(0, 9), COMMIT, 2)
+    assert pending.orphans() == [txns[0]]
+    pending.end(TxnId(7, 9), ABORT, 3)
+    assert pending.orphans() == [txns[0], *txns[3:]]
+    restored = PendingAcks.from_state(
+        Topic.from_state(topic.name, 9, topic.to_state()).subscription("s"), topic.ledgers, pending.to_state()
+    )
+    for known in (pending, restored):
+        for orphan in known.orphans():
+            known.end(orphan, ABORT, 0)
+        assert known.orphans() == []
+        assert list(known.open_transactions()) == [txns[2]]
+    assert subscription.withheld is not None
+
+
 def test_limits_and_combinations_that_are_not_allowed() -> None:
     """Cumulative on Shared, a batch without its size, too many transactions, too much held."""
     _, subscription, pending = stage(limits=PendingLimits(open_transactions_max=2, held_max=3))
