@@ -9,10 +9,37 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 
 from magnetar.transactions.participant_records import Place
 
 _COUNT_MAX = (1 << 32) - 1
+
+
+class LinkColumns:
+    """Links into one ledger of the partition, in any order: entry there, sidecar ledger and first entry, count."""
+
+    __slots__ = ("counts", "entries", "source_firsts", "source_ledgers")
+
+    def __init__(self) -> None:
+        self.entries, self.source_ledgers, self.source_firsts = array("Q"), array("Q"), array("Q")
+        self.counts = array("I")
+
+    def extend(self, entries: Iterable[int], source_ledger: int, source_firsts: array[int], counts: array[int]) -> None:
+        """Add what came from one ledger of the sidecar."""
+        self.entries.extend(array("Q", entries))
+        self.source_ledgers.extend(array("Q", [source_ledger]) * len(counts))
+        self.source_firsts.extend(source_firsts)
+        self.counts.extend(counts)
+
+    def sort(self) -> None:
+        """By the partition's entries; of what is in order already nothing is moved."""
+        if self.entries.tolist() == (ordered := sorted(self.entries)):
+            return
+        places = sorted(range(len(ordered)), key=self.entries.__getitem__)
+        for column in (self.source_ledgers, self.source_firsts, self.counts):
+            column[:] = array(column.typecode, map(column.__getitem__, places))
+        self.entries[:] = array("Q", ordered)
 
 
 class Links:
@@ -41,6 +68,15 @@ class Links:
         self._source_ledgers.append(ledger)
         self._source_firsts.append(first)
         self._counts.append(count)
+
+    def extend(self, ledger: int, columns: LinkColumns) -> None:
+        """Add the links of a whole ledger, a later one than all before."""
+        columns.sort()
+        self._ledgers.extend(array("Q", [ledger]) * len(columns.counts))
+        self._entries.extend(columns.entries)
+        self._source_ledgers.extend(columns.source_ledgers)
+        self._source_firsts.extend(columns.source_firsts)
+        self._counts.extend(columns.counts)
 
     def find(self, position: Place) -> tuple[Place, int] | None:
         """The sidecar position of an entry of the partition, and how many follow it on both sides, itself included; None if it is no link."""

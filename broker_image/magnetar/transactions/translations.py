@@ -11,9 +11,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import compress
 from typing import NamedTuple
 
-from magnetar.transactions.links import Links
+from magnetar.transactions.links import LinkColumns, Links
 from magnetar.transactions.participant_records import Place, TranslationState
 
 _COUNT_MAX = (1 << 32) - 1
@@ -66,6 +67,13 @@ class _Runs:
             for column in (self.firsts, self.counts, self.codes, self.entries):
                 del column[after]
 
+    def only(self, code: int) -> _Runs:
+        """Those with this code."""
+        if self.codes.count(code) == len(self.codes):
+            return self
+        chosen = [found == code for found in self.codes]
+        return _Runs(*(compress(column, chosen) for column in (self.firsts, self.counts, self.codes, self.entries)))
+
     def drop(self, count: int) -> None:
         """Forget the first runs."""
         for column in (self.firsts, self.counts, self.codes, self.entries):
@@ -89,15 +97,16 @@ class Translations:
 
     def links(self) -> Links:
         """All that has committed, by its place in the partition."""
-        found = [
-            ((self._targets[runs.codes[at] >> 1], runs.entries[at]), (ledger, runs.firsts[at], runs.counts[at]))
-            for ledger, runs in self._ledgers.items()
-            for at in range(len(runs.firsts))
-            if runs.codes[at] & 1
-        ]
-        links = Links()
-        for target, span in sorted(found):
-            links.add(target, span)
+        links, into = Links(), dict[int, list[tuple[int, _Runs]]]()
+        for ledger, runs in self._ledgers.items():
+            for code in set(runs.codes):
+                if code & 1:
+                    into.setdefault(self._targets[code >> 1], []).append((ledger, runs.only(code)))
+        for target in sorted(into):
+            merged = LinkColumns()
+            for ledger, runs in into[target]:
+                merged.extend(runs.entries, ledger, runs.firsts, runs.counts)
+            links.extend(target, merged)
         return links
 
     def _target(self, ledger: int) -> int:

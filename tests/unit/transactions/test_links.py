@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.transactions.links import Links
+from magnetar.transactions.translations import Translations
 
 MARKERS = st.lists(
     st.tuples(
@@ -44,3 +47,34 @@ def test_every_entry_is_found_where_it_came_from(
     for position in [(ledger, entry), (ledger + 2, 0), (13, 0)]:
         assert links.find(position) is None
     assert links.memory_bytes <= 36 * max(len(table) + 4, 1)
+
+
+@given(MARKERS, st.randoms())
+def test_links_made_of_a_checkpoint_are_those_that_were_made_one_by_one(
+    markers: list[tuple[int, int, list[tuple[int, int]]]], random: Random
+) -> None:
+    """Whatever the order of commits was, beside aborted ones, in sidecar and partition of several terms."""
+    links, translations = Links(), Translations()
+    ledger, entry, found = 15, 0, []
+    for ledgers, between, spans in markers:
+        ledger, entry = (ledger + 2 * ledgers, 0) if ledgers else (ledger, entry)
+        entry += between
+        for gap, count in spans:
+            found.append(((ledger, entry), gap, count))
+            entry += count
+    places, at = {}, 0
+    for number in random.sample(range(len(found)), len(found)):
+        at += found[number][1]
+        places[number] = (14 + 2 * (number % 2), at, found[number][2])
+        at += found[number][2]
+    for number, (target, _, _) in enumerate(found):
+        links.add(target, places[number])
+        translations.add(places[number], target, committed=True)
+    translations.add((14, at + 5, 3), (15, 0), committed=False)
+    restored = Translations(translations.to_state()).links()
+    for (into, first), _, count in found:
+        for number in range(count):
+            one, other = links.find((into, first + number)), restored.find((into, first + number))
+            assert one is not None
+            assert other is not None
+            assert one[0] == other[0]
