@@ -72,7 +72,7 @@ e2e: setup ## End-to-end tests on a real node: scale, drain, forced deletion, Sp
 image: setup ## Build the image (REPO=registry/name to tag it for a push)
 	@python3 -m dev.image build $(if $(REPO),--tag $(REPO):$(shell $(PY) -c 'import magnetar; print(magnetar.__version__)'))
 
-bench: setup ## Figures of the publish path with pulsar-perf, beside the raw disk
+bench: setup ## Figures of the publish path with pulsar-perf, beside the raw disk (of transactions: python -m dev.bench.transactions)
 	@$(PY) -m dev.bench
 
 lock: setup ## Resolve the dependencies again, with hashes and without any index address
