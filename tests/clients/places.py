@@ -14,10 +14,11 @@ from pathlib import Path
 from dev.bench.pulsar_distribution import ensure
 from dev.bench.pulsar_peer import PulsarPeer
 from dev.server_process import ServerProcess
-from tests.clients.cluster import wait_for
+from tests.clients.cluster import request, wait_for
 from tests.clients.coordinators import CHANGE_S, Stage
 
 ENABLED = {"MAGNETAR_TRANSACTIONS_ENABLED": "1", "MAGNETAR_FAILOVER_DELAY_MS": "200"}
+PEER_READY_S = 30.0
 PEER_SETTINGS = {"transactionCoordinatorEnabled": "true", "acknowledgmentAtBatchIndexLevelEnabled": "true"}
 
 
@@ -108,7 +109,10 @@ class ApachePulsar(Place):
         super().__init__(self._peer.service_url, f"http://127.0.0.1:{self._peer.http_port}", [self._peer.broker_port] * 16)
 
     def start(self) -> None:
+        """Its health says nothing of its coordinators, which it makes afterwards."""
         self._peer.start()
+        partitions = f"{self.http_url}/admin/v2/persistent/pulsar/system/transaction_coordinator_assign/partitions"
+        wait_for("it has coordinators", lambda: request("GET", partitions)[1].get("partitions", 0) > 0, PEER_READY_S)
 
     def restart(self) -> None:
         raise NotImplementedError("the reference wipes its data when it starts")
