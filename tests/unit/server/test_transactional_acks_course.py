@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magnetar.server.broker import Broker
+from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.seeking import reset
 from magnetar.server.topic_life import skip
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import EndAcks, PendingAck, PendingChange
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.frames import encode_command
@@ -215,3 +218,36 @@ def test_every_life_knows_what_the_one_before_knew(tmp_path: Path, seed: int) ->
         assert course.ended > 1
 
     play_lives(tmp_path, script)
+
+
+def _unwritten_acks(change: PendingChange) -> PendingChange | None:
+    return None if isinstance(change, PendingAck) else change
+
+
+def _unwritten_ends(change: PendingChange) -> PendingChange | None:
+    return None if isinstance(change, EndAcks) else change
+
+
+def _commits_that_name_nothing(change: PendingChange) -> PendingChange | None:
+    return replace(change, ranges=(), partial=()) if isinstance(change, EndAcks) else change
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [_unwritten_acks, _unwritten_ends, _commits_that_name_nothing])
+def test_the_course_finds_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: Callable[[PendingChange], PendingChange | None]
+) -> None:
+    """The control: with a broken record a later life differs from the one before, within a few seeds."""
+    write = SubscriptionTransactions._write
+
+    def write_wrongly(host: SubscriptionTransactions, change: PendingChange | None, confirmed: Callable[[], None] | None) -> None:
+        write(host, None if change is None else broken(change), confirmed)
+
+    monkeypatch.setattr(SubscriptionTransactions, "_write", write_wrongly)
+
+    def courses() -> None:
+        for seed in range(12):
+            play_lives(tmp_path / str(seed), lambda lives, seed=seed: Course(lives, seed).run())  # type: ignore[misc]
+
+    with pytest.raises(AssertionError):
+        courses()
