@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
+from magnetar.client import Client
 from magnetar.errors import WireCode
 from magnetar.metadata.records import CoordinatorState
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.cluster import request, wait_for
+from tests.clients.conftest import QUIET
 from tests.clients.coordinators import CHANGE_S, Stage, Type, Wire
 from tests.clients.pulsar_admin import PulsarAdmin
 
@@ -22,6 +26,7 @@ pytestmark = pytest.mark.slow
 ENABLED = {"MAGNETAR_TRANSACTIONS_ENABLED": "1"}
 TOPIC = "persistent://public/default/told"
 TIMEOUT_MS = 600_000
+TIMEOUT_S = 60.0
 COMMIT, ABORT = api.COMMIT, api.ABORT
 
 
@@ -154,6 +159,48 @@ def _state_of(stage: Stage, tcid: int) -> CoordinatorState | None:
     return record.state if record is not None else None
 
 
+@pytest.mark.etcd
+def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(stage: Stage) -> None:
+    """Messages and acknowledgements of an open transaction, by topic and subscription, and nothing of them once it was aborted."""
+    broker, topic = stage.broker, "public/default/participant"
+
+    async def scenario() -> None:
+        async with asyncio.timeout(TIMEOUT_S), Client(broker.service_url) as client:
+            producer = await client.create_producer(f"persistent://{topic}")
+            consumer = await client.subscribe(f"persistent://{topic}", "s")
+            await producer.send(b"before")
+            message = await consumer.receive()
+            assert (await ask(f"transactionBufferStats/{topic}"))["state"] == "NoSnapshot"
+            assert (await ask(f"pendingAckStats/{topic}/s"))["state"] == "None"
+            txn = client.transaction(timeout_s=600)
+            await txn.begin()
+            await producer.send(b"inside", txn=txn)
+            await consumer.acknowledge(message, txn=txn)
+            held = f"{message.id.ledger}/{message.id.entry}"
+            buffer = await ask(f"transactionBufferStats/{topic}?lowWaterMarks=true")
+            assert (buffer["state"], buffer["ongoingTxnSize"], buffer["totalAbortedTransactions"]) == ("Ready", 1, 0)
+            inside = await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}")
+            assert (bool(inside["startPosition"]), inside["aborted"]) == (True, False)
+            assert (await ask(f"pendingAckStats/{topic}/s"))["ongoingTxnSize"] == 1
+            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {"state": "PendingAck"}
+            assert await ask(f"transactionInPendingAckStats/{topic}/s/{txn.id.most}/{txn.id.least}") is not None
+            await txn.abort()
+            assert (await ask(f"transactionBufferStats/{topic}"))["ongoingTxnSize"] == 0
+            assert (await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}"))["aborted"]
+            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {"state": "NotInPendingAck"}
+
+    async def ask(path: str) -> Any:
+        status, found = await asyncio.to_thread(_pulsar, broker, path)
+        assert status == 200, (path, found)
+        return found
+
+    asyncio.run(scenario())
+    assert _pulsar(broker, f"pendingAckStats/{topic}/none")[0] == 404
+    assert _pulsar(broker, "transactionBufferStats/public/default/none")[0] == 404
+    status, refused = _pulsar(broker, f"pendingAckInternalStats/{topic}/s")
+    assert (status, "don't use managedLedger" in refused["reason"]) == (405, True)
+
+
 @pytest.mark.java
 @pytest.mark.timeout(600)
 def test_pulsar_admin_shows_and_aborts_transactions(tmp_path: Path) -> None:
@@ -172,6 +219,17 @@ def test_pulsar_admin_shows_and_aborts_transactions(tmp_path: Path) -> None:
         shown = admin.json(f"transactions transaction-metadata -m {txn.most} -l {txn.least}")
         assert (shown["status"], list(shown["producedPartitions"])) == ("OPEN", [TOPIC])
         assert f"txnId={txn}, status=OPEN" in admin("transactions slow-transactions -t 0s -c 0")
+        topic = TOPIC.removeprefix("persistent://")
+        client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
+        client.subscribe(TOPIC, "s")
+        client.close()
+        of_topic, of_both = f"-t {topic}", f"-t {topic} -s s"
+        assert admin.json(f"transactions transaction-buffer-stats {of_topic} -l")["state"] == "NoSnapshot"
+        assert admin.json(f"transactions pending-ack-stats {of_both}")["state"] == "None"
+        assert not admin.json(f"transactions transaction-in-buffer-stats {of_topic} -m 0 -l 0")["aborted"]
+        admin(f"transactions transaction-in-pending-ack-stats {of_both} -m 0 -l 0")
+        admin(f"transactions position-stats-in-pending-ack {of_both} -l 1 -e 1")  # prints nothing, whatever it gets
+        assert "managedLedger" in admin.refused(f"transactions pending-ack-internal-stats {of_both}")
         admin(f"transactions abort-transaction -m {txn.most} -l {txn.least}")
         shown = admin.json(f"transactions transaction-metadata -m {txn.most} -l {txn.least}")
         assert shown["status"] in ("ABORTING", "ABORTED")

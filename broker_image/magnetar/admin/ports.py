@@ -408,6 +408,26 @@ class TransactionPort(Protocol):
         """Raises NotAllowed if it is decided already."""
         ...
 
+    async def transaction_buffer_stats(self, topic: TopicName, low_watermarks: bool) -> dict[str, Any]:
+        """Pulsar's TransactionBufferStats."""
+        ...
+
+    async def transaction_in_buffer(self, topic: TopicName, txn: TxnId) -> dict[str, Any]:
+        """Pulsar's TransactionInBufferStats."""
+        ...
+
+    async def pending_ack_stats(self, topic: TopicName, subscription: str, low_watermarks: bool) -> dict[str, Any]:
+        """Pulsar's TransactionPendingAckStats. Raises SubscriptionNotFound."""
+        ...
+
+    async def transaction_in_pending_acks(self, topic: TopicName, subscription: str, txn: TxnId) -> dict[str, Any]:
+        """Pulsar's TransactionInPendingAckStats. Raises SubscriptionNotFound."""
+        ...
+
+    async def position_in_pending_acks(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> dict[str, Any]:
+        """Pulsar's PositionInPendingAckStats. Raises SubscriptionNotFound."""
+        ...
+
 
 class AdminPort(
     HealthPort,

@@ -1,6 +1,6 @@
 """Routes that are known and not offered.
 
-Owns: typed refusals for schemas (but plain bytes), functions, connectors, packages, transactions, offloading, shadow topics and geo-replication.
+Owns: typed refusals for schemas (but plain bytes), functions, connectors, packages, offloading, shadow topics and geo-replication.
 Imports: FastAPI, ports, errors.
 Source: facts on protocol 3: suites and tools call them; a refusal that they can read is better than "no such route".
 Invariants: nothing here changes anything; every refusal says what is there instead.
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 
 from magnetar.admin.answers import TOPIC, Domain, topic_name
 from magnetar.admin.ports import AdminPort
-from magnetar.errors import NotAllowed, ServiceNotReady, TopicNotFound, UnsupportedCommand
+from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
 
 SCHEMA = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 ALL = ["GET", "PUT", "POST", "DELETE"]
@@ -33,7 +33,6 @@ def refused_router(port: AdminPort) -> APIRouter:
     router = APIRouter()
     _add_schemas(router, port)
     _add_functions(router)
-    _add_transactions(router)
     _add_topic_parts(router)
     return router
 
@@ -81,17 +80,6 @@ def _add_functions(router: APIRouter) -> None:
             router.add_api_route(path, refuse, methods=ALL, tags=["not offered"], include_in_schema=False)
     for path in ("/admin/v2/worker/{rest:path}", "/admin/v2/worker-stats/{rest:path}"):
         router.add_api_route(path, refuse, methods=ALL, tags=["not offered"], include_in_schema=False)
-
-
-def _add_transactions(router: APIRouter) -> None:
-    async def refuse(request: Request) -> None:
-        """Refused: transactions are not enabled."""
-        del request
-        raise ServiceNotReady(
-            "This Broker is not configured with transactionCoordinatorEnabled=true: transactions are not offered yet"
-        )
-
-    router.add_api_route("/admin/v3/transactions/{rest:path}", refuse, methods=ALL, tags=["not offered"], include_in_schema=False)
 
 
 def _add_topic_parts(router: APIRouter) -> None:

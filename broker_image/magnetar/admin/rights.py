@@ -33,6 +33,7 @@ _S = f"{_T}/subscription/{{subscription}}"
 _SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 _LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
 _LIST = "/admin/v2/{domain}/{tenant}/{namespace}"
+_TRANSACTIONS, _ON_TOPIC = "/admin/v3/transactions", "{tenant}/{namespace}/{topic}"
 READ = "GET"
 
 OPEN = ("/live", "/ready", "/docs", "/admin/v2/brokers/ready", "/admin/v2/brokers/version")
@@ -111,7 +112,6 @@ _REFUSED_ANYWAY = (
     "/admin/v3/packages/{rest}",
     "/admin/v2/worker/{rest}",
     "/admin/v2/worker-stats/{rest}",
-    "/admin/v3/transactions/{rest}",
 )
 """Known and not offered: whoever is known is told so."""
 ADMINISTER = (
@@ -176,6 +176,9 @@ USE = (
     f"{_SCHEMAS}/compatibility",
     f"{_SCHEMAS}/version",
     f"{_SCHEMAS}/metadata",
+    f"{_TRANSACTIONS}/transactionBufferStats/{_ON_TOPIC}",
+    f"{_TRANSACTIONS}/transactionInBufferStats/{_ON_TOPIC}/{{most}}/{{least}}",
+    f"{_TRANSACTIONS}/transactionBufferInternalStats/{_ON_TOPIC}",
 )
 CONSUME = (
     _S,
@@ -200,6 +203,10 @@ CONSUME = (
     f"{_N}/{{bundle}}/clearBacklog/{{subscription}}",
     f"{_N}/unsubscribe/{{subscription}}",
     f"{_N}/{{bundle}}/unsubscribe/{{subscription}}",
+    f"{_TRANSACTIONS}/pendingAckStats/{_ON_TOPIC}/{{subscription}}",
+    f"{_TRANSACTIONS}/transactionInPendingAckStats/{_ON_TOPIC}/{{subscription}}/{{most}}/{{least}}",
+    f"{_TRANSACTIONS}/positionStatsInPendingAck/{_ON_TOPIC}/{{subscription}}/{{ledger}}/{{entry}}",
+    f"{_TRANSACTIONS}/pendingAckInternalStats/{_ON_TOPIC}/{{subscription}}",
 )
 RIGHTS: Mapping[str, Right] = {
     **dict.fromkeys((*OPEN, *METRICS), Right.OPEN),

@@ -12,14 +12,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from magnetar.admin.answers import NO_CONTENT
+from magnetar.admin.answers import NO_CONTENT, topic_name
 from magnetar.admin.coordinators import LISTED
 from magnetar.admin.ports import AdminPort
-from magnetar.errors import NotAllowed
+from magnetar.errors import NotAllowed, UnsupportedCommand
+from magnetar.names import TopicName
 from magnetar.transactions.ids import TxnId
 
 PULSAR = "/admin/v3/transactions"
 OURS = "/magnetar/v1/transactions"
+_TOPIC = "{tenant}/{namespace}/{topic:path}"
+_SUBSCRIPTION = f"{_TOPIC}/{{subscription}}"
+LowWatermarks = Annotated[bool, Query(alias="lowWaterMarks")]
+Segments = Annotated[bool, Query(alias="segmentStats")]
 Tcid = Annotated[int | None, Query(alias="coordinatorId", ge=0)]
 
 
@@ -28,6 +33,8 @@ def transaction_router(port: AdminPort) -> APIRouter:
     router = APIRouter(tags=["transactions"])
     _add_coordinators(router, port)
     _add_transactions(router, port)
+    _add_topics(router, port)
+    _add_subscriptions(router, port)
     _add_ours(router, port)
     return router
 
@@ -78,6 +85,69 @@ def _add_transactions(router: APIRouter, port: AdminPort) -> None:
     async def abort(most: int, least: int) -> None:
         """Abort an open transaction, whoever began it."""
         await port.abort_transaction(TxnId(most, least))
+
+
+def _add_topics(router: APIRouter, port: AdminPort) -> None:
+    @router.get(f"{PULSAR}/transactionBufferStats/{_TOPIC}")
+    async def buffer(
+        tenant: str, namespace: str, topic: str, low_watermarks: LowWatermarks = False, segments: Segments = False
+    ) -> dict[str, Any]:
+        """Return what a topic knows of transactions."""
+        del segments  # snapshots have none here
+        return await port.transaction_buffer_stats(topic_name("persistent", tenant, namespace, topic), low_watermarks)
+
+    @router.get(f"{PULSAR}/transactionInBufferStats/{_TOPIC}/{{most}}/{{least}}")
+    async def in_buffer(tenant: str, namespace: str, topic: str, most: int, least: int) -> dict[str, Any]:
+        """Return where the messages of an open transaction begin in a topic's sidecar, and whether it was aborted."""
+        return await port.transaction_in_buffer(topic_name("persistent", tenant, namespace, topic), TxnId(most, least))
+
+    @router.get(f"{PULSAR}/transactionBufferInternalStats/{_TOPIC}")
+    async def internal(tenant: str, namespace: str, topic: str) -> None:
+        """Refused: there are no snapshots in system topics."""
+        raise _without_ledgers("Transaction buffer", topic_name("persistent", tenant, namespace, topic))
+
+
+def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
+    @router.get(f"{PULSAR}/pendingAckStats/{_SUBSCRIPTION}")
+    async def pending(
+        tenant: str, namespace: str, topic: str, subscription: str, low_watermarks: LowWatermarks = False
+    ) -> dict[str, Any]:
+        """Return what a subscription knows of transactions."""
+        return await port.pending_ack_stats(topic_name("persistent", tenant, namespace, topic), subscription, low_watermarks)
+
+    @router.get(f"{PULSAR}/transactionInPendingAckStats/{_SUBSCRIPTION}/{{most}}/{{least}}")
+    async def in_pending(tenant: str, namespace: str, topic: str, subscription: str, most: int, least: int) -> dict[str, Any]:
+        """Return a transaction's cumulative position on a subscription: none, since it holds ranges."""
+        name = topic_name("persistent", tenant, namespace, topic)
+        return await port.transaction_in_pending_acks(name, subscription, TxnId(most, least))
+
+    @router.get(f"{PULSAR}/positionStatsInPendingAck/{_SUBSCRIPTION}/{{ledger}}/{{entry}}")
+    async def position(
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: str,
+        ledger: int,
+        entry: int,
+        batch_index: Annotated[int | None, Query(alias="batchIndex")] = None,
+    ) -> dict[str, Any]:
+        """Tell whether a transaction holds an entry, or messages of it."""
+        del batch_index
+        name = topic_name("persistent", tenant, namespace, topic)
+        return await port.position_in_pending_acks(name, subscription, (ledger, entry))
+
+    @router.get(f"{PULSAR}/pendingAckInternalStats/{_SUBSCRIPTION}")
+    async def internal(tenant: str, namespace: str, topic: str, subscription: str) -> None:
+        """Refused: pending acknowledgements are in the log of all topics."""
+        del subscription
+        raise _without_ledgers("Pending ack handle", topic_name("persistent", tenant, namespace, topic))
+
+
+def _without_ledgers(what: str, topic: TopicName) -> UnsupportedCommand:
+    """In Pulsar's words."""
+    return UnsupportedCommand(
+        f"{what} don't use managedLedger! Topic {topic} keeps it in its broker's log; `magnetar explain` tells which"
+    )
 
 
 def _add_ours(router: APIRouter, port: AdminPort) -> None:

@@ -465,6 +465,11 @@ class TransactionBuffer:
         """What ended transactions take: fences, translations and links."""
         return self._fences.memory_bytes + self._translations.memory_bytes + self._links.memory_bytes
 
+    @property
+    def fences(self) -> Fences:
+        """How transactions have ended here; only to be looked at."""
+        return self._fences
+
     # --- checkpoint and recovery ------------------------------------------------------------------------------------------------
 
     def to_state(self) -> BufferState:

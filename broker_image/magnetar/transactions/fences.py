@@ -34,6 +34,10 @@ class IdSet:
         """How many runs there are."""
         return len(self._firsts)
 
+    def count(self) -> int:
+        """How many numbers there are."""
+        return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+
     def bounds(self) -> array[int]:
         """First and last number of each run."""
         bounds = array("Q", bytes(16 * len(self._firsts)))
@@ -104,6 +108,14 @@ class Fences:
         """Below this number every transaction of the coordinator has ended."""
         known = self._coordinators.get(coordinator)
         return known.floor if known is not None else 0
+
+    def floors(self) -> dict[int, int]:
+        """`floor` of every coordinator that anything is known of."""
+        return {coordinator: known.floor for coordinator, known in sorted(self._coordinators.items())}
+
+    def aborted(self) -> int:
+        """Aborted transactions that are remembered, of all coordinators."""
+        return sum(known.aborted.count() for known in self._coordinators.values())
 
     def end(self, txn: TxnId, outcome: Outcome) -> None:
         """The transaction has ended for good."""

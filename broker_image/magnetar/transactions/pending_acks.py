@@ -313,6 +313,15 @@ class PendingAcks:
         held = self._held.get(txn)
         return None if held is None else self._record(txn, held.entries, held.batches())
 
+    def holders(self, ordinal: int) -> list[TxnId]:
+        """Transactions that hold an entry, or messages of it."""
+        return [txn for txn, held in self._held.items() if ordinal in held.entries or ordinal in held.messages]
+
+    @property
+    def fences(self) -> Fences:
+        """How transactions have ended here; only to be looked at."""
+        return self._fences
+
     # --- the log ----------------------------------------------------------------------------------------------------------------
 
     def apply(self, change: PendingChange) -> None:

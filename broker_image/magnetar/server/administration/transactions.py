@@ -1,7 +1,7 @@
 """Transactions, as administrators see them.
 
-Owns: `TransactionAdministration`: the coordinators there are, what they know of transactions, and ending one by force. Imports: metadata, the
-coordinator's part in this process if it has one, peers.
+Owns: `TransactionAdministration`: the coordinators there are, what they know of transactions, ending one by force, and what topics and subscriptions
+that are served here know of them. Imports: metadata, the coordinator's part in this process if it has one, peers.
 Source: Pulsar's TransactionsBase. Invariants: whoever answers for a number to clients answers for it here; a coordinator that does not answer is
 named, not left out.
 """
@@ -13,13 +13,24 @@ from typing import Any
 from urllib.parse import urlencode
 
 from magnetar.admin.coordinators import INTERNAL
-from magnetar.errors import MagnetarError, ServiceNotReady, TransactionCoordinatorNotFound, TransactionNotFound
+from magnetar.errors import (
+    InvalidRequest,
+    MagnetarError,
+    ServiceNotReady,
+    SubscriptionNotFound,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
+)
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
+from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
 from magnetar.server.administration.peers import ask_broker
 from magnetar.server.coordinator.discovery import FIRST
+from magnetar.server.topic_host import TopicHost
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import Outcome
+from magnetar.transactions.pending_acks import PendingAcks
 
 SWITCHED_OFF = (
     "This Broker is not configured with transactionCoordinatorEnabled=true: no transaction coordinator is there; set transactions_enabled to 1, and "
@@ -77,6 +88,72 @@ class TransactionAdministration(Administration):
         else:
             await self._ask(txn.most, "POST", f"/transactions/{txn.least}/abort")
 
+    # --- participants ----------------------------------------------------------------------------------------------------------
+
+    async def transaction_buffer_stats(self, topic: TopicName, low_watermarks: bool) -> dict[str, Any]:
+        """Pulsar's TransactionBufferStats. Raises NotOwner, TopicNotFound, InvalidRequest."""
+        host = await self._participant(topic)
+        buffer = host.transactions.buffer if host.transactions is not None else None
+        found: dict[str, Any] = {
+            "state": "Ready" if buffer is not None else "NoSnapshot",
+            "maxReadPosition": _text(host.core.last_confirmed),
+            "lastSnapshotTimestamps": 0,
+            "ongoingTxnSize": sum(1 for _ in buffer.open_transactions()) if buffer is not None else 0,
+            "recoverStartTime": 0,
+            "recoverEndTime": 0,
+            "totalAbortedTransactions": buffer.fences.aborted() if buffer is not None else 0,
+        }
+        if low_watermarks:
+            found["lowWaterMarks"] = _watermarks(buffer.fences.floors() if buffer is not None else {})
+        return found
+
+    async def transaction_in_buffer(self, topic: TopicName, txn: TxnId) -> dict[str, Any]:
+        """Pulsar's TransactionInBufferStats; the position is that of the topic's sidecar. Raises NotOwner, TopicNotFound, InvalidRequest."""
+        host = await self._participant(topic)
+        buffer = host.transactions.buffer if host.transactions is not None else None
+        spans = buffer.durable_spans(txn) if buffer is not None else ()
+        aborted = buffer is not None and buffer.fences.outcome(txn) is Outcome.ABORTED
+        return {"startPosition": _text((spans[0].ledger, spans[0].first)) if spans else None, "aborted": aborted}
+
+    async def pending_ack_stats(self, topic: TopicName, subscription: str, low_watermarks: bool) -> dict[str, Any]:
+        """Pulsar's TransactionPendingAckStats. Raises NotOwner, TopicNotFound, SubscriptionNotFound, InvalidRequest."""
+        pending = (await self._pending(topic, subscription))[1]
+        found: dict[str, Any] = {
+            "state": "Ready" if pending is not None else "None",
+            "ongoingTxnSize": len(pending.open_transactions()) if pending is not None else 0,
+            "recoverStartTime": 0,
+            "recoverEndTime": 0,
+        }
+        if low_watermarks:
+            found["lowWaterMarks"] = _watermarks(pending.fences.floors() if pending is not None else {})
+        return found
+
+    async def transaction_in_pending_acks(self, topic: TopicName, subscription: str, _txn: TxnId) -> dict[str, Any]:
+        """Pulsar's TransactionInPendingAckStats: what is held is no position here, but the ranges that it covered."""
+        await self._pending(topic, subscription)
+        return {"cumulativeAckPosition": None}
+
+    async def position_in_pending_acks(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> dict[str, Any]:
+        """Pulsar's PositionInPendingAckStats. Raises NotOwner, TopicNotFound, SubscriptionNotFound, InvalidRequest."""
+        host, pending = await self._pending(topic, subscription)
+        ordinal = host.core.ledgers.find(position)
+        if ordinal is None:
+            return {"state": "InvalidPosition"}
+        if host.subscriptions[subscription].core.cursor.is_acknowledged(ordinal):
+            return {"state": "MarkDelete"}
+        return {"state": "PendingAck" if pending is not None and pending.holders(ordinal) else "NotInPendingAck"}
+
+    async def _participant(self, topic: TopicName) -> TopicHost:
+        if not topic.persistent:
+            raise InvalidRequest(f"topic {topic} is not persistent: it takes part in no transaction")
+        return await self._host(topic)
+
+    async def _pending(self, topic: TopicName, subscription: str) -> tuple[TopicHost, PendingAcks | None]:
+        host = await self._participant(topic)
+        if subscription not in host.subscriptions:
+            raise SubscriptionNotFound(f"subscription {subscription!r} of topic {topic} does not exist; see its subscriptions")
+        return host, host.transactions.pending.get(subscription) if host.transactions is not None else None
+
     # --- processes of their own ------------------------------------------------------------------------------------------------
 
     async def _holders(self) -> dict[int, CoordinatorClaimRecord]:
@@ -103,3 +180,12 @@ class TransactionAdministration(Administration):
                 f"transaction coordinator {tcid} is not there, nor {FIRST}; look at kubectl get transactioncoordinators"
             )
         return await ask_broker(self._broker.context, claim.http_url, method, f"{INTERNAL}/{tcid}{suffix}")
+
+
+def _watermarks(floors: dict[int, int]) -> dict[str, int]:
+    """Up to which sequence every transaction has ended, by coordinator."""
+    return {str(tcid): floor - 1 for tcid, floor in floors.items()}
+
+
+def _text(position: tuple[int, int]) -> str:
+    return f"{position[0]}:{position[1]}"
