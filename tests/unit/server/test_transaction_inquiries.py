@@ -43,7 +43,7 @@ def test_a_committed_transaction_is_read_and_an_aborted_one_is_not(tmp_path: Pat
 
 
 def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_none(tmp_path: Path) -> None:
-    """An open transaction gets the topic as a participant, and commits there; one that nobody remembers is aborted; nobody to ask ends nothing."""
+    """An open one gets the topic as a participant; what nobody remembers, or a client invented, is aborted; the absent are waited for."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -53,25 +53,34 @@ def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_n
             await peer.produce()
             host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
             inquiries = broker.maintenance.inquiries
-            unknown = TxnId(0, 1_000_000)
-            await send_in(peer, unknown, b"unknown", 0)
+            invented = TxnId(7, 0)
+            await send_in(peer, invented, b"invented", 0)
             assert host.transactions is not None
             buffer = host.transactions.buffer
-            await asyncio.sleep(0.06)
-            await inquiries.look()
-            assert buffer.is_open(unknown)
-            async with running_coordinator(tmp_path / "b", store) as coordinator, transaction_peer(coordinator) as client:
-                txn = await client.begin()
-                await send_in(peer, txn, b"open", 1)
+
+            async def until_ended(txn: TxnId) -> None:
                 async with asyncio.timeout(30):
-                    while buffer.is_open(unknown):
+                    while buffer.is_open(txn):
                         await asyncio.sleep(0.06)
                         await inquiries.look()
-                    await asyncio.sleep(0.06)
-                    await inquiries.look()
+
+            await until_ended(invented)
+            async with running_coordinator(tmp_path / "b", store):
+                pass
+            unknown = TxnId(0, 1_000_000)
+            await send_in(peer, unknown, b"unknown", 1)
+            await asyncio.sleep(0.06)
+            await inquiries.look()
+            assert buffer.is_open(unknown), "its coordinator is away"
+            async with running_coordinator(tmp_path / "b", store) as coordinator, transaction_peer(coordinator) as client:
+                txn = await client.begin()
+                await send_in(peer, txn, b"open", 2)
+                await until_ended(unknown)
+                await asyncio.sleep(0.06)
+                await inquiries.look()
                 assert buffer.is_open(txn)
                 assert not (await client.end(txn)).HasField("error")
-                assert await stored(broker) == entries_of((b"open", 1))
+                assert await stored(broker) == entries_of((b"open", 2))
         await store.close()
 
     asyncio.run(scenario())

@@ -94,7 +94,7 @@ class Inquiries:
             SubscriptionTransactions(host).abort_forgotten(txn)
 
     async def _ask(self, topic: str, subscription: str, txn: TxnId) -> None:
-        """Raises what its coordinator says, TransactionCoordinatorNotFound if there is none."""
+        """Raises what its coordinator says, TransactionCoordinatorNotFound if there is none now."""
         claim = await self._holder(txn.most)
         door = self._context.tls
         url = claim.service_url_tls if door is not None and claim.service_url_tls else claim.service_url
@@ -115,11 +115,18 @@ class Inquiries:
             raise failure_of(body.error, body.message)
 
     async def _holder(self, tcid: int) -> CoordinatorClaimRecord:
-        """Who answers for a number: its holder, or the first coordinator."""
-        for key in (keys.coordinator_claim(tcid), keys.coordinator_claim(FIRST)):
-            item = await self._context.store.get(key)
-            if item is not None:
-                return CoordinatorClaimRecord.decode(item.value)
+        """Who answers for a number: its holder, or the first coordinator.
+
+        Raises TransactionNotFound for a number that nobody has ever held: its transactions are a client's invention.
+        """
+        store = self._context.store
+        item = await store.get(keys.coordinator_claim(tcid))
+        if item is None:
+            if await store.get(keys.coordinator(tcid)) is None:
+                raise TransactionNotFound(f"there has never been a transaction coordinator {tcid}")
+            item = await store.get(keys.coordinator_claim(FIRST))
+        if item is not None:
+            return CoordinatorClaimRecord.decode(item.value)
         raise TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not there, nor the first one")
 
     def _credentials(self) -> Credentials:
