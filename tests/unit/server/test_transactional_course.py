@@ -1,4 +1,5 @@
-"""Any course of a topic's transactions over real storage: what is read is what was committed, and a new owner knows what the old one knew."""
+"""Any course of a topic's transactions over real storage: what is read is what was committed, and a new owner knows what the old one knew,
+also over a metadata store that was lost."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.topic_host import TopicHost
+from magnetar.storage.restoring import restore_store
 from magnetar.transactions.ids import TxnId
-from tests.unit.server.brokers import CLOCK, TOPIC, Peer, entry, open_peer, running_broker
+from tests.unit.server.brokers import CLOCK, TOPIC, Peer, entry, open_peer, running_broker, volume_in
 from tests.unit.server.test_tidying import QUICK
 from tests.unit.server.test_transactional_publishing import stored
 from tests.unit.server.transacting import ended, send_in
 
 NAME = TopicName.parse(TOPIC)
 STEPS = {
-    "plain": 6, "send": 14, "commit": 5, "abort": 3, "roll": 2, "tidy": 4, "checkpoint": 2, "trim": 1, "forget": 2, "crash": 1, "stop": 1,
+    "plain": 6, "send": 14, "commit": 5, "abort": 3, "roll": 2, "tidy": 4, "checkpoint": 2, "trim": 1, "forget": 2, "crash": 1, "stop": 1, "lose": 1,
 }  # fmt: skip
 
 
@@ -117,10 +119,21 @@ class Course:
         await self.stack.aclose()
         await self.begin()
 
+    async def _lose(self) -> None:
+        """The metadata store is lost, and rebuilt from storage."""
+        self.broker.fail("crash")
+        await self.stack.aclose()
+        await self.store.close()
+        self.store = MemoryStore(CLOCK)
+        async with volume_in(self.directory) as volume:
+            await restore_store(self.store, volume, CLOCK, backup=None, source="storage")
+        await self.begin()
+
     async def check(self) -> None:
         assert await stored(self.broker) == self.wanted[self.trimmed :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_read_is_what_was_committed(tmp_path: Path, seed: int) -> None:
     """Rolls, checkpoints, rewriting, collection, trimming and new owners between any two steps; in the end everything is the partition's own."""
