@@ -59,7 +59,6 @@ class Lease(Protocol):
 
     async def start(self) -> int:
         """Grant and keep; returns the lease id."""
-        ...
 
     def valid(self) -> bool: ...
 
@@ -67,8 +66,7 @@ class Lease(Protocol):
 
 
 LeaseFactory = Callable[[Callable[[str], None]], Lease]
-Beside = Callable[["Broker"], Awaitable[None]]
-"""Begins what is served over a broker's connections beside it, before they are let in."""
+Beside = Callable[["Broker"], Awaitable[None]]  # begins what is served over a broker's connections, before they are let in
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The transaction buffer of one topic.
 
 Owns: which transactions are open here and where their entries lie in the topic's sidecar, deduplication inside transactions, the fences of ended
-ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, fences, translations, links. Pure: made with the first
-transactional SEND; a topic that was never used with transactions has none.
+ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, open_parts, fences, translations, links. Pure: made with the
+first transactional SEND; a topic that was never used with transactions has none.
 Source: PIP-31 1.10 (sidecar, marker, dedup), DESIGN 8 (rules: ids, END_TXN, late sends).
 Invariants: `append`, `commit` and `abort` return what the log is to hold, and `confirm` takes it, in the same order, when it is durable: states for
 checkpoints hold confirmed changes only, verdicts know of all; ids of the sidecar are never given twice; an ended transaction stays ended; applying
@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.links import Links
+from magnetar.transactions.open_parts import ConfirmedPart, PartAhead, producers_in_state, producers_of_state
 from magnetar.transactions.participant_records import (
     NO_SEQUENCE,
     NOWHERE,
@@ -87,29 +88,6 @@ class OpenTransaction(NamedTuple):
     size: int
 
 
-@dataclass(slots=True)
-class _Open:
-    """Confirmed part of an open transaction."""
-
-    since_ms: int
-    size: int = 0
-    entries: int = 0
-    spans: list[Span] = field(default_factory=list)
-    producers: dict[str, tuple[int, Place]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Ahead:
-    """What of a transaction is on its way to stable storage."""
-
-    changes: int = 0
-    size: int = 0
-    entries: int = 0
-    spans: deque[Span] = field(default_factory=deque)
-    producers: dict[str, tuple[int, Place]] = field(default_factory=dict)
-    outcome: Outcome | None = None
-
-
 class TransactionBuffer:
     """Transactions of one topic in one term. Recovery makes it with `from_state` (or empty) and `apply`."""
 
@@ -120,8 +98,8 @@ class TransactionBuffer:
         self._ledger, self._next_entry = sidecar_ledger(epoch), next_entry
         self._last: Place = NOWHERE
         self._trimmed_to: Place = NOWHERE
-        self._open: dict[TxnId, _Open] = {}
-        self._ahead: dict[TxnId, _Ahead] = {}
+        self._open: dict[TxnId, ConfirmedPart] = {}
+        self._ahead: dict[TxnId, PartAhead] = {}
         self._floors_ahead: dict[int, int] = {}
         self._in_flight: deque[BufferChange] = deque()
         self._fences = Fences()
@@ -293,12 +271,12 @@ class TransactionBuffer:
         if change.floor > self._floor(change.txn.most):
             self._floors_ahead[change.txn.most] = change.floor
 
-    def _begin(self, change: BufferChange) -> _Ahead:
+    def _begin(self, change: BufferChange) -> PartAhead:
         """The change goes to the log."""
         self._in_flight.append(change)
         ahead = self._ahead.get(change.txn)
         if ahead is None:
-            ahead = self._ahead[change.txn] = _Ahead()
+            ahead = self._ahead[change.txn] = PartAhead()
         ahead.changes += 1
         return ahead
 
@@ -345,7 +323,7 @@ class TransactionBuffer:
         self._last = (ledger, first + change.count - 1)
         if change.txn not in self._open and self._fences.outcome(change.txn) is not None:
             return
-        known = self._open.setdefault(change.txn, _Open(change.append_ms))
+        known = self._open.setdefault(change.txn, ConfirmedPart(change.append_ms))
         known.entries += change.count
         known.size += change.size
         last = known.spans[-1] if known.spans else None
@@ -356,7 +334,7 @@ class TransactionBuffer:
         if change.highest != NO_SEQUENCE:
             known.producers[change.producer] = (change.highest, self._last)
 
-    def _apply_commit(self, change: Commit, known: _Open | None) -> None:
+    def _apply_commit(self, change: Commit, known: ConfirmedPart | None) -> None:
         entries = known.entries if known is not None else 0
         last = (change.marker[0], change.marker[1] + change.count - 1)
         if change.count != entries and last >= self._trimmed_to:  # else of an earlier life of the topic, whose state this is not
@@ -375,7 +353,7 @@ class TransactionBuffer:
         while len(self._committed) > self.limits.remembered_commits_max:
             del self._committed[next(iter(self._committed))]
 
-    def _apply_abort(self, change: Abort, known: _Open | None) -> None:
+    def _apply_abort(self, change: Abort, known: ConfirmedPart | None) -> None:
         for ledger, first, count, send_point in known.spans if known is not None else ():
             if send_point >= self._trimmed_to:
                 self._translations.add((ledger, first, count), send_point, committed=False)
@@ -478,11 +456,11 @@ class TransactionBuffer:
             last=self._last,
             trimmed_to=self._trimmed_to,
             open=tuple(
-                OpenState(txn, known.since_ms, known.size, tuple(known.spans), _producers(known.producers))
+                OpenState(txn, known.since_ms, known.size, tuple(known.spans), producers_in_state(known.producers))
                 for txn, known in self._open.items()
             ),
             fences=self._fences.to_state(),
-            committed=tuple(CommittedState(txn, _producers(found)) for txn, found in self._committed.items()),
+            committed=tuple(CommittedState(txn, producers_in_state(found)) for txn, found in self._committed.items()),
             translations=self._translations.to_state(),
         )
 
@@ -493,9 +471,11 @@ class TransactionBuffer:
         buffer._last, buffer._trimmed_to = state.last, state.trimmed_to
         for found in state.open:
             entries = sum(span.entries for span in found.spans)
-            buffer._open[found.txn] = _Open(found.since_ms, found.size, entries, list(found.spans), _known(found.producers))
+            buffer._open[found.txn] = ConfirmedPart(
+                found.since_ms, found.size, entries, list(found.spans), producers_of_state(found.producers)
+            )
         buffer._fences = Fences(state.fences)
-        buffer._committed = {found.txn: _known(found.producers) for found in state.committed}
+        buffer._committed = {found.txn: producers_of_state(found.producers) for found in state.committed}
         buffer._translations = Translations(state.translations)
         buffer._links = buffer._translations.links()
         return buffer
@@ -513,11 +493,3 @@ def _repeated(found: tuple[int, Place] | None, sequence: int | None) -> Judgemen
     if found is None or sequence is None or sequence > found[0]:
         return Judgement(Verdict.NEW)
     return Judgement(Verdict.DUPLICATE, found[1] if sequence == found[0] else NOWHERE)
-
-
-def _producers(known: dict[str, tuple[int, Place]]) -> tuple[tuple[str, int, Place], ...]:
-    return tuple((name, sequence, position) for name, (sequence, position) in sorted(known.items()))
-
-
-def _known(producers: Iterable[tuple[str, int, Place]]) -> dict[str, tuple[int, Place]]:
-    return {name: (sequence, position) for name, sequence, position in producers}
