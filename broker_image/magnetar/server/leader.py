@@ -104,11 +104,12 @@ class Leader:
             self._wake.set_result(None)
 
     async def patrol(self, guard: Compare) -> None:
-        """Deal with what is stuck, assign every orphan once; when there is none, even out the number of bundles by one move."""
+        """Deal with what is stuck, assign every orphan once; when there is none, even out the number of bundles by one move, if that is wanted."""
         gone = await self._retire(guard)
         await self._unstick(guard)
         await self._adopt_orphans(guard, gone)
-        await self._spread(guard)
+        if self._context.settings.spread_bundles:
+            await self._spread(guard)
 
     async def _spread(self, guard: Compare) -> None:
         """Move one bundle from the broker with most to the one with fewest if they differ by two or more: a broker that joined gets its share.

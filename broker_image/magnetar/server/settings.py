@@ -87,6 +87,9 @@ class BrokerSettings:
     )
     moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")
     orphans_parallel_max: int = _bounded(64, 1, 10_000, "orphaned bundles that the leader assigns at the same time")
+    spread_bundles: int = _bounded(
+        1, 0, 1, "1: the leader evens out how many bundles brokers have, 0: bundles stay where they are while their broker lives"
+    )
     stuck_state_s: float = _bounded(
         30.0, 1, 3600, "how long a bundle may be on its way between live brokers before the leader gives it to others"
     )

@@ -378,6 +378,38 @@ def test_bundles_of_a_broker_that_is_gone_are_spread_over_the_others_at_once(tmp
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("spread", [0, 1])
+def test_bundles_are_evened_out_only_if_that_is_wanted(tmp_path: Path, spread: int) -> None:
+    """All are at one broker: half of them go to the other one, or all stay, however often the leader looks."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, spread_bundles=spread) as cluster:
+            brokers, first, namespace = (cluster.first, cluster.second), cluster.first, NamespaceName("public", "many")
+            await cluster.store.put(keys.namespace(namespace), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode())
+            bundles = [BundleName(namespace, low, high) for low, high in ((0, 1), (1, 2), (2, 3), (3, 0xFFFFFFFF))]
+            for bundle in bundles:
+                record = BundleRecord(BundleState.ASSIGNING, 2, first.incarnation, reason="test")
+                await cluster.store.put(keys.bundle(bundle), record.encode())
+
+            def count(broker: Broker) -> int:
+                return sum(str(bundle) in broker.ownership.owned for bundle in bundles)
+
+            if spread:
+                await until(lambda: count(cluster.second) >= 2 and count(first) + count(cluster.second) == 4)
+                return
+            await until(lambda: count(first) == 4)
+            await until(lambda: any(broker.leader.leading for broker in brokers))
+            leader = next(broker for broker in brokers if broker.leader.leading)
+            owned = lambda: [leader.views.bundles.items[str(bundle)].record.state for bundle in bundles]  # noqa: E731
+            await until(lambda: owned() == [BundleState.OWNED] * 4)
+            for _ in range(3):
+                await leader.leader.patrol(Compare(keys.RESTORE, "version", ">", 0))
+            assert owned() == [BundleState.OWNED] * 4
+            assert count(first) == 4
+
+    asyncio.run(scenario())
+
+
 def test_bundles_of_a_deleted_namespace_go(tmp_path: Path) -> None:
     """They are released and their records deleted; bundles of others, and of a namespace that is only not in sight yet, stay."""
 
