@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pulsar
 import pytest
 
-from tests.clients.cluster import Cluster, request, wait_for
+from tests.clients.cluster import STILL, Cluster, request, wait_for
 from tests.clients.conftest import QUIET
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
@@ -25,7 +25,7 @@ RECEIVE_MS = 60_000
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two brokers with a way in from outside."""
-    found = Cluster(tmp_path_factory.mktemp("cluster"), brokers=2, external=True)
+    found = Cluster(tmp_path_factory.mktemp("cluster"), brokers=2, external=True, environment=STILL)
     try:
         found.start()
         yield found

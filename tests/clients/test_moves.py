@@ -23,7 +23,7 @@ import pytest
 
 from magnetar.client import EARLIEST, Client, Consumer, MessageId, Producer
 from magnetar.names import TopicName, bundle_of, initial_boundaries
-from tests.clients.cluster import PATIENCE_S, Cluster, request
+from tests.clients.cluster import PATIENCE_S, STILL, Cluster, request
 from tests.clients.load import check_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(900)]
@@ -42,8 +42,8 @@ LOOKUPS = re.compile(r"^magnetar_lookups_total (\S+)$", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers, which keep what moves them for themselves: the leader evens nothing out while every owner has its share."""
-    running = Cluster(tmp_path_factory.mktemp("moves"))
+    """Three brokers; nobody but the test moves anything."""
+    running = Cluster(tmp_path_factory.mktemp("moves"), environment=STILL)
     try:
         running.start()
         yield running
