@@ -225,6 +225,9 @@ def test_what_goes_before_the_watches_have_opened_is_noticed(
             path = stage.make("orders", policies={TTL: 60})
             async with running_operator(scene.namespace, resync_s=3600.0) as operator:
                 await stage.ready(path)
+                await stage.ready(
+                    stage.make("kept", namespace="kept")
+                )  # what the watch shows of it is younger than all of the other one
                 scene.delete(path)
                 may_open.set()
                 await until("the watches are open", lambda: operator.health.watching)

@@ -366,7 +366,7 @@ def test_a_silent_broker_is_left_and_a_ping_is_answered() -> None:
         await broker.arrival("subscribe", 2)
         assert len(broker.sessions) == 2
 
-    run(scenario, keep_alive_s=0.01)
+    run(scenario, keep_alive_s=0.3)
 
 
 def test_a_refused_handshake_is_a_typed_error() -> None:

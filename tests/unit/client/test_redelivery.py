@@ -102,7 +102,7 @@ def test_a_reconnect_forgets_what_comes_again_anyway() -> None:
     """After a new SUBSCRIBE the broker delivers everything unacknowledged; nothing is asked for on top."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
-        consumer = await client.subscribe("t", "s", type="Shared", negative_ack_delay_s=0.15)
+        consumer = await client.subscribe("t", "s", type="Shared", negative_ack_delay_s=2.0)
         broker.deliver(0, [entry(b"a")])
         consumer.negative_acknowledge(await consumer.receive())
         broker.sessions[-1].drop()

@@ -318,7 +318,7 @@ def test_no_answer_is_an_unknown_outcome_and_an_abort_then_tells_which() -> None
             coordinator.end(session, ask)
 
         broker.script["end_txn"] = silent
-        txn = Transaction(client._coordinators, 60, outcome_wait_s=0.05)
+        txn = Transaction(client._coordinators, 60, outcome_wait_s=2.0)
         await txn.begin()
         with pytest.raises(TransactionOutcomeUnknown):
             await txn.commit()

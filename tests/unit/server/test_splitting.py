@@ -21,7 +21,7 @@ from magnetar.server.broker import Broker
 from magnetar.storage.manifest import load_manifest
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
-from tests.unit.server.brokers import TOPIC, Peer, Type, entry, open_peer, running_broker
+from tests.unit.server.brokers import TOPIC, Peer, Type, command_frame, entry, open_peer, running_broker
 from tests.unit.server.rest import broker_with_rest
 from tests.unit.server.test_ownership import count_stored, pair, until
 
@@ -123,6 +123,12 @@ def test_bundles_are_split_again_and_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+async def handled(peer: Peer) -> None:
+    """Everything that was sent before has been handled, and nothing of it is answered yet: a PING is answered in its turn."""
+    peer.write(command_frame("ping"))
+    await peer.answer(Type.PONG)
+
+
 def test_what_is_sent_and_acknowledged_during_a_split_waits_for_its_end(tmp_path: Path) -> None:
     """The store answers late: SENDs get their receipts, in order, and acknowledgements their answers, once the children are there."""
 
@@ -130,12 +136,12 @@ def test_what_is_sent_and_acknowledged_during_a_split_waits_for_its_end(tmp_path
         async with pair(tmp_path) as cluster, attached(cluster.first, TOPIC) as peer:
             bundle = await cluster.bundle()
             first = [await round_trip(peer, 1, sequence) for sequence in range(3)]
-            inner, frozen = cluster.network.transact, asyncio.Event()
+            inner, frozen, seen = cluster.network.transact, asyncio.Event(), asyncio.Event()
 
             async def late(compares: Any, operations: Any) -> TxnResult:
                 if len(operations) > 3:  # the split's own
                     frozen.set()
-                    await asyncio.sleep(0.2)
+                    await seen.wait()
                 return await inner(compares, operations)
 
             cluster.network.transact = late  # type: ignore[method-assign]
@@ -147,6 +153,8 @@ def test_what_is_sent_and_acknowledged_during_a_split_waits_for_its_end(tmp_path
             peer.write(
                 requests.ack(1, [api.MessageIdData(ledgerId=ledger, entryId=number) for ledger, number in first], request_id=acked)
             )
+            await handled(peer)
+            seen.set()
             receipts, acknowledged = [], False
             while len(receipts) < 3 or not acknowledged:
                 command = await peer.answer()
@@ -174,12 +182,12 @@ def test_producers_of_more_than_is_kept_are_sent_away(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with pair(tmp_path, split_parked_bytes_max=40 << 10) as cluster, attached(cluster.first, TOPIC) as peer:
-            bundle, inner, frozen = await cluster.bundle(), cluster.network.transact, asyncio.Event()
+            bundle, inner, frozen, seen = await cluster.bundle(), cluster.network.transact, asyncio.Event(), asyncio.Event()
 
             async def late(compares: Any, operations: Any) -> TxnResult:
                 if len(operations) > 3:
                     frozen.set()
-                    await asyncio.sleep(0.2)
+                    await seen.wait()
                 return await inner(compares, operations)
 
             cluster.network.transact = late  # type: ignore[method-assign]
@@ -187,7 +195,8 @@ def test_producers_of_more_than_is_kept_are_sent_away(tmp_path: Path) -> None:
             await frozen.wait()
             for sequence in range(3):
                 peer.write(requests.send(1, sequence, entry(bytes(16 << 10), sequence)))
-                await asyncio.sleep(0.01)  # reads of their own
+                await handled(peer)  # reads of their own
+            seen.set()
             await splitting
             receipts = []
             while (command := await peer.answer()).type != Type.CLOSE_PRODUCER:
