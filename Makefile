@@ -58,6 +58,7 @@ soak: setup ## Three brokers and etcd hurt at random under load, then a history 
 
 soak-txn: setup ## Exactly-once applications under kills of brokers and coordinators, then a history check (TRANSACTIONS=10000, KILLS=300, SEED=n)
 	@$(PY) -m dev.kube binary etcd > /dev/null
+	@$(PY) -m tests.clients.foreign_build java go > /dev/null
 	@$(PY) -m dev.soak.transactions --transactions $(TRANSACTIONS) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 cluster: setup ## A real one-node Kubernetes with Magnetar and the quickstart on it; CONTEXT=name IMAGE=ref uses an existing cluster

@@ -12,28 +12,43 @@ import asyncio
 import contextlib
 import itertools
 import random
-import re
 import threading
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dev.histories.anomalies import Anomaly, anomalies
 from dev.histories.transactions import Acknowledgement, Fate, History, Input, Place, Session, TransactionHistory
+from dev.soak.foreign_transactions import ForeignMover
+from dev.soak.transaction_plans import (
+    ABORT,
+    ASK_TWICE,
+    COMMIT,
+    LEAVE,
+    MOVER,
+    PLANS,
+    REGRET,
+    Counts,
+    Route,
+    fate_of,
+    place_of,
+    routes,
+)
 from magnetar.client import (
     EARLIEST,
     Batching,
     Client,
     Consumer,
     Message,
-    MessageId,
     Producer,
     Transaction,
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
-from magnetar.errors import InvalidTxnStatus, MagnetarError
+from magnetar.errors import MagnetarError
+from magnetar.transactions.ids import TxnId
 
 OPERATION_TIMEOUT_S = 60.0
 INPUTS_MAX = 8
@@ -48,59 +63,22 @@ PAUSES_S = (0.0, 0.0, 0.05, 0.2)
 FEED_PENDING_MAX = 500
 ASK_AGAIN_S = 60.0
 KEYS = 16
-MOVER = "mover"
-SAID = re.compile(r"\bis (COMMIT|ABORT)")
-"""How refusals of END_TXN name what a transaction is."""
-COMMIT, ABORT, LEAVE, ASK_TWICE, REGRET = "commit", "abort", "leave", "ask twice", "regret"
-PLANS = {COMMIT: 70, ABORT: 12, LEAVE: 3, ASK_TWICE: 10, REGRET: 5}
-"""What becomes of a transaction: ASK_TWICE asks for its commit again after the answer, REGRET for its abort."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One source and how it is consumed; outputs go to any of the targets. `ordered`: one consumer, cumulative acknowledgements."""
-
-    source: str
-    kind: str
-    movers: int
-
-    @property
-    def ordered(self) -> bool:
-        return self.kind == "Exclusive"
-
-
-def routes(namespace: str) -> list[Route]:
-    """One of each way to acknowledge."""
-    return [
-        Route(f"persistent://{namespace}/source-shared", "Shared", 3),
-        Route(f"persistent://{namespace}/source-key-shared", "Key_Shared", 2),
-        Route(f"persistent://{namespace}/source-exclusive", "Exclusive", 1),
-    ]
-
-
-@dataclass(slots=True)
-class Counts:
-    """What has happened so far."""
-
-    begun: int = 0
-    ended: dict[str, int] = field(default_factory=dict)
-    moved: int = 0
-    trouble: list[str] = field(default_factory=list)
-
-    def end(self, how: str) -> None:
-        self.ended[how] = self.ended.get(how, 0) + 1
-
-
-def place_of(identifier: MessageId) -> Place:
-    return identifier.ledger, identifier.entry, identifier.batch_index
 
 
 class TransactionTraffic:
-    """Runs from `start` until `settle`. `feed_rate`: messages a second of each source."""
+    """Runs from `start` until `settle`. `feed_rate`: messages a second of each source; `directory`: where logs of foreign clients go."""
 
-    def __init__(self, service_url: str, namespace: str, seed: int, feed_rate: float = 40.0) -> None:
-        self._service_url, self._feed_rate = service_url, feed_rate
-        self._routes = routes(namespace)
+    def __init__(
+        self,
+        service_url: str,
+        namespace: str,
+        seed: int,
+        feed_rate: float = 40.0,
+        languages: Sequence[str] = (),
+        directory: Path | None = None,
+    ) -> None:
+        self._service_url, self._feed_rate, self._directory = service_url, feed_rate, directory or Path()
+        self._routes = routes(namespace, languages)
         self._targets = [f"persistent://{namespace}/target-{number}" for number in range(3)]
         self._chance = random.Random(f"{seed}/transactions")
         self.history, self.counts = History(), Counts()
@@ -111,6 +89,11 @@ class TransactionTraffic:
         self._open_until = 0.0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="transactions", daemon=True)
+        self._foreign = [
+            ForeignMover(route.language, self.history, route.source, MOVER, self._targets, seed)
+            for route in self._routes
+            if route.language
+        ]
         self._clients: list[Client] = []
         self._feeders: list[asyncio.Task[None]] = []
         self._movers: list[asyncio.Task[None]] = []
@@ -132,7 +115,11 @@ class TransactionTraffic:
     def start(self) -> None:
         """Begin; raises what the first consumers and producers raise."""
         self._thread.start()
+        for mover in self._foreign:
+            mover.connect(self._service_url, self._directory)
         self._call(self._start(), 120)
+        for mover in self._foreign:
+            mover.start()
 
     async def _start(self) -> None:
         self._clients = [Client(self._service_url, operation_timeout_s=OPERATION_TIMEOUT_S) for _ in range(2)]
@@ -255,12 +242,24 @@ class TransactionTraffic:
 
     def settle(self, patience_s: float) -> list[Anomaly]:
         """Feed nothing more, let everything end, look at everything; what is wrong and stays so for `patience_s`."""
-        return list(self._call(self._settle(patience_s), 6 * patience_s + 300))
+        return list(self._call(self._settle(patience_s), 8 * patience_s + 300))
+
+    def all_counts(self) -> Counts:
+        """Of all clients."""
+        counts = self.counts
+        ended, trouble = dict(counts.ended), list(counts.trouble)
+        for mover in self._foreign:
+            ended |= mover.ends
+            trouble += mover.trouble
+        begun = counts.begun + sum(sum(mover.ends.values()) for mover in self._foreign)
+        return Counts(begun, ended, counts.moved + sum(mover.moved for mover in self._foreign), trouble)
 
     async def _settle(self, patience_s: float) -> list[Anomaly]:
         self._feeding.set()
         await asyncio.gather(*self._feeders)
         self._draining = True
+        for mover in self._foreign:
+            mover.draining.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while not await self._sources_are_empty():
@@ -270,6 +269,12 @@ class TransactionTraffic:
             if isinstance(ended, BaseException):
                 self.counts.trouble.append(f"mover ended: {ended!r}")
                 raise ended
+        for mover in self._foreign:
+            mover.ending.set()
+            await asyncio.to_thread(mover.join, 4 * OPERATION_TIMEOUT_S)
+            await asyncio.to_thread(mover.leave)
+            for number, record in mover.unknown:
+                await self._ask_for(number, record)
         for txn, record in self._unknown:
             await self._ask(txn, record)
         await asyncio.sleep(max(0.0, self._open_until - time.monotonic()))
@@ -293,6 +298,13 @@ class TransactionTraffic:
         except TransactionAborted:
             record.answer(Fate.ABORTED)
         except (TransactionOutcomeUnknown, MagnetarError) as error:
+            self.counts.trouble.append(f"{record}: {error}")
+
+    async def _ask_for(self, txn: TxnId, record: TransactionHistory) -> None:
+        """The commit that a foreign client gave up, again: what it asked for may still happen."""
+        try:
+            record.answer(fate_of((await self._clients[0]._coordinators.commit(txn, ASK_AGAIN_S)).refusal, Fate.COMMITTED))
+        except MagnetarError as error:
             self.counts.trouble.append(f"{record}: {error}")
 
     async def _look(self) -> None:
@@ -328,6 +340,8 @@ class TransactionTraffic:
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(client.close() for client in self._clients))
 
+        for mover in self._foreign:
+            mover.close()
         if not self._thread.is_alive():
             return
         self._call(end(), 120)
@@ -448,15 +462,10 @@ class _Mover:
         coordinators = self.client._coordinators
         try:
             if plan == ASK_TWICE:
-                refusal = (await coordinators.commit(txn.id, ASK_AGAIN_S)).refusal
-                told = Fate.COMMITTED if refusal is None else Fate.UNKNOWN
+                told = fate_of((await coordinators.commit(txn.id, ASK_AGAIN_S)).refusal, Fate.COMMITTED)
             else:
-                refusal = (await coordinators.abort(txn.id)).refusal
-                told = Fate.ABORTED if refusal is None else Fate.UNKNOWN
+                told = fate_of((await coordinators.abort(txn.id)).refusal, Fate.ABORTED)
         except MagnetarError as error:
             self.traffic.counts.trouble.append(f"{record}, asked again: {error}")
             return
-        if isinstance(refusal, InvalidTxnStatus):
-            said = SAID.search(str(refusal))
-            told = Fate.UNKNOWN if said is None else Fate.COMMITTED if said[1] == "COMMIT" else Fate.ABORTED
         record.answer(told)

@@ -1,7 +1,7 @@
 """`python -m dev.soak.transactions --transactions 10000 --kills 300`: exactly-once applications under faults, and the check of their history.
 
 Three brokers, two transaction coordinators and etcd; kill -9, SIGSTOP, SIGTERM, cut connections, moves and splits. With `--peer` Apache Pulsar
-instead, without faults: what the checker says of it.
+instead, without faults: what the checker says of it. Our client, and the official ones of Java and Go.
 Owns: the run from the start of the cluster to the verdict. Imports: dev.soak siblings, dev.bench (the peer), the cluster of the tests.
 Invariants: exit code 0 only if there is no anomaly, at least so many transactions were committed and so many processes killed, and every process
 did what it was told; logs are kept, with the seed, when it is another; everything that was started is stopped.
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -45,7 +44,7 @@ class Progress:
         elapsed = time.monotonic() - self._began
         if now or elapsed - self._said > PROGRESS_S:
             self._said = elapsed
-            counts = self._traffic.counts
+            counts = self._traffic.all_counts()
             ends = ", ".join(f"{count} {how}" for how, count in sorted(counts.ended.items()))
             print(f"{elapsed:6.0f} s  {counts.begun} transactions: {ends}; {counts.moved} messages moved; {more}", flush=True)
 
@@ -60,7 +59,7 @@ def judge(traffic: TransactionTraffic) -> int:
     print(f"looked at {stored} messages, {left} of them not acknowledged, after {time.monotonic() - began:.0f} s")
     fates = Counter(txn.fate.value for txn in history.transactions)
     print("fates: " + ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items())))
-    trouble = Counter(text.partition(": ")[2][:120] for text in traffic.counts.trouble)
+    trouble = Counter(text.partition(": ")[2][:120] for text in traffic.all_counts().trouble)
     for text, count in trouble.most_common(SHOWN_MAX):
         print(f"  {count} x {text}")
     for anomaly in found[:SHOWN_MAX]:
@@ -71,18 +70,18 @@ def judge(traffic: TransactionTraffic) -> int:
 
 
 def run_with_faults(
-    directory: Path, *, transactions: int, kills: int, minutes: float, seed: int, rate: float, only: list[str]
+    directory: Path, *, transactions: int, kills: int, minutes: float, seed: int, rate: float, languages: list[str], only: list[str]
 ) -> int:
     """The exit code."""
     with KilledCluster(directory / "cluster", NAMESPACE) as killed:
         cluster = killed.cluster
-        traffic = TransactionTraffic(killed.service_url, NAMESPACE, seed, rate)
+        traffic = TransactionTraffic(killed.service_url, NAMESPACE, seed, rate, languages, directory)
         nemesis = TransactionNemesis(cluster, killed.coordinators, traffic.topics, seed, only)
         try:
             traffic.start()
             progress, until = Progress(traffic), time.monotonic() + minutes * 60
             time.sleep(WARM_UP_S)
-            while time.monotonic() < until and (traffic.counts.begun < transactions or nemesis.kills < kills):
+            while time.monotonic() < until and (traffic.all_counts().begun < transactions or nemesis.kills < kills):
                 nemesis.round()
                 progress.say(f"{len(nemesis.faults)} faults, {nemesis.kills} kills")
             cluster.repair()
@@ -93,34 +92,34 @@ def run_with_faults(
         print("\n".join(fault_table(nemesis.faults, [])))
         for problem in nemesis.problems:
             print(f"PROBLEM  {problem}")
-        enough = traffic.counts.begun >= transactions and nemesis.kills >= kills
+        enough = traffic.all_counts().begun >= transactions and nemesis.kills >= kills
         if not enough:
-            print(f"not enough: {traffic.counts.begun} of {transactions} transactions, {nemesis.kills} of {kills} kills")
+            print(f"not enough: {traffic.all_counts().begun} of {transactions} transactions, {nemesis.kills} of {kills} kills")
         return 0 if enough and not wrong and not nemesis.problems else 1
 
 
-def run_on_peer(directory: Path, *, transactions: int, minutes: float, seed: int, rate: float) -> int:
+def run_on_peer(directory: Path, *, transactions: int, minutes: float, seed: int, rate: float, languages: list[str]) -> int:
     """The exit code; without faults."""
     peer = PulsarPeer(ensure(), directory / "peer", PEER_SETTINGS)
     try:
         print(f"Apache Pulsar is ready after {peer.start():.0f} s", flush=True)
         create_namespace(f"http://127.0.0.1:{peer.http_port}", NAMESPACE)
-        return run_calmly(peer.service_url, transactions=transactions, minutes=minutes, seed=seed, rate=rate)
+        traffic = TransactionTraffic(peer.service_url, NAMESPACE, seed, rate, languages, directory)
+        return run_calmly(traffic, transactions=transactions, minutes=minutes)
     finally:
         peer.stop()
 
 
-def run_calmly(service_url: str, *, transactions: int, minutes: float, seed: int, rate: float) -> int:
-    """The same applications on a server that nobody hurts; the exit code."""
-    traffic = TransactionTraffic(service_url, NAMESPACE, seed, rate)
+def run_calmly(traffic: TransactionTraffic, *, transactions: int, minutes: float) -> int:
+    """Applications on a server that nobody hurts; the exit code."""
     try:
         traffic.start()
         progress, until = Progress(traffic), time.monotonic() + minutes * 60
-        while time.monotonic() < until and traffic.counts.begun < transactions:
+        while time.monotonic() < until and traffic.all_counts().begun < transactions:
             time.sleep(0.1)
             progress.say()
         progress.say("settling", now=True)
-        return 1 if judge(traffic) or traffic.counts.begun < transactions else 0
+        return 1 if judge(traffic) or traffic.all_counts().begun < transactions else 0
     finally:
         traffic.close()
 
@@ -135,24 +134,21 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
     parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="draw from these kinds of faults only")
     parser.add_argument("--peer", action="store_true", help="Apache Pulsar instead, without faults")
-    parser.add_argument("--service-url", help="a server that runs instead, without faults; the namespace must be there")
+    parser.add_argument("--languages", default="java,go", help="official clients beside our own; empty for none")
     chosen = parser.parse_args()
     seed = chosen.seed if chosen.seed is not None else int(time.time())
     directory = Path(tempfile.mkdtemp(prefix="magnetar-transactions-"))
     client_log = (directory / "client.log").open("w")
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(client_log))
     print(f"transactions, seed {seed}; logs in {directory}", flush=True)
-    calm = {"transactions": chosen.transactions, "minutes": chosen.minutes, "seed": seed, "rate": chosen.rate}
-    run: Callable[[], int]
-    if chosen.service_url:
-        run = lambda: run_calmly(chosen.service_url, **calm)  # noqa: E731
-    elif chosen.peer:
-        run = lambda: run_on_peer(directory, **calm)  # noqa: E731
-    else:
-        run = lambda: run_with_faults(directory, kills=chosen.kills, only=chosen.only, **calm)  # noqa: E731
+    languages = [language for language in chosen.languages.split(",") if language]
+    common = {"transactions": chosen.transactions, "minutes": chosen.minutes, "seed": seed, "rate": chosen.rate}
     code = 1
     try:
-        code = run()
+        if chosen.peer:
+            code = run_on_peer(directory, languages=languages, **common)
+        else:
+            code = run_with_faults(directory, kills=chosen.kills, languages=languages, only=chosen.only, **common)
     finally:
         client_log.flush()
         if code != 0:
