@@ -2,8 +2,8 @@
 
 Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read by `participant/acknowledging`. Imports: wire,
 topics, server siblings. Source: facts on protocol semantics 2.5, 2.6, 2.10.
-Invariants: an ACK with a request id is answered, with an error if it did nothing, except for a consumer that never was; a success leaves only
-after its cursor record is durable; ids of what does not exist (any more) are passed over.
+Invariants: an ACK with a request id is answered, also for a consumer that is not attached; a success leaves only after its cursor record is
+durable; ids of what does not exist (any more) are passed over.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
     """ACK: individual or cumulative; answered only if it has a request id."""
     session = connection.consumers.get(ack.consumer_id)
     if session is None:
-        if connection.was_consumer(ack.consumer_id):
-            _refuse(connection, ack, WireCode.CONSUMER_NOT_FOUND, "Consumer not found: it has been closed; subscribe again")
+        # Apache Pulsar says nothing, and a client that acknowledges while it subscribes anew waits for its whole operation timeout.
+        _refuse(
+            connection, ack, WireCode.CONSUMER_NOT_FOUND, "Consumer not found: it is not attached; subscribe, and acknowledge then"
+        )
         return
     topic = session.subscription.topic
     if topic.leaving:

@@ -46,8 +46,6 @@ ACK_SPAN_BYTES_MIN = 60
 SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
 LARGE_PIECE_BYTES = 4096
 """Mean size of what is queued from which on it is written without joining it."""
-CLOSED_CONSUMERS_MAX = 1000
-"""Ids of closed consumers that a connection remembers: an ACK that was on its way gets an answer."""
 FORGOTTEN_SENDS_S = 30.0
 """SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
 
@@ -83,7 +81,6 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = False
         self._requests: dict[asyncio.Task[None], None] = {}
         self._forgotten: dict[int, float] = {}
-        self._consumers_before: dict[int, None] = {}
         self._heard = True
         self._probe: asyncio.Future[None] | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
@@ -431,14 +428,7 @@ class Connection(asyncio.BufferedProtocol):
         """A consumer is closed: drop it here and on its subscription."""
         if self.consumers.get(session.consumer_id) is session:
             del self.consumers[session.consumer_id]
-            self._consumers_before[session.consumer_id] = None
-            if len(self._consumers_before) > CLOSED_CONSUMERS_MAX:
-                del self._consumers_before[next(iter(self._consumers_before))]
         session.subscription.detach(session)
-
-    def was_consumer(self, consumer_id: int) -> bool:
-        """Whether there was a consumer of this id, lately."""
-        return consumer_id in self._consumers_before
 
     # --- end -------------------------------------------------------------------------------------------------------------------
 

@@ -98,11 +98,13 @@ def test_durable_and_not_durable_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_an_acknowledgement_that_can_do_nothing_is_answered_too(tmp_path: Path) -> None:
-    """Foreign ids, ids not delivered or not there yet, no ids, several cumulative ones, and after the consumer was closed."""
+    """Foreign ids, ids not delivered or not there yet, no ids, several cumulative ones, before the consumer is there and after it was closed."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         real = await publish(peer)
+        early = await acknowledge(peer, real)
+        assert early.error == int(WireCode.CONSUMER_NOT_FOUND)
         await peer.subscribe()
         foreign = api.MessageIdData(ledgerId=real.ledgerId + 5, entryId=3)
         ahead = api.MessageIdData(ledgerId=real.ledgerId, entryId=3)
