@@ -13,7 +13,7 @@ from dev.ports import free_port
 from dev.tcp_proxy import TcpProxy
 
 HOST = "127.0.0.1"
-WAIT_S = 10.0
+WAIT_S = 120.0
 QUIET_S = 0.2
 
 

@@ -17,7 +17,7 @@ import pytest
 from dev import cluster
 from tests.kubernetes.conftest import Node, Traffic
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800)]
 STEADY_MESSAGES = 5000
 COMPACTED_TOPIC = "persistent://public/demo/debian-packages"
 
@@ -36,7 +36,7 @@ def _scale(node: Node, replicas: int) -> float:
             and node.condition("brokercluster", "main", "Ready") == "True"
         )
 
-    return node.wait(f"{replicas} brokers", settled, 180)
+    return node.wait(f"{replicas} brokers", settled)
 
 
 def _broker_pods(node: Node) -> set[str]:
@@ -52,10 +52,13 @@ def _flow(node: Node, traffic: Traffic, messages: int = 200) -> None:
 
 
 def _bundles_by_broker(node: Node) -> dict[str, int]:
-    """Bundles of each broker, as the brokers themselves report them."""
+    """Bundles of each broker, as the brokers themselves report them; nothing while the one that is asked comes or goes."""
     address = node.get("service", "main")["spec"]["clusterIP"]
-    with urllib.request.urlopen(f"http://{address}:8080/magnetar/v1/status", timeout=10) as response:
-        status = json.load(response)
+    try:
+        with urllib.request.urlopen(f"http://{address}:8080/magnetar/v1/status", timeout=60) as response:
+            status = json.load(response)
+    except OSError:
+        return {}
     return {row["broker"]: row["bundles"] for row in status["brokers"]}
 
 
@@ -123,7 +126,7 @@ def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: N
         if first.startswith(found["metadata"]["name"])
     )
     node.run("delete", "pod", pod, *system, "--force", "--grace-period=0")
-    took_s = node.wait("the other one leads", lambda: leader() not in ("", first), 60)
+    took_s = node.wait("the other one leads", lambda: leader() not in ("", first))
     print(f"\nanother operator leads after {took_s:.1f} s (forced deletion lets a process end in order if it can)")
     _scale(node, 3)
     _scale(node, 2)
@@ -146,7 +149,6 @@ def _resize_etcd(node: Node, members: int) -> float:
     return node.wait(
         f"{members} members of etcd",
         lambda: _etcd_roles(node) == wanted and node.condition("brokercluster", "main", "Ready") == "True",
-        240,
     )
 
 
@@ -164,7 +166,7 @@ def test_etcd_grows_to_three_and_loses_a_member_under_traffic(node: Node, traffi
         ready = node.get("statefulset", "main-etcd").get("status", {}).get("readyReplicas") == 3
         return ready and node.get("pod", leader)["metadata"]["uid"] != uid and len(_etcd_roles(node)) == 3
 
-    back_s = node.wait("three members again", is_back, 180)
+    back_s = node.wait("three members again", is_back)
     down_s = _resize_etcd(node, 1)
     _flow(node, traffic)
     print(
@@ -202,7 +204,7 @@ def test_compaction_runs_driver_and_executors_to_a_committed_result(node: Node, 
         assert job.get("state") != "Failed", node.report()
         return job.get("state") == "Succeeded"
 
-    took = node.wait("DataJob Succeeded", finished, 300)
+    took = node.wait("DataJob Succeeded", finished)
     assert seen_executor, "the work was not done by an executor pod"
     print(f"\nDataJob from apply to Succeeded: {took:.0f} s")
     subprocess.run([sys.executable, "examples/debian-packages/verify.py", *example], check=True)
@@ -212,10 +214,10 @@ def test_clean_up_leaves_the_data(node: Node, expectation: Path) -> None:
     """Deleting the BrokerCluster removes its pods and keeps its volumes; applying it again adopts them and serves the same messages."""
     node.run("delete", "brokercluster", "main", "--wait=true")
     mine = "magnetar.io/cluster=main,app.kubernetes.io/component in (broker,etcd)"
-    node.wait("pods gone", lambda: not node.get("pods", "", "-l", mine)["items"], 150)
+    node.wait("pods gone", lambda: not node.get("pods", "", "-l", mine)["items"])
     assert node.get("pvc")["items"], "the volumes must outlive the cluster object"
     node.run("apply", "-f", "examples/quickstart")
-    node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True", 180)
+    node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True")
     subprocess.run([sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)], check=True)
 
 
@@ -228,9 +230,9 @@ def test_uninstalled_with_its_definitions_and_installed_again_it_finds_the_data(
     definitions = [name for name in node.run("get", "crd", "-o", "name").split() if name.endswith(".magnetar.io")]
     assert definitions, "they outlive the release"
     node.run("delete", "--wait=true", *definitions)
-    node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"], 180)
+    node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"])
     assert node.get("pvc")["items"], "the volumes must outlive everything"
     cluster.install(node.tools, image, etcd_image)
     node.run("apply", "-f", "examples/quickstart")
-    node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True", 180)
+    node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True")
     subprocess.run([sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)], check=True)

@@ -23,7 +23,7 @@ import pytest
 from dev import cluster
 from tests.kubernetes.conftest import Node, Traffic
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NAMESPACE = "upgrade"
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,7 +130,7 @@ def _change_namespace(node: Node, generation: int, ttl_s: int, by: Version) -> N
     """The operator of this version takes an edit over, and nothing that REST set is lost by it."""
     patch = json.dumps({"spec": {"policies": {"message_ttl_in_seconds": ttl_s}}})
     node.run("patch", "topicnamespace", "orders", "-n", NAMESPACE, "--type", "merge", "-p", patch)
-    node.wait(f"{by.name} serves generation {generation} of the namespace", lambda: _serves_namespace(node, generation, ttl_s), 120)
+    node.wait(f"{by.name} serves generation {generation} of the namespace", lambda: _serves_namespace(node, generation, ttl_s))
 
 
 def _told_of_namespace(node: Node) -> list[str]:
@@ -153,7 +153,7 @@ def _roll_to(node: Node, version: Version, traffic: Traffic) -> None:
         mixed |= len(images) == 2
         return images == {version.image} and _is_ready(node)
 
-    node.wait(f"every broker runs {version.name}", rolled, 240)
+    node.wait(f"every broker runs {version.name}", rolled)
     assert mixed, "one pod after the other"
     node.wait("traffic goes on", lambda: traffic.total() > before + 500)
     assert traffic.failed == []
@@ -167,11 +167,11 @@ def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]
     """A cluster that the version before made; every other one is gone."""
     old, new = versions
     node.run("delete", "magnetar", "--all", "-A", "--wait=true")
-    node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"], 180)
+    node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"])
     _install(node, old)
     node.restrict(NAMESPACE)
     node.run("apply", "-f", "-", given=MANIFEST)
-    node.wait("the old version's cluster is Ready", lambda: _is_ready(node), 180)
+    node.wait("the old version's cluster is Ready", lambda: _is_ready(node))
     address = node.get("service", "old", "-n", NAMESPACE)["spec"]["clusterIP"]
 
     def set_by_rest() -> bool:
@@ -216,8 +216,11 @@ def test_upgrade_rollback_and_upgrade_fail_no_send(node: Node, versions: tuple[V
 def _reconciled(pod: dict[str, Any]) -> bool:
     """Whether this operator leads and has looked at the cluster."""
     url = f"http://{pod['status']['podIP']}:8080/metrics"
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return False  # it does not listen yet
     counted = [line for line in lines if line.startswith("controller_runtime_reconcile_total{") and "BrokerCluster" in line]
     return sum(float(line.rpartition(" ")[2]) for line in counted) >= 1
 
@@ -235,6 +238,6 @@ def test_an_upgrade_of_the_operator_alone_restarts_no_broker(node: Node, version
         fresh = [pod for pod in pods if pod["metadata"]["uid"] not in known and pod["status"].get("podIP")]
         return any(_reconciled(pod) for pod in fresh)
 
-    node.wait("the new operator has reconciled", new_operator_works, 120)
+    node.wait("the new operator has reconciled", new_operator_works)
     assert {name: pod["metadata"]["uid"] for name, pod in _brokers(node).items()} == before
     assert _is_ready(node)

@@ -103,7 +103,7 @@ def test_a_request_that_a_web_page_could_send_is_refused() -> None:
             data = json.dumps({"key": "k"}).encode()
             request = urllib.request.Request(f"{url}/internal/v1/store/get", data, {"content-type": "application/json"})
             try:
-                with urllib.request.urlopen(request, timeout=10) as response:
+                with urllib.request.urlopen(request, timeout=60) as response:
                     return int(response.status)
             except urllib.error.HTTPError as error:
                 return error.code
