@@ -101,7 +101,7 @@ def _settled(node: Node, replicas: int) -> bool:
 
 def _scale(node: Node, replicas: int) -> float:
     node.run("scale", "transactioncoordinator/main", f"--replicas={replicas}")
-    return node.wait(f"{replicas} coordinators", lambda: _settled(node, replicas), WAIT_S)
+    return node.wait(f"{replicas} coordinators", lambda: _settled(node, replicas))
 
 
 def _progress(node: Node, *clients: Committing) -> None:
@@ -111,20 +111,20 @@ def _progress(node: Node, *clients: Committing) -> None:
         assert [client.failed for client in clients] == [[]] * len(clients)
         return all(client.total() >= was + PROGRESS for client, was in zip(clients, before, strict=True))
 
-    node.wait("transactions go on", goes_on, WAIT_S)
+    node.wait("transactions go on", goes_on)
 
 
 def test_coordinators_come_and_go_and_no_transaction_fails(node: Node) -> None:
     """1 -> 3 -> 1: a client that knows one and a client that knows three commit all the while, also those of the numbers that retire."""
     patch = {"spec": {"config": {"transactions_enabled": 1}}}
     node.run("patch", "transactioncoordinator", "main", "--type=merge", "-p", json.dumps(patch))
-    node.wait("coordinators begin transactions", lambda: _settled(node, 1), WAIT_S)
+    node.wait("coordinators begin transactions", lambda: _settled(node, 1))
     with Committing(node.service_url(), "early") as early:
         _progress(node, early)
         up_s = _scale(node, 3)
         with Committing(node.service_url(), "late") as late:
             _progress(node, early, late)
-            node.wait("transactions of every coordinator", lambda: set(late.by_coordinator) == {0, 1, 2}, WAIT_S)
+            node.wait("transactions of every coordinator", lambda: set(late.by_coordinator) == {0, 1, 2})
             down_s = _scale(node, 1)
             _progress(node, early, late)
     for client in (early, late):

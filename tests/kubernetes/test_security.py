@@ -74,8 +74,11 @@ class Secured:
         )
 
     def served(self, port: int) -> str:
-        """The certificate that is shown there, as PEM."""
-        return ssl.get_server_certificate(("localhost", port), timeout=10)
+        """The certificate that is shown there, as PEM; "" while nobody listens."""
+        try:
+            return ssl.get_server_certificate(("localhost", port), timeout=30)
+        except OSError:
+            return ""  # a node port leads to a broker that was just replaced
 
 
 def token(role: str) -> str:
@@ -118,7 +121,7 @@ def _settled(node: Node) -> float:
             and not status.get("pendingRestarts")
         )
 
-    return node.wait("brokers are as the spec says", is_settled, 180)
+    return node.wait("brokers are as the spec says", is_settled)
 
 
 def _reason(node: Node, condition: str) -> str:
@@ -154,13 +157,14 @@ def test_the_example_closes_it_and_certificates_come_and_go_under_traffic(node: 
         took["Closed"] = _settled(node)
 
         before = traffic.total()
+        node.wait("a certificate is shown", lambda: secured.served(NODE_PORT + 1) != "")
         was = secured.served(NODE_PORT + 1)
         sound = secured.put_certificate()
-        took["followed"] = node.wait("the renewed certificate is shown", lambda: secured.served(NODE_PORT + 1) != was)
+        took["followed"] = node.wait("the renewed certificate is shown", lambda: secured.served(NODE_PORT + 1) not in ("", was))
         secured.put_certificate(key_of=sound)
-        took["told"] = node.wait("a key of another is told", lambda: _reason(node, "Certificate") == "TlsSecretUnusable", 60)
+        took["told"] = node.wait("a key of another is told", lambda: _reason(node, "Certificate") == "TlsSecretUnusable")
         secured.put_certificate()
-        node.wait("it is healed", lambda: node.condition("brokercluster", "main", "Ready") == "True", 60)
+        node.wait("it is healed", lambda: node.condition("brokercluster", "main", "Ready") == "True")
         node.wait("traffic goes on", lambda: traffic.total() > before + 200)
         print(f"\nseconds {took}; longest pause of one topic {traffic.longest_gap_s * 1000:.0f} ms")
         assert traffic.failed == []
