@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ def holders(stage: Stage) -> Iterator[list[Holder]]:
 
 def _ask(server: ServerProcess, path: str, method: str = "GET") -> tuple[int, Any]:
     return request(method, f"{server.http_url}{path}")
+
+
+def _metrics(server: ServerProcess) -> str:
+    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=TIMEOUT_S) as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 def _pulsar(server: ServerProcess, path: str, method: str = "GET") -> tuple[int, Any]:
@@ -184,7 +191,10 @@ def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(stag
             assert (await ask(f"pendingAckStats/{topic}/s"))["ongoingTxnSize"] == 1
             assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {"state": "PendingAck"}
             assert await ask(f"transactionInPendingAckStats/{topic}/s/{txn.id.most}/{txn.id.least}") is not None
-            await txn.abort()
+            assert "\nmagnetar_transactions_open 1.0\n" in await asyncio.to_thread(_metrics, broker)
+            await txn.abort()  # is answered after a while also if not all have carried it out
+            while "\nmagnetar_transactions_open 0.0\n" not in await asyncio.to_thread(_metrics, broker):
+                await asyncio.sleep(0.05)
             assert (await ask(f"transactionBufferStats/{topic}"))["ongoingTxnSize"] == 0
             assert (await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}"))["aborted"]
             assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {"state": "NotInPendingAck"}

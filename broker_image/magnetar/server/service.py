@@ -9,7 +9,7 @@ connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -37,6 +37,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
     from magnetar.server.coordinator.service import CoordinatorService
+    from magnetar.server.participant.topic_transactions import TopicTransactions
     from magnetar.server.security.guard import Guard
 
 log = structlog.get_logger(__name__)
@@ -56,6 +57,16 @@ class BrokerService:
         """None: everybody may do everything."""
         self.coordinator: CoordinatorService | None = None
         """The transaction coordinator of a standalone server, which knows itself who may ask it what; elsewhere they are processes of their own."""
+        context.metrics.gauge(
+            "magnetar_transactions_open",
+            "Transactions that topics served here wait for, counted once per topic",
+            lambda: sum(map(_open_transactions, self._topics_with_transactions())),
+        )
+        context.metrics.gauge(
+            "magnetar_transactions_oldest_seconds",
+            "How long the oldest transaction with messages at a topic served here has been there, 0 if there is none",
+            self._oldest_transaction_s,
+        )
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
@@ -211,6 +222,15 @@ class BrokerService:
         consumers = sum(len(host.core.consumers) for topic in topics for host in topic.subscriptions.values())
         return len(self._ownership.owned), len(topics), producers, consumers
 
+    def _topics_with_transactions(self) -> Iterator[TopicTransactions]:
+        for owned in self._ownership.owned.values():
+            yield from (topic.transactions for topic in owned.topics.values() if topic.transactions is not None)
+
+    def _oldest_transaction_s(self) -> float:
+        oldest = (next(found.buffer.open_transactions(), None) for found in self._topics_with_transactions())
+        now_ms = self._context.clock.wall_ms()
+        return max((max(0, now_ms - found.since_ms) / 1000 for found in oldest if found is not None), default=0.0)
+
     async def roll(self, topic: TopicName) -> tuple[int, int]:
         """Make everything acknowledged so far readable from manifest-listed files; the topic's last position before that."""
         host = await self.open_topic(topic, create=False)
@@ -224,6 +244,12 @@ class BrokerService:
         if not known and await self._context.store.get(keys.namespace(namespace)) is None:
             raise NamespaceNotFound(f"namespace {namespace} does not exist; create it first")
         return await self._lookups.topics(namespace, mode)
+
+
+def _open_transactions(found: TopicTransactions) -> int:
+    """Transactions with messages at a topic, or acknowledgements at one of its subscriptions."""
+    acknowledging = {txn for pending in found.pending.values() for txn in pending.open_transactions()}
+    return len(acknowledging | {known.txn for known in found.buffer.open_transactions()})
 
 
 def _not_offered(kind: int) -> str:

@@ -12,6 +12,7 @@ import pytest
 from magnetar.errors import WireCode
 from magnetar.server.broker import Broker
 from magnetar.server.settings import ENTRY_HEAD_BYTES_MAX
+from magnetar.transactions.buffer import is_sidecar
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import BatchMessage, encode_batch, parse_entry
@@ -113,17 +114,18 @@ def test_a_message_beyond_the_limit_is_refused_alone(tmp_path: Path) -> None:
     play(tmp_path, script, max_message_bytes=LIMIT)
 
 
-def test_a_transactional_send_is_refused(tmp_path: Path) -> None:
-    """It must not become an ordinary message."""
+def test_a_transactional_send_is_no_ordinary_message(tmp_path: Path) -> None:
+    """Its receipt is a position of the topic's sidecar; the topic's own entries go on as if it had not come."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         send = api.CommandSend(producer_id=1, sequence_id=5, txnid_least_bits=1, txnid_most_bits=0)
         peer.write(encode_with_body(api.BaseCommand(type=Type.SEND, send=send), entry(b"x", 5)))
-        refused = (await peer.answer(Type.SEND_ERROR)).send_error
-        assert (refused.sequence_id, refused.error) == (5, int(WireCode.NOT_ALLOWED))
-        _ledger, first = await peer.send(b"ordinary", 6)
-        assert first == 0
+        receipt = (await peer.answer(Type.SEND_RECEIPT)).send_receipt
+        waits = receipt.message_id.ledgerId, receipt.message_id.entryId
+        assert (receipt.sequence_id, is_sidecar(waits)) == (5, True)
+        position = await peer.send(b"ordinary", 6)
+        assert (position[1], is_sidecar(position)) == (0, False)
 
     play(tmp_path, script)
 
@@ -270,15 +272,18 @@ def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(tmp_path: Pa
     play(tmp_path, script)
 
 
-def test_an_acknowledgement_is_answered_only_if_asked_and_only_for_known_consumers(tmp_path: Path) -> None:
-    """Unknown consumer: silence, even with a request id. Known one: ACK_RESPONSE exactly where a request id was given."""
+def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> None:
+    """ACK_RESPONSE exactly where a request id was given; with ConsumerNotFound for a consumer that is not attached."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         ledger, number = await peer.send(b"x")
         identifier = api.MessageIdData(ledgerId=ledger, entryId=number)
-        peer.write(requests.ack(7, [identifier], request_id=1))
+        peer.write(requests.ack(7, [identifier]))
         assert await peer.is_quiet()
+        peer.write(requests.ack(7, [identifier], request_id=1))
+        refused = (await peer.answer(Type.ACK_RESPONSE)).ack_response
+        assert (refused.request_id, refused.consumer_id, refused.error) == (1, 7, api.ConsumerNotFound)
         await peer.subscribe()
         peer.write(requests.ack(1, [identifier]))
         assert await peer.is_quiet()

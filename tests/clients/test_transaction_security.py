@@ -1,0 +1,92 @@
+"""Transactions where every port is TLS and every peer is asked who it is: a standalone server reaches itself, and transactions have owners."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from magnetar.client import Client
+from magnetar.errors import NotAllowed
+from magnetar.transactions.ids import TxnId
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from tests.clients.test_security import Secured, token
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "persistent://public/default/owned"
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A standalone server with transactions, and two roles that may use its topics."""
+    found = Secured(tmp_path_factory.mktemp("secured"))
+    found.process._environment |= {"MAGNETAR_TRANSACTIONS_ENABLED": "1"}
+    found.process.start()
+    for role in ("ann", "eve"):
+        found.permit(role, "produce", "consume")
+    yield found
+    found.process.stop()
+
+
+def _client(secured: Secured, role: str) -> Client:
+    context = ssl.create_default_context(cafile=str(secured.authority.file))
+    return Client(secured.process.service_url_tls, token=token(role), tls=context)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, then wait until TLS has shut down: its sockets outlive the client that closed them."""
+    async with asyncio.timeout(TIMEOUT_S):
+        await work
+        loop: Any = asyncio.get_running_loop()
+        while len(loop._selector.get_map()) > 1:  # the loop's own
+            await asyncio.sleep(0.01)
+
+
+def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None:
+    """The coordinator tells the topic by an internal token over TLS; another role may not end the transaction, a super user may."""
+
+    async def scenario() -> None:
+        async with (
+            _client(secured, "ann") as ann,
+            _client(secured, "eve") as eve,
+            _client(secured, "admin") as admin,
+        ):
+            producer, consumer = await ann.create_producer(TOPIC), await ann.subscribe(TOPIC, "s")
+            async with ann.transaction() as txn:
+                await producer.send(b"committed", txn=txn)
+            message = await consumer.receive()
+            assert message.value == b"committed"
+            open_one = ann.transaction(timeout_s=600)
+            await open_one.begin()
+            with pytest.raises(NotAllowed, match="another role"):
+                (await eve._coordinators.commit(open_one.id, TIMEOUT_S)).accepted()
+            (await admin._coordinators.abort(open_one.id)).accepted()
+
+    asyncio.run(_to_the_end(scenario()))
+    told = secured.rest("GET", "/magnetar/v1/transactions")
+    assert told == {"transactions": [], "unreachable": []}
+
+
+def test_a_client_cannot_tell_a_topic_how_a_transaction_ended(secured: Secured) -> None:
+    """END_TXN_ON_PARTITION of a role that may publish there is refused; a super user's is carried out."""
+
+    async def tell(role: str) -> api.CommandEndTxnOnPartitionResponse:
+        async with _client(secured, role) as client:
+            await client.create_producer(TOPIC)
+            pool = client._session.pool
+            connection, number = await pool.get(await pool.locate(TOPIC)), pool.next_request_id()
+            frame = requests.end_txn_on_partition(number, TxnId(0, 1 << 20), TOPIC, commit=False, low_watermark=-1)
+            return (await connection.request(number, frame)).end_txn_on_partition_response
+
+    async def scenario() -> None:
+        refused = await tell("ann")
+        assert (refused.error, "its coordinator does" in refused.message) == (api.AuthorizationError, True)
+        assert not (await tell("admin")).HasField("error")
+
+    asyncio.run(_to_the_end(scenario()))
