@@ -1,4 +1,4 @@
-"""Transaction coordinators keep their word through 40 bad days, and each kind of trouble did happen to them.
+"""Transaction coordinators keep their word through 30 bad days, and each kind of trouble did happen to them.
 
 The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign --suite coordinators --seeds N:N+1 --again` repeats.
 """
@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.scenarios.seeds import SeedRange
 
-SEEDS = SeedRange("coordinators:counted", 40, chunk=20)
+SEEDS = SeedRange("coordinators:counted", 30, chunk=15)
 
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.scenarios import planted, planted_coordinators, planted_durable, planted_splits
+from tests.simulation.scenarios import planted, planted_coordinators, planted_durable, planted_splits, planted_transactions
 from tests.simulation.scenarios.planted import CONTROL
 from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
 
@@ -65,6 +65,17 @@ NOTICED_BY = {
         "what_has_ended_takes_more": "after its end|never heard|have not heard",
         "collector_forgets_coordinators": "after the last fault",
     },
+    "planted_transactions": {
+        # a topic that waits for what is missing, or cannot be recovered, does not come back
+        "checkpoint_without_the_buffer": "lost commit|torn|split|aborted read|did not end within|after the last fault|did not hold within",
+        "checkpoint_without_held_acknowledgements": "double processing|split|torn|lost commit|acknowledgement undone",
+        "commits_are_not_replayed": "lost commit|torn|split|did not end within|after the last fault|did not hold within",
+        "held_acknowledgements_are_not_replayed": "double processing|split|torn|lost commit|acknowledgement undone",
+        "conflicts_are_not_looked_for": "double processing|pending-ack leak|split|torn|did not hold within",
+        "an_abort_keeps_what_it_held": "pending-ack leak",
+        "an_abort_commits": "aborted read",
+        "runs_are_linked_backwards": "internal nonmonotonic send|inconsistent offsets|nonmonotonic poll",
+    },
 }
 BUGS = [(suite, bug) for suite, bugs in NOTICED_BY.items() for bug in bugs]
 
@@ -86,6 +97,7 @@ def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted_splits"]} == {*planted_splits.BUGS}
     assert {*NOTICED_BY["planted_durable"]} == {*planted_durable.BUGS}
     assert {*NOTICED_BY["planted_coordinators"]} == {*planted_coordinators.BUGS}
+    assert {*NOTICED_BY["planted_transactions"]} == {*planted_transactions.BUGS}
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ STOPPED_EVERY_S = (2.0, 12.0)
 SCALED_EVERY_S = (1.0, 6.0)
 RETIRING_PATIENCE_S = 6.0
 LOOK_S = 0.1
+START_S = 20.0
 ENDINGS = ("lease", "claim claims/", "claim: ", "has another holder", "was taken over", "fenced")
 """How a coordinator's life may end itself: its lease, its claim or its number is gone."""
 
@@ -61,11 +62,13 @@ class CoordinatorCluster(Cluster):
         self.patch.setattr(life, "TransactionLog", log)
         return self
 
-    def start_coordinators(self) -> None:
-        """The first life of each."""
+    def start_all(self) -> None:
+        """The first life of every broker and coordinator; returns when every number has been announced."""
+        self.start_brokers()
         self._tell_limit(NUMBERS)
         for name in COORDINATORS:
             self.node(name, self.run_coordinator, restarts=True, tolerated=(MagnetarError, OSError))
+        self.run_until(lambda: self._announced() == NUMBERS, START_S)
 
     async def run_coordinator(self, environment: Environment) -> None:
         """One life of a coordinator process, ended by its first failure; where the number is scaled away, of none."""
@@ -117,10 +120,12 @@ class CoordinatorCluster(Cluster):
             self._away_from = NUMBERS
             self._tell_limit(NUMBERS)
 
-    def _tell_limit(self, limit: int) -> None:
+    def _announced(self) -> int:
         item = self.store.core.get(keys.COORDINATOR_SET)
-        announced = CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
-        record = CoordinatorSetRecord(limit=limit, announced=min(limit, announced), owner="default/main")
+        return CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
+
+    def _tell_limit(self, limit: int) -> None:
+        record = CoordinatorSetRecord(limit=limit, announced=min(limit, self._announced()), owner="default/main")
         self.store.execute(lambda core, _now: core.transact((), (Put(keys.COORDINATOR_SET, record.encode()),)))
 
     def _may_go(self, tcid: int) -> bool:

@@ -63,12 +63,12 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[Ledger, Eviden
     ledger = Ledger(LONG_S, GONE)
     with CoordinatorCluster(seed, History(), faults or FAULTS) as cluster:
         scripted_participants(cluster, ledger, GONE)
-        cluster.start_brokers()
-        cluster.start_coordinators()
+        cluster.start_all()
+        trouble_until_s = cluster.now + TROUBLE_S
         for number in range(CLIENTS):
             cluster.node(f"client-{number}", partial(transact, ledger, PARTICIPANTS), on_volume=False)
-        Nemesis(cluster, (*BROKERS, *COORDINATORS)).start(until_s=TROUBLE_S)
-        cluster.script(cluster.scale_now_and_then(TROUBLE_S - 1.0))
+        Nemesis(cluster, (*BROKERS, *COORDINATORS)).start(until_s=trouble_until_s)
+        cluster.script(cluster.scale_now_and_then(trouble_until_s - 1.0))
         cluster.run(TROUBLE_S)
         cluster.settle()
         _finish(cluster, ledger)

@@ -1,0 +1,119 @@
+"""Participants that break one promise of a transaction.
+
+Owns: one small patch per promise of a topic's buffer, of its subscriptions' pending acknowledgements and of their hosts, and `run(bug, seed)`, the
+scenario of whole transactions on brokers patched so (`none`: unpatched, the control). Imports: that scenario, the patched parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from magnetar.server.participant import committing
+from magnetar.server.participant.sidecar import SidecarRuns
+from magnetar.server.participant.topic_transactions import TopicTransactions
+from magnetar.transactions.participant_records import BufferChange, Commit, EndAcks, Outcome, ParticipantState, PendingChange
+from magnetar.transactions.pending_acks import PendingAcks
+from tests.simulation.scenarios import transactions
+from tests.simulation.scenarios.planted import CONTROL
+
+FAULTS = transactions.FAULTS.but(append_crash_probability=0.02)
+Patch = pytest.MonkeyPatch
+
+
+def checkpoint_without_the_buffer(patch: Patch) -> None:
+    """What open transactions have published is not in the checkpoint."""
+    state = TopicTransactions.to_state
+    patch.setattr(TopicTransactions, "to_state", lambda found: ParticipantState(None, state(found).pending))
+
+
+def checkpoint_without_held_acknowledgements(patch: Patch) -> None:
+    """What open transactions have acknowledged is not in the checkpoint."""
+    state = TopicTransactions.to_state
+    patch.setattr(TopicTransactions, "to_state", lambda found: ParticipantState(state(found).buffer, {}))
+
+
+def commits_are_not_replayed(patch: Patch) -> None:
+    """A new owner leaves a committed transaction open."""
+    apply = TopicTransactions._apply_to_buffer
+
+    def forgetful(found: TopicTransactions, index: Any, change: BufferChange) -> None:
+        if not isinstance(change, Commit):
+            apply(found, index, change)
+
+    patch.setattr(TopicTransactions, "_apply_to_buffer", forgetful)
+
+
+def held_acknowledgements_are_not_replayed(patch: Patch) -> None:
+    """A new owner knows nothing of what transactions hold."""
+    apply = TopicTransactions._apply_pending
+
+    def forgetful(found: TopicTransactions, subscription: str, change: PendingChange) -> None:
+        if isinstance(change, EndAcks):
+            apply(found, subscription, replace(change, ranges=(), partial=()))
+
+    patch.setattr(TopicTransactions, "_apply_pending", forgetful)
+
+
+def conflicts_are_not_looked_for(patch: Patch) -> None:
+    """Two transactions may acknowledge one message."""
+
+    def generous(_found: PendingAcks, _txn: Any, held: Any, start: int, end: int) -> Iterable[tuple[int, int]]:
+        return list(held.entries.missing(start, end))
+
+    patch.setattr(PendingAcks, "_fresh", generous)
+
+
+def an_abort_keeps_what_it_held(patch: Patch) -> None:
+    """What an aborted transaction has acknowledged does not come again."""
+    end = PendingAcks._end
+
+    def greedy(found: PendingAcks, change: EndAcks) -> bool:
+        held = found._held.get(change.txn)
+        if change.outcome is not Outcome.ABORTED or held is None:
+            return end(found, change)
+        named = found._record(change.txn, held.entries, held.batches())
+        return end(found, replace(change, outcome=Outcome.COMMITTED, ranges=named.ranges, partial=named.partial))
+
+    patch.setattr(PendingAcks, "_end", greedy)
+
+
+def an_abort_commits(patch: Patch) -> None:
+    """The buffer takes every end for a commit."""
+
+    def obliging(topic: Any, txn: Any, floor: int) -> None:
+        committing._commit(topic, txn, floor)
+
+    patch.setattr(committing, "_abort", obliging)
+
+
+def runs_are_linked_backwards(patch: Patch) -> None:
+    """Entries of a transaction become the partition's in another order than they were sent in."""
+    take = SidecarRuns.take
+    patch.setattr(SidecarRuns, "take", lambda found, span: take(found, span)[::-1])
+
+
+BUGS: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        checkpoint_without_the_buffer,
+        checkpoint_without_held_acknowledgements,
+        commits_are_not_replayed,
+        held_acknowledgements_are_not_replayed,
+        conflicts_are_not_looked_for,
+        an_abort_keeps_what_it_held,
+        an_abort_commits,
+        runs_are_linked_backwards,
+    )
+}
+
+
+def run(bug: str, seed: int) -> dict[str, int]:
+    """Whole transactions on brokers with this bug; raises if it is noticed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if bug != CONTROL:
+            BUGS[bug](patch)
+        return dict(transactions.run_counted(seed, FAULTS)[1].counts)

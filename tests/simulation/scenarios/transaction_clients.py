@@ -1,0 +1,322 @@
+"""Clients that consume, transform and produce in transactions, and what they find out.
+
+Owns: a client whose transactions write themselves down; feeders, movers (by `exactly_once`, and by hand with acknowledgements of every kind),
+publishers and readers beside them; what is read back in the end. Imports: magnetar.client, the history of transactions, the tracer's clients.
+Invariants: a question is in the history before it is asked, an answer when it came; a value is sent by one call of `send`, ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dev.histories.transactions import Acknowledgement, Fate, History, Input, Place, TransactionHistory
+from magnetar.client import (
+    EARLIEST,
+    Batching,
+    Client,
+    Consumer,
+    Message,
+    MessageId,
+    Producer,
+    Transaction,
+    TransactionAborted,
+    TransactionState,
+    exactly_once,
+)
+from magnetar.client.coordinators import Coordinators
+from magnetar.errors import InvalidTxnStatus
+from tests.simulation.kernel.world import Environment
+from tests.simulation.scenarios.tracer_clients import ALLOWED, position_of, until_done
+from tests.simulation.scenarios.tracer_cluster import SERVICE_URL
+
+BATCH_MESSAGES_MAX = 4
+TIMEOUT_S = (3.0, 8.0)
+RECEIVE_S = 2.0
+PAUSE_S = (0.05, 0.5)
+SESSION_TRANSACTIONS = 6
+QUIET_S = 4.0
+"""A subscription that gives nothing for so long has nothing left."""
+
+
+class RecordedTransaction(Transaction):
+    """A transaction that is in the history."""
+
+    def __init__(self, coordinators: Coordinators, timeout_s: float, history: History, client: str) -> None:
+        super().__init__(coordinators, timeout_s)
+        self._history, self._client = history, client
+        self._acknowledged: list[Acknowledgement] = []
+        self.record: TransactionHistory
+
+    def will_acknowledge(self, found: Input) -> None:
+        """A message is about to be acknowledged in it."""
+        self._acknowledged.append(self.record.acknowledge(*found))
+
+    async def begin(self) -> None:
+        await super().begin()
+        self.record = self._history.begin(str(self.id), self._client)
+
+    async def commit(self) -> None:
+        self.record.ask_commit()
+        try:
+            await super().commit()
+        except TransactionAborted:
+            self.record.answer(Fate.ABORTED)
+            raise
+        self.record.answer(Fate.COMMITTED)
+        for acknowledged in self._acknowledged:  # a commit is only sent when every one of them was confirmed
+            acknowledged.confirm()
+
+    async def abort(self) -> None:
+        try:
+            await super().abort()
+        except InvalidTxnStatus:
+            if self.state is TransactionState.COMMITTED:
+                self.record.answer(Fate.COMMITTED)
+            raise
+        self.record.answer(Fate.ABORTED)
+
+
+class RecordingClient(Client):
+    """A client whose transactions are in the history."""
+
+    def __init__(self, history: History, environment: Environment) -> None:
+        super().__init__(SERVICE_URL, network=environment.network, clock=environment.clock, operation_timeout_s=6, keep_alive_s=3)
+        self._history, self._name = history, f"{environment.name}-{environment.life}"
+
+    def transaction(self, *, timeout_s: float = TIMEOUT_S[1]) -> RecordedTransaction:
+        return RecordedTransaction(self._coordinators, timeout_s, self._history, self._name)
+
+
+def place_of(message: Message) -> Place:
+    return tuple(position_of(message))  # type: ignore[return-value]  # three numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What is moved: from a topic's subscription of a kind, to topics. `whole`: batches are one place, and acknowledged message by message."""
+
+    source: str
+    subscription: str
+    kind: str
+    targets: tuple[str, ...]
+
+    def input(self, message: Message) -> Input:
+        return Input(self.source, self.subscription, message.value.decode())
+
+
+# --- beside transactions ----------------------------------------------------------------------------------------------------------
+
+
+async def feed(history: History, topic: str, environment: Environment) -> None:
+    """Publish numbered messages, some of them in batches, for ever."""
+    client, clock = RecordingClient(history, environment), environment.clock
+    name = f"{environment.name}-{environment.life}"
+    batching = Batching() if clock.random_bits(1) else None
+    producer = await until_done(
+        environment, lambda: client.create_producer(topic, name=name, send_timeout_s=None, batching=batching)
+    )
+    number = 0
+    while True:
+        pending = []
+        for _ in range(1 + clock.random_bits(2)):
+            value = f"{name}-{number}"
+            pending.append((history.publish(topic, value), producer.send_nowait(value.encode())))
+            number += 1
+        for send, receipt in pending:
+            await receipt
+            send.confirm()
+        await asyncio.sleep(clock.uniform(*PAUSE_S))
+
+
+async def read_along(history: History, topics: Sequence[str], environment: Environment) -> None:
+    """Read topics from the beginning, again and again."""
+    client, clock = RecordingClient(history, environment), environment.clock
+    while True:
+        topic = topics[clock.random_bits(16) % len(topics)]
+        session = history.subscribe(topic, f"reader-{history_length(history)}", whole=True)
+        try:
+            reader = await client.create_reader(topic, start_message_id=EARLIEST, receiver_queue=20)
+            while await reader.has_message_available():
+                message = await reader.receive(timeout_s=4)
+                session.receive(place_of(message), message.value.decode())
+            await reader.close()
+        except ALLOWED:
+            pass
+        await asyncio.sleep(clock.uniform(0.5, 2.0))
+
+
+def history_length(history: History) -> int:
+    """A number for the next session."""
+    return len(history.sessions)
+
+
+# --- moving -----------------------------------------------------------------------------------------------------------------------
+
+
+class Mover:
+    """What two ways of moving share: producers, a session of the consumer, and sends that are in the history."""
+
+    def __init__(self, history: History, route: Route, environment: Environment) -> None:
+        self.history, self.route, self.environment, self.clock = history, route, environment, environment.clock
+        self.client = RecordingClient(history, environment)
+        self.done: MessageId | None = None
+        """Everything up to it was acknowledged in a transaction that took place."""
+        self.unsettled: dict[Input, None] = {}
+        """What was acknowledged since, in transactions that may not have taken place."""
+        self._outputs: dict[str, Producer] = {}
+
+    async def output(self, topic: str) -> Producer:
+        """A producer, batching or not."""
+        if topic not in self._outputs:
+            batching = Batching() if self.clock.random_bits(1) else None
+            self._outputs[topic] = await self.client.create_producer(topic, send_timeout_s=8, batching=batching)
+        return self._outputs[topic]
+
+    async def consumer(self) -> Consumer:
+        """A consumer of its own session."""
+        self.session = self.history.subscribe(self.route.source, self.route.subscription, ordered=False)
+        return await self.client.subscribe(
+            self.route.source,
+            self.route.subscription,
+            type=self.route.kind,
+            initial_position="Earliest",
+            receiver_queue=20,
+            negative_ack_delay_s=0.2,
+        )
+
+    def received(self, message: Message) -> None:
+        self.session.receive(place_of(message), message.value.decode())
+
+    async def send_outputs(self, txn: RecordedTransaction, messages: Sequence[Message]) -> None:
+        """One message per input and target, each target's sent at once, in order."""
+        producers = [await self.output(topic) for topic in self.route.targets]
+        sends = []
+        for message in messages:
+            for topic, producer in zip(self.route.targets, producers, strict=True):
+                value = f"{message.value.decode()}@{txn.id}@{len(txn.record.sends)}"
+                sent = txn.record.send(topic, value, [self.route.input(message)], producer.name)
+                sends.append((sent, asyncio.ensure_future(producer.send(value.encode(), txn=txn))))
+        outcomes = await asyncio.gather(*(future for _, future in sends), return_exceptions=True)
+        for (sent, _), outcome in zip(sends, outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                sent.confirm()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+async def move_once(history: History, route: Route, environment: Environment) -> None:
+    """By `exactly_once`, with aborts of the work's own."""
+    mover = Mover(history, route, environment)
+
+    async def work(messages: Sequence[Message], txn: Transaction) -> None:
+        assert isinstance(txn, RecordedTransaction)
+        for message in messages:
+            mover.received(message)
+        await mover.send_outputs(txn, messages)
+        if mover.clock.random_bits(3) == 0:
+            await txn.abort()
+            return
+        for message in messages:
+            txn.will_acknowledge(mover.route.input(message))
+
+    while True:
+        consumer = await until_done(environment, mover.consumer)
+        try:
+            timeout_s = mover.clock.uniform(*TIMEOUT_S)
+            await exactly_once(
+                mover.client, consumer, work, messages_max=BATCH_MESSAGES_MAX, idle_s=4, transaction_timeout_s=timeout_s
+            )
+        except ALLOWED:
+            pass
+        await asyncio.sleep(mover.clock.uniform(*PAUSE_S))
+        with contextlib.suppress(*ALLOWED):
+            await consumer.close()
+
+
+async def move_by_hand(history: History, route: Route, environment: Environment) -> None:
+    """One transaction after the other: some are committed, some aborted, some left to their timeouts; in an Exclusive subscription cumulatively."""
+    mover = Mover(history, route, environment)
+    while True:
+        try:
+            consumer = await until_done(environment, mover.consumer)
+            for _ in range(SESSION_TRANSACTIONS):
+                if not await _move_some(mover, consumer):
+                    break
+            await consumer.close()
+        except ALLOWED:
+            await asyncio.sleep(mover.clock.uniform(*PAUSE_S))
+
+
+async def _move_some(mover: Mover, consumer: Consumer) -> bool:
+    """One transaction. False if the session must end, because what it holds comes again to the next one only."""
+    messages = list({message.id: message for message in await consumer.batch_receive(BATCH_MESSAGES_MAX, RECEIVE_S)}.values())
+    if not messages:
+        return False
+    for message in messages:
+        mover.received(message)
+    if mover.route.kind == "Exclusive" and mover.done is not None:
+        # What a broker has delivered again waits in our queue, whatever was acknowledged since; a cumulative acknowledgement does not tell.
+        messages = [message for message in messages if message.id > mover.done]
+        if not messages:
+            return True
+    txn = mover.client.transaction(timeout_s=mover.clock.uniform(*TIMEOUT_S))
+    await txn.begin()
+    await mover.send_outputs(txn, messages)
+    for message in messages:
+        txn.will_acknowledge(mover.route.input(message))
+    if mover.route.kind == "Exclusive":
+        # It covers as well what an earlier transaction held while this session began, should that have been aborted since.
+        for found in mover.unsettled:
+            if found not in {mover.route.input(message) for message in messages}:
+                txn.record.acknowledge(*found)
+        mover.unsettled.update(dict.fromkeys(map(mover.route.input, messages)))
+        await consumer.acknowledge_cumulative(messages[-1], txn=txn)
+    else:
+        await asyncio.gather(*(consumer.acknowledge(message, txn=txn) for message in messages))
+    choice = mover.clock.random_bits(3)
+    if choice == 0:
+        return False  # left to its timeout
+    if choice == 1:
+        await txn.abort()
+        return True
+    await txn.commit()
+    mover.done = messages[-1].id
+    mover.unsettled.clear()
+    return True
+
+
+# --- the end ------------------------------------------------------------------------------------------------------------------------
+
+
+async def read_all(history: History, client: Client, topic: str) -> None:
+    """Everything in a topic, into the history."""
+    reader = await client.create_reader(topic, start_message_id=EARLIEST)
+    found = []
+    while await reader.has_message_available():
+        message = await reader.receive(timeout_s=10)
+        found.append((place_of(message), message.value.decode()))
+    await reader.close()
+    history.final_read(topic, found)
+
+
+async def read_cursor(history: History, client: Client, route: Route, environment: Environment) -> None:
+    """All that a new consumer of a subscription gets, into the history."""
+    session = history.subscribe(route.source, route.subscription)
+    consumer = await until_done(
+        environment,
+        lambda: client.subscribe(route.source, route.subscription, type=route.kind, initial_position="Earliest"),
+    )
+    found: dict[str, None] = {}
+    try:
+        while True:
+            message = await consumer.receive(timeout_s=QUIET_S)
+            session.receive(place_of(message), message.value.decode())
+            found[message.value.decode()] = None
+    except TimeoutError:
+        pass
+    await consumer.close()
+    history.final_cursor(route.source, route.subscription, found)

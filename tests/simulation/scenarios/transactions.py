@@ -1,0 +1,141 @@
+"""Transactions from end to end on a bad day: coordinators, topics and subscriptions, and the client.
+
+Owns: the scenario `run(seed)`. Movers consume, transform and produce in transactions over three brokers and two coordinators that crash (at any
+append above all), pause, lose power, leases, store and network, while bundles move and split, logs roll, chains are shortened and topics are
+trimmed. Then everything heals, every transaction ends, all is read back, and the history of it is judged: no anomaly.
+Imports: the kernel, the cluster with coordinators, the clients of transactions, dev.histories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from dev.histories.anomalies import Anomaly, anomalies
+from dev.histories.transactions import History
+from magnetar.metadata import keys
+from magnetar.metadata.records import NamespaceRecord
+from magnetar.metadata.store import Put
+from magnetar.names import NamespaceName, initial_boundaries
+from magnetar.server.participant import topic_transactions
+from tests.simulation.kernel.faults import Faults
+from tests.simulation.kernel.history import History as PlainHistory
+from tests.simulation.kernel.nemesis import Nemesis
+from tests.simulation.kernel.world import Environment, Main
+from tests.simulation.scenarios.coordinator_cluster import COORDINATORS, LOOK_S, CoordinatorCluster
+from tests.simulation.scenarios.coordinators import FAULTS as COORDINATOR_FAULTS
+from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
+from tests.simulation.scenarios.tracer_clients import until_done
+from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Evidence
+from tests.simulation.scenarios.transaction_clients import (
+    TIMEOUT_S,
+    RecordingClient,
+    Route,
+    feed,
+    move_by_hand,
+    move_once,
+    read_all,
+    read_along,
+    read_cursor,
+)
+
+INPUT = "persistent://public/once/input"
+OUTPUT = "persistent://public/kept/output"
+SECOND = "persistent://public/kept/second"
+TOPICS = (INPUT, OUTPUT, SECOND)
+NAMESPACES = {"once": {"deduplicationEnabled": True, "retention_policies": FOR_EVER}, "kept": {"retention_policies": FOR_EVER}}
+ROUTES = (
+    Route(INPUT, "once", "Shared", (OUTPUT, SECOND)),
+    Route(INPUT, "shared", "Shared", (SECOND,)),
+    Route(INPUT, "cumulative", "Exclusive", (OUTPUT,)),
+)
+BUNDLES = 2
+HELD_MAX = 1000
+TROUBLE_S = 14.0
+END_S = TIMEOUT_S[1] + 20.0
+READ_BACK_S = 90.0
+FAULTS = COORDINATOR_FAULTS.but(append_crash_probability=0.006)
+
+
+class AnomaliesFound(AssertionError):
+    """The history contradicts itself."""
+
+    def __init__(self, found: list[Anomaly]) -> None:
+        super().__init__("\n".join(map(str, [f"{len(found)} anomalies", *found])))
+
+
+def run(seed: int, faults: Faults | None = None) -> History:
+    """The scenario under one seed; raises on any anomaly."""
+    return run_counted(seed, faults)[0]
+
+
+def counted(seed: int) -> dict[str, int]:
+    """The counts of a run, for those who only want to know that it passed and what it met."""
+    return dict(run_counted(seed)[1].counts)
+
+
+def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evidence]:
+    """As `run`, with what the run went through."""
+    history = History()
+    with CoordinatorCluster(seed, PlainHistory(), faults or FAULTS) as cluster:
+        # As many as the default sizes of records let it be: here they are so small that a name of the longest kind would not fit.
+        cluster.patch.setattr(topic_transactions, "held_max_of", lambda _bytes: HELD_MAX)
+        _make_namespaces(cluster)
+        cluster.start_all()
+        trouble_until_s = cluster.now + TROUBLE_S
+        for name, main in _mains(history).items():
+            cluster.node(name, main, on_volume=False)
+        Nemesis(cluster, (*BROKERS, *COORDINATORS)).start(until_s=trouble_until_s)
+        cluster.script(cluster.scale_now_and_then(trouble_until_s - 1.0))
+        cluster.run(TROUBLE_S)
+        cluster.settle()
+        _finish(cluster, history)
+        evidence = cluster.evidence
+    for txn in history.transactions:
+        evidence.counts[txn.fate.value] += 1
+    evidence.counts["moved"] = sum(len(entries) for topic, entries in history.stored.items() if topic != INPUT)
+    return history, evidence
+
+
+def _make_namespaces(cluster: CoordinatorCluster) -> None:
+    for name, policies in NAMESPACES.items():
+        record = NamespaceRecord(boundaries=initial_boundaries(BUNDLES), policies=dict(policies))
+        put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
+        cluster.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
+
+
+def _mains(history: History) -> dict[str, Main]:
+    """Every client is a process of its own, on a machine of its own."""
+    return {
+        "feeder": partial(feed, history, INPUT),
+        "publisher": partial(feed, history, OUTPUT),
+        "reader": partial(read_along, history, (OUTPUT, SECOND)),
+        "once-a": partial(move_once, history, ROUTES[0]),
+        "once-b": partial(move_once, history, ROUTES[0]),
+        "hand-a": partial(move_by_hand, history, ROUTES[1]),
+        "hand-b": partial(move_by_hand, history, ROUTES[1]),
+        "cumulative": partial(move_by_hand, history, ROUTES[2]),
+    }
+
+
+def _finish(cluster: CoordinatorCluster, history: History) -> None:
+    """From the moment everything heals: all answer again in time, every transaction ends, all is read back and judged."""
+    for name in cluster.names():
+        if name not in (*BROKERS, *COORDINATORS):
+            cluster.crash(name)
+    deadline = cluster.now + LEASES * cluster.settings.lease_ttl_s + SLACK_S
+    while found := [*cluster.unready(), *homeless(cluster)]:
+        assert cluster.now < deadline, f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
+        cluster.run(LOOK_S)
+    cluster.run_until(lambda: not cluster.open_transactions(), END_S)
+    cluster.complete(_read_back(history, cluster.outsider("auditor")), READ_BACK_S)
+    cluster.check_endings()
+    if contradictions := anomalies(history):
+        raise AnomaliesFound(contradictions)
+
+
+async def _read_back(history: History, environment: Environment) -> None:
+    client = RecordingClient(history, environment)
+    for topic in TOPICS:
+        await until_done(environment, partial(read_all, history, client, topic))
+    await asyncio.gather(*(read_cursor(history, client, route, environment) for route in ROUTES))
