@@ -36,13 +36,14 @@ ANSWERS = {
     "END_TXN_ON_PARTITION": "END_TXN_ON_PARTITION_RESPONSE",
     "END_TXN_ON_SUBSCRIPTION": "END_TXN_ON_SUBSCRIPTION_RESPONSE",
     "TC_CLIENT_CONNECT_REQUEST": "ERROR",
+    "ACK": "ACK_RESPONSE",
     "WATCH_TOPIC_LIST": "WATCH_TOPIC_LIST_SUCCESS",
     "WATCH_TOPIC_LIST_CLOSE": "SUCCESS",
 }
 """Requests that expect an answer, and what answers a minimal one on a broker without producers, consumers and optional features."""
 CLOSING = {"CONNECT", "SEND"}
 """The second handshake and a SEND without a producer end the connection (both have tests of their own)."""
-SILENT = {"PING", "PONG", "ACK", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES", "AUTH_RESPONSE"}
+SILENT = {"PING", "PONG", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES", "AUTH_RESPONSE"}
 """Expect no answer (PING's is checked apart)."""
 NOT_OFFERED = {
     "GET_SCHEMA", "NEW_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN", "END_TXN",
