@@ -18,7 +18,7 @@ from tests.clients.cluster import request, wait_for
 from tests.clients.coordinators import CHANGE_S, Stage
 
 ENABLED = {"MAGNETAR_TRANSACTIONS_ENABLED": "1", "MAGNETAR_FAILOVER_DELAY_MS": "200"}
-PEER_READY_S = 30.0
+PEER_READY_S = 120.0
 PEER_SETTINGS = {"transactionCoordinatorEnabled": "true", "acknowledgmentAtBatchIndexLevelEnabled": "true"}
 
 
