@@ -196,7 +196,7 @@ def test_a_secret_that_will_not_do_is_told_and_holds_restarts(found: dict[str, A
     assert (finding.type, finding.holds, finding.reason) == (Type.CERTIFICATE, False, reason)
     outdated = plan_roll([BrokerPod("main-broker-0", "old", ready=False, terminating=False)], "new", 1, scaling=False)
     assert outdated.restart == "main-broker-0"
-    assert held(outdated, seen.blocking) == RollPlan("", outdated.pending, problem.message)
+    assert held(outdated, seen.blocking) == RollPlan("", outdated.pending, f"the end of this: {problem.message}")
     assert held(outdated, ()) == outdated
 
 
