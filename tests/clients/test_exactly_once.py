@@ -35,7 +35,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledCluster]:
 
 
 def test_no_kill_breaks_a_promise_of_transactions(killed: KilledCluster) -> None:
-    """Shared, Key_Shared and cumulative movers, aborts, time-outs, ends that are asked for again: the history has none of nineteen anomalies."""
+    """Shared, Key_Shared and cumulative movers, aborts, time-outs, ends that are asked for again: the history has no anomaly."""
     traffic = TransactionTraffic(killed.service_url, NAMESPACE, seed=1, feed_rate=15)
     try:
         traffic.start()
