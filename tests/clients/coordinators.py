@@ -1,16 +1,22 @@
 """Transaction coordinators for the tests of clients.
 
-Owns: `Wire`, a client that speaks the bare protocol, and `Stage`: brokers, their etcd, and coordinators by number. Imports: the cluster of the tests.
+Owns: `outcomes_survive`, a promise kept by coordinators of every kind; `Wire`, a client that speaks the bare protocol; `Stage`: brokers, their
+etcd, and coordinators by number. Imports: the cluster of the tests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dev.server_process import HOST, ServerProcess
+from magnetar.client import Client
+from magnetar.errors import InvalidTxnStatus
 from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord
@@ -23,6 +29,27 @@ Type = api.BaseCommand.Type
 ANSWER_S = 60.0
 CHANGE_S = 120.0
 PARKED_S = "2"
+
+
+async def outcomes_survive(service_url: str, lose: Callable[[], None]) -> None:
+    """Whatever `lose` does to the coordinator: the same client goes on, asks for outcomes again, and is told what it was told before; ids go on."""
+    async with asyncio.timeout(CHANGE_S), Client(service_url) as client:
+        committed, aborted, left_open = [client.transaction(timeout_s=600) for _ in range(3)]
+        for txn in (committed, aborted, left_open):
+            await txn.begin()
+        await committed.commit()
+        await aborted.abort()
+        await asyncio.to_thread(lose)
+        again = client._coordinators
+        (await again.commit(committed.id, ANSWER_S)).accepted()
+        (await again.abort(aborted.id)).accepted()
+        with pytest.raises(InvalidTxnStatus, match="is COMMITTED"):
+            (await again.abort(committed.id)).accepted()
+        with pytest.raises(InvalidTxnStatus, match="is ABORTED"):
+            (await again.commit(aborted.id, ANSWER_S)).accepted()
+        await left_open.commit()
+        async with client.transaction() as later:
+            assert later.id > max(committed.id, aborted.id, left_open.id)
 
 
 class Wire:

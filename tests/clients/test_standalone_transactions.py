@@ -11,10 +11,9 @@ import pytest
 
 from dev.server_process import ServerProcess
 from magnetar.client import Client
-from magnetar.errors import InvalidTxnStatus
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.coordinators import Type, Wire
+from tests.clients.coordinators import Type, Wire, outcomes_survive
 
 pytestmark = pytest.mark.slow
 
@@ -66,27 +65,14 @@ def test_clients_are_led_to_the_server_itself(own: ServerProcess) -> None:
 def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> None:
     """SIGKILL or SIGTERM: outcomes are told again, an open transaction is committed by the same client, ids go on."""
 
-    async def scenario() -> None:
-        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            committed, aborted, left_open = [client.transaction(timeout_s=600) for _ in range(3)]
-            for txn in (committed, aborted, left_open):
-                await txn.begin()
-            await committed.commit()
-            await aborted.abort()
-            if planned:
-                assert await asyncio.to_thread(own.stop) == 0
-            else:
-                await asyncio.to_thread(own.kill)
-            await asyncio.to_thread(own.start)
-            again = client._coordinators
-            (await again.commit(committed.id, TIMEOUT_S)).accepted()
-            with pytest.raises(InvalidTxnStatus, match="is ABORTED"):
-                (await again.commit(aborted.id, TIMEOUT_S)).accepted()
-            await left_open.commit()
-            async with client.transaction() as later:
-                assert later.id > max(committed.id, aborted.id, left_open.id)
+    def lose() -> None:
+        if planned:
+            assert own.stop() == 0
+        else:
+            own.kill()
+        own.start()
 
-    asyncio.run(scenario())
+    asyncio.run(outcomes_survive(own.service_url, lose))
 
 
 def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_remembers(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.clock import Clock
+from magnetar.errors import StorageError
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
 from magnetar.server.damage import DamageTable
@@ -54,3 +55,12 @@ class BrokerContext:
     security: Authenticator | None = None
     tls: TlsDoor | None = None
     http_url_tls: str = ""
+
+    def check_log(self) -> None:
+        """Raises StorageFull or StorageError while what is appended would wait long, for those who can be told to come again."""
+        self.log.check_room()
+        most = self.settings.log_pending_bytes_max
+        if self.log.pending_bytes > most:
+            raise StorageError(
+                f"{self.log.pending_bytes} bytes wait for the disk, more than log_pending_bytes_max={most}; try again in a moment"
+            )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.errors import ServiceNotReady, StorageError
+from magnetar.errors import ServiceNotReady
 from magnetar.storage.log_format import encode_transaction
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import NOWHERE, Abort, Commit
@@ -32,12 +32,7 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
     """
     if topic.frozen:
         raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
-    writer, most = topic.context.log, topic.context.settings.log_pending_bytes_max
-    writer.check_room()
-    if writer.pending_bytes > most:
-        raise StorageError(
-            f"{writer.pending_bytes} bytes wait for the disk, more than log_pending_bytes_max={most}; try again in a moment"
-        )
+    topic.context.check_log()
     buffer = topic.used_with_transactions().buffer
     if action is Action.COMMIT:
         _commit(topic, txn, floor)

@@ -121,12 +121,7 @@ class SubscriptionTransactions:
         topic = self._host.topic
         if topic.frozen or topic.subscriptions.get(self._host.core.name) is not self._host:
             raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
-        writer, most = topic.context.log, topic.context.settings.log_pending_bytes_max
-        writer.check_room()
-        if writer.pending_bytes > most:
-            raise StorageError(
-                f"{writer.pending_bytes} bytes wait for the disk, more than log_pending_bytes_max={most}; try again in a moment"
-            )
+        topic.context.check_log()
 
     def _write(self, change: PendingChange | None, confirmed: Callable[[], None] | None) -> None:
         topic = self._host.topic
