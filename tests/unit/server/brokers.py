@@ -38,7 +38,7 @@ ANSWER_TIMEOUT_S = 120.0
 QUIET_S = 0.05
 Type = api.BaseCommand.Type
 SETTINGS = BrokerSettings(
-    log_file_bytes=24 << 20, park_timeout_s=2.0, drain_timeout_s=5.0, ack_write_delay_s=0.01, lease_ttl_s=30.0
+    log_file_bytes=24 << 20, park_timeout_s=20.0, drain_timeout_s=30.0, ack_write_delay_s=0.01, lease_ttl_s=30.0
 )
 """The lease is long: a machine that is busy with other things must not end it."""
 
