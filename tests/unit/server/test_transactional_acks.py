@@ -18,6 +18,7 @@ from magnetar.server.participant.subscription_transactions import SubscriptionTr
 from magnetar.server.topic_life import expire_to, skip
 from magnetar.topics.ledgers import Position
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import EndAcks, Outcome
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -431,6 +432,29 @@ def test_an_end_releases_transactions_below_the_low_watermark(tmp_path: Path) ->
         assert (code, "has ended" in text) == (ENDED, True)
         assert await end(broker, A, commit=True, floor=2) == DONE, "below the watermark every end is done"
         assert await end(broker, A, commit=False, floor=2) == DONE
+
+    play(tmp_path, script)
+
+
+def test_an_orphan_of_another_coordinator_keeps_that_ones_watermark(tmp_path: Path) -> None:
+    """One may be left over, when the broker died before its release was written: releasing it now ends none of its coordinator's others."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 3)
+        await peer.subscribe()
+        assert await received(peer, 3) == [0, 1, 2]
+        left_over, going_on = TxnId(3, 0), TxnId(3, 5)
+        for txn, identifier in zip((left_over, going_on, A), ids, strict=True):
+            assert await ack_in(peer, txn, identifier) == DONE
+        pending = await pending_of(broker)
+        pending.apply(EndAcks(TxnId(3, 1), 2, Outcome.ABORTED))  # as replay does
+        assert pending.orphans() == [left_over]
+        assert await end(broker, A, commit=True, floor=100) == DONE
+        assert pending.fences.floors() == {0: 100, 3: 2}
+        assert await end(broker, B, commit=True, floor=100) == DONE
+        assert list(pending.open_transactions()) == [going_on]
+        assert await end(broker, going_on, commit=True) == DONE
+        assert list((await subscription_of(broker)).core.cursor.unacknowledged(0, 3)) == [(0, 1)]
 
     play(tmp_path, script)
 

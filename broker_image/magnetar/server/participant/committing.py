@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.errors import ServiceNotReady
+from magnetar.errors import ServiceNotReady, StorageError
 from magnetar.storage.log_format import encode_transaction
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import NOWHERE, Abort, Commit
@@ -30,9 +30,7 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
     `floor`: every transaction of that coordinator with a smaller number has ended everywhere; those that are open here all the same are
     aborted. Raises InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
     """
-    if topic.frozen:
-        raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
-    topic.context.check_log()
+    _check(topic)
     buffer = topic.used_with_transactions().buffer
     if action is Action.COMMIT:
         _commit(topic, txn, floor)
@@ -43,13 +41,24 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
         return
     for orphan in buffer.orphans():
         log.info("transaction.orphan_aborted", topic=str(topic.name), txn=str(orphan))
-        _abort(topic, orphan, 0)
+        abort_forgotten(topic, orphan)
 
 
 def abort_forgotten(topic: TopicHost, txn: TxnId) -> None:
-    """Nobody will tell how the transaction ended, and it is open here: it did not commit."""
-    if not topic.frozen and topic.used_with_transactions().buffer.is_open(txn):
+    """Nobody will tell how the transaction ended, and it is open here: it did not commit. Later, if nothing can be written now."""
+    try:
+        _check(topic)
+    except (ServiceNotReady, StorageError):
+        return
+    if topic.used_with_transactions().buffer.is_open(txn):
         _abort(topic, txn, 0)
+
+
+def _check(topic: TopicHost) -> None:
+    """Whether a change could be written now. Raises ServiceNotReady, StorageError."""
+    if topic.frozen:
+        raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
+    topic.context.check_log()
 
 
 def _commit(topic: TopicHost, txn: TxnId, floor: int) -> None:

@@ -95,7 +95,7 @@ class SubscriptionTransactions:
                 "transaction.orphan_released", topic=str(self._host.topic.name), subscription=self._host.core.name, txn=str(orphan)
             )
             self._check()
-            self._end(orphan, Outcome.ABORTED, floor)
+            self._end(orphan, Outcome.ABORTED, 0)  # it may be another coordinator's, left over: the floor is not about that one
         await self._host.topic.context.log.barrier()
 
     def abort_forgotten(self, txn: TxnId) -> None:
