@@ -82,7 +82,7 @@ def _acknowledge_in_transaction(connection: Connection, session: ConsumerSession
     try:
         if topic.frozen:
             parked = topic.bundle.parked
-            if parked is None or not parked.request(lambda: acknowledge(connection, ack)):
+            if parked is None or not parked.request(ack.ByteSize(), lambda: acknowledge(connection, ack)):
                 raise ServiceNotReady(f"topic {topic.name} is being unloaded; acknowledge again in a moment")
         elif missing := without_size(topic, ack):
             connection.spawn(_acknowledge_when_read(connection, session, ack, missing))

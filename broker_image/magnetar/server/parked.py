@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 CONFIRMATIONS_MAX = 100_000
 """Beyond it an acknowledgement is remembered, and its client not told: it asks again."""
-REQUESTS_MAX = 10_000
+REQUESTS_MAX, REQUEST_BYTES_MAX = 10_000, 16 << 20
+"""Beyond either they are refused."""
 
 
 class ParkedSends(NamedTuple):
@@ -62,6 +63,7 @@ class ParkedWork:
         self._missed: dict[ProducerSession, None] = {}
         self._confirmations: list[tuple[SubscriptionHost, Callable[[], None]]] = []
         self._requests: list[Callable[[], None]] = []
+        self._request_room = REQUEST_BYTES_MAX
 
     def send(
         self,
@@ -87,10 +89,11 @@ class ParkedWork:
         if len(self._confirmations) < CONFIRMATIONS_MAX:
             self._confirmations.append((subscription, confirmed))
 
-    def request(self, again: Callable[[], None]) -> bool:
-        """Something that cannot begin before the children do; False if too much waits already."""
-        if len(self._requests) >= REQUESTS_MAX:
+    def request(self, size: int, again: Callable[[], None]) -> bool:
+        """Something of `size` bytes that cannot begin before the children do; False if too much waits already."""
+        if len(self._requests) >= REQUESTS_MAX or size > self._request_room:
             return False
+        self._request_room -= size
         self._requests.append(again)
         return True
 
