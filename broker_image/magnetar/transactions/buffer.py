@@ -22,7 +22,7 @@ from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.links import Links
-from magnetar.transactions.open_parts import ConfirmedPart, PartAhead, producers_in_state, producers_of_state
+from magnetar.transactions.open_parts import ConfirmedPart, LowestOpen, PartAhead, producers_in_state, producers_of_state
 from magnetar.transactions.participant_records import (
     NO_SEQUENCE,
     NOWHERE,
@@ -107,6 +107,7 @@ class TransactionBuffer:
         self._translations = Translations()
         self._links = Links()
         self._inquired: dict[TxnId, int] = {}
+        self._lowest = LowestOpen()
 
     # --- sending ----------------------------------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class TransactionBuffer:
 
     def orphans(self) -> list[TxnId]:
         """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
-        return [txn for txn in self._open if txn.least < self._floor(txn.most) and self._going_on(txn)]
+        return [txn for txn in self._lowest.below(self._floor, self._open) if self._going_on(txn)]
 
     def to_inquire(self, now_ms: int) -> list[TxnId]:
         """Transactions that have been open for long (or long since the last time): ask their coordinators, and end those that have ended."""
@@ -323,7 +324,10 @@ class TransactionBuffer:
         self._last = (ledger, first + change.count - 1)
         if change.txn not in self._open and self._fences.outcome(change.txn) is not None:
             return
-        known = self._open.setdefault(change.txn, ConfirmedPart(change.append_ms))
+        known = self._open.get(change.txn)
+        if known is None:
+            known = self._open[change.txn] = ConfirmedPart(change.append_ms)
+            self._lowest.add(change.txn)
         known.entries += change.count
         known.size += change.size
         last = known.spans[-1] if known.spans else None
@@ -474,6 +478,7 @@ class TransactionBuffer:
             buffer._open[found.txn] = ConfirmedPart(
                 found.since_ms, found.size, entries, list(found.spans), producers_of_state(found.producers)
             )
+            buffer._lowest.add(found.txn)
         buffer._fences = Fences(state.fences)
         buffer._committed = {found.txn: producers_of_state(found.producers) for found in state.committed}
         buffer._translations = Translations(state.translations)

@@ -1,15 +1,18 @@
 """What a transaction buffer keeps of one open transaction.
 
-Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; how states hold producers. Imports: participant_records. Pure.
+Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; how states hold producers; `LowestOpen`, which finds those below a
+floor. Imports: ids, participant_records. Pure.
 Invariant: producers are known by name, each with its highest sequence id and where that entry lies.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
+from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, Place, Span
 
 
@@ -34,6 +37,32 @@ class PartAhead:
     spans: deque[Span] = field(default_factory=deque)
     producers: dict[str, tuple[int, Place]] = field(default_factory=dict)
     outcome: Outcome | None = None
+
+
+class LowestOpen:
+    """Numbers of open transactions by coordinator, as heaps: those that have ended are among them until a floor passes them."""
+
+    __slots__ = ("_heaps",)
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, list[int]] = {}
+
+    def add(self, txn: TxnId) -> None:
+        """A transaction that was not open before."""
+        heappush(self._heaps.setdefault(txn.most, []), txn.least)
+
+    def below(self, floor: Callable[[int], int], still_open: Container[TxnId]) -> list[TxnId]:
+        """Those of `still_open` below their coordinators' floors; they are found again until they are open no more."""
+        found = []
+        for most, heap in self._heaps.items():
+            limit, low = floor(most), set()
+            while heap and heap[0] < limit:
+                low.add(heappop(heap))
+            left = [txn for least in sorted(low) if (txn := TxnId(most, least)) in still_open]
+            for txn in left:
+                heappush(heap, txn.least)
+            found += left
+        return found
 
 
 def producers_in_state(known: dict[str, tuple[int, Place]]) -> tuple[tuple[str, int, Place], ...]:

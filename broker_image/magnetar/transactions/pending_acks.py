@@ -1,7 +1,8 @@
 """Pending acknowledgements of one subscription.
 
 Owns: which transaction holds which entries and messages of it, the conflicts between them, and the fences of ended ones. Imports: errors,
-topics, ids, participant_records, fences. Pure: made with the first transactional ACK; a subscription that was never used with any has none.
+topics, ids, participant_records, open_parts, fences. Pure: made with the first transactional ACK; a subscription that was never used with any has
+none.
 Source: PIP-31 1.11 (PENDING_ACK), facts on transactions 2.5 (what Pulsar does, and where it is wrong).
 Invariants: conflicts are found before anything is logged or held, and an acknowledgement is held as a whole or not at all; no message is held
 by two transactions; what a transaction holds already it may acknowledge again; a cumulative acknowledgement holds what it covers at that time, so
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
 from magnetar.topics.acksets import mask_of_words, words_of_mask
@@ -24,6 +24,7 @@ from magnetar.topics.subscription import Subscription
 from magnetar.topics.withheld import known_within
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.open_parts import LowestOpen
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState
 
 HELD_MAX = 200_000
@@ -99,7 +100,7 @@ class PendingAcks:
         self._shares = 0
         self._fences = Fences()
         self._inquired: dict[TxnId, int] = {}
-        self._lowest: dict[int, list[int]] = {}  # heaps, by coordinator; numbers of ended transactions among them
+        self._lowest = LowestOpen()
 
     # --- acknowledging ----------------------------------------------------------------------------------------------------------
 
@@ -231,7 +232,7 @@ class PendingAcks:
         held = self._held.get(txn)
         if held is None:
             held = self._held[txn] = _Held()
-            heappush(self._lowest.setdefault(txn.most, []), txn.least)
+            self._lowest.add(txn)
         self._shares -= held.shares
         for start, end in runs:
             held.hold(start, end)
@@ -275,16 +276,7 @@ class PendingAcks:
 
     def orphans(self) -> list[TxnId]:
         """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
-        found = []
-        for most, lowest in self._lowest.items():
-            floor, below = self._fences.floor(most), set()
-            while lowest and lowest[0] < floor:
-                below.add(heappop(lowest))
-            found += [txn for least in sorted(below) if (txn := TxnId(most, least)) in self._held]
-            for txn in found:
-                if txn.most == most:
-                    heappush(lowest, txn.least)  # until it is aborted
-        return found
+        return self._lowest.below(self._fences.floor, self._held)
 
     def to_inquire(self, now_ms: int) -> list[TxnId]:
         """Transactions that have held something for long (or long since the last time): ask their coordinators, and end those that have ended.
