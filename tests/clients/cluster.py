@@ -275,7 +275,7 @@ class Cluster:
 
         def seen() -> bool:
             record = self.record(topic)
-            return record["epoch"] > term and record["state"] == "Owned"
+            return record["state"] == "Owned" and (record["epoch"] > term or self.owner(topic) == destination)
 
         wait_for(f"{topic} has left its owner", left)
         wait_for(f"{self.entry} knows of the new term of {topic}", seen)

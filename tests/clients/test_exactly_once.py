@@ -23,8 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 NAMESPACE = "public/exactly-once"
 KILLS = int(os.environ.get("MAGNETAR_TRANSACTION_KILLS", "3"))
 COMMITTED_BETWEEN = 15
-COMMITTED_S = 60.0
-PATIENCE_S = 60.0
+SETTLE_S = 60.0
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
 
 
@@ -41,11 +40,11 @@ def test_no_kill_breaks_a_promise_of_transactions(killed: KilledCluster) -> None
         traffic.start()
         while killed.kills < KILLS:
             reached = traffic.committed() + COMMITTED_BETWEEN
-            wait_for("transactions commit", lambda reached=reached: traffic.committed() >= reached, COMMITTED_S)  # type: ignore[misc]
+            wait_for("transactions commit", lambda reached=reached: traffic.committed() >= reached)  # type: ignore[misc]
             killed.kill(2 if killed.kills % 3 == 0 else 1)  # a broker and a coordinator at once, then one of them
         reached = traffic.committed() + COMMITTED_BETWEEN
-        wait_for("transactions commit after the last kill", lambda: traffic.committed() >= reached, COMMITTED_S)
-        found = traffic.settle(PATIENCE_S)
+        wait_for("transactions commit after the last kill", lambda: traffic.committed() >= reached)
+        found = traffic.settle(SETTLE_S)
     finally:
         traffic.close()
     assert [str(anomaly) for anomaly in found] == [], killed.log_dump()

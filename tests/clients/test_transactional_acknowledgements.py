@@ -16,6 +16,8 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 300.0
 RECEIVE_S = 120.0
 QUIET_S = 0.3
+SHORT_S = 10.0
+"""What is done in a transaction that is to time out must be done by then."""
 TYPES = ["Exclusive", "Shared", "Failover", "Key_Shared"]
 
 
@@ -35,7 +37,7 @@ async def receive(consumer: Consumer[bytes], count: int) -> list[Message[bytes]]
 
 
 async def is_quiet(consumer: Consumer[bytes]) -> bool:
-    """Whether nothing comes for a moment; what would be wrong to come was there before."""
+    """True once nothing has come for a moment; what would be wrong to come was there before. Raises AssertionError naming it."""
     try:
         message = await consumer.receive(QUIET_S)
     except TimeoutError:
@@ -157,7 +159,7 @@ def test_a_transaction_that_times_out_gives_back_what_it_holds(own: ServerProces
             consumer = await client.subscribe(topic, "s", type="Shared", initial_position="Earliest")
             await published(client, topic, 1)
             (message,) = await receive(consumer, 1)
-            txn = client.transaction(timeout_s=1.0)
+            txn = client.transaction(timeout_s=SHORT_S)
             await txn.begin()
             await consumer.acknowledge(message, txn=txn)
             (again,) = await receive(consumer, 1)
