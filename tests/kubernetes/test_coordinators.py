@@ -17,7 +17,7 @@ from magnetar.client import EARLIEST, Client
 from magnetar.errors import MagnetarError
 from tests.kubernetes.conftest import Node
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 WORKERS = 3
 WAIT_S = 120.0
@@ -69,14 +69,14 @@ class Committing:
                 self.longest_s = max(self.longest_s, time.monotonic() - began)
                 self.committed[worker] += 1
                 self.by_coordinator[txn.id.most] += 1
-        except MagnetarError as error:
+        except (MagnetarError, TimeoutError) as error:
             self.failed.append(f"worker {worker} after {self.committed[worker]} commits: {type(error).__name__}: {error}")
 
     def _topics(self, worker: int) -> list[str]:
         return [f"{self._name}-{worker}-{part}" for part in ("source", "left", "right")]
 
     async def _look(self, client: Client, worker: int) -> list[str]:
-        """What is wrong with what a worker has left: everything is there once, in order, on both sides, and nothing is left to be moved."""
+        """What is wrong with what a worker has left: everything must be there once, in order, on both sides."""
         found = []
         for topic in self._topics(worker)[1:]:
             reader = await client.create_reader(topic, EARLIEST)

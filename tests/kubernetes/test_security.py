@@ -22,7 +22,7 @@ from magnetar.security.keys import SecretKey
 from magnetar.security.tokens import make
 from tests.kubernetes.conftest import Node, Traffic
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PLAIN_PORT, NODE_PORT = 31650, 31660
 HOSTS = ("localhost", "main.default.svc", "*.main-brokers.default.svc", "*.main-coordinators.default.svc")

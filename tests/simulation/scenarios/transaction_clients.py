@@ -96,7 +96,7 @@ def place_of(message: Message) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is moved: from a topic's subscription of a kind, to topics. `whole`: batches are one place, and acknowledged message by message."""
+    """What is moved: from a topic's subscription of a kind, to topics."""
 
     source: str
     subscription: str
@@ -136,7 +136,7 @@ async def read_along(history: History, topics: Sequence[str], environment: Envir
     client, clock = RecordingClient(history, environment), environment.clock
     while True:
         topic = topics[clock.random_bits(16) % len(topics)]
-        session = history.subscribe(topic, f"reader-{history_length(history)}", whole=True)
+        session = history.subscribe(topic, f"reader-{len(history.sessions)}", whole=True)
         try:
             reader = await client.create_reader(topic, start_message_id=EARLIEST, receiver_queue=20)
             while await reader.has_message_available():
@@ -146,11 +146,6 @@ async def read_along(history: History, topics: Sequence[str], environment: Envir
         except ALLOWED:
             pass
         await asyncio.sleep(clock.uniform(0.5, 2.0))
-
-
-def history_length(history: History) -> int:
-    """A number for the next session."""
-    return len(history.sessions)
 
 
 # --- moving -----------------------------------------------------------------------------------------------------------------------
@@ -177,7 +172,7 @@ class Mover:
 
     async def consumer(self) -> Consumer:
         """A consumer of its own session."""
-        self.session = self.history.subscribe(self.route.source, self.route.subscription, ordered=False)
+        self.session = self.history.subscribe(self.route.source, self.route.subscription)
         return await self.client.subscribe(
             self.route.source,
             self.route.subscription,
