@@ -22,6 +22,8 @@ READY_TIMEOUT_S = 90.0
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_CHARACTERS = 4000
+TRANSACTIONS = {"transactionCoordinatorEnabled": "true", "acknowledgmentAtBatchIndexLevelEnabled": "true"}
+"""Settings of one that has transactions, and acknowledges parts of batches in them."""
 
 
 def durable_configuration(shipped: str, broker_port: int, http_port: int, settings: Mapping[str, str] | None = None) -> str:

@@ -13,7 +13,6 @@ from dev.server_process import HOST, ServerProcess
 from dev.tcp_proxy import TcpProxy
 from tests.clients.cluster import FRONT, SETTINGS, Cluster, request, wait_for
 
-ANNOUNCED_S = 30.0
 PARTITIONS = "/admin/v2/persistent/pulsar/system/transaction_coordinator_assign/partitions"
 
 
@@ -47,7 +46,7 @@ class Coordinators:
             process.start(wait=False)
         for process in self.processes.values():
             process.wait_ready()
-        wait_for("the coordinators are announced", self._announced, ANNOUNCED_S)
+        wait_for("the coordinators are announced", self._announced)
 
     def _announced(self) -> bool:
         for broker in self._cluster.brokers.values():

@@ -167,16 +167,21 @@ class TransactionTraffic:
     # --- watching ---------------------------------------------------------------------------------------------------------------
 
     async def _watch(self, target: str) -> None:
-        """A reader from the beginning, for as long as the run lasts."""
-        session = self.history.subscribe(target, "watcher", whole=True)
-        reader = await self._clients[-1].create_reader(target, EARLIEST)
-        async for message in reader:
-            session.receive(place_of(message.id), message.value.decode())
+        """A reader from the beginning, for as long as the run lasts; another one after one that has failed."""
+        while True:
+            session = self.history.subscribe(target, "watcher", whole=True)
+            try:
+                reader = await self._clients[-1].create_reader(target, EARLIEST)
+                async for message in reader:
+                    session.receive(place_of(message.id), message.value.decode())
+            except (MagnetarError, TimeoutError) as error:
+                self.counts.trouble.append(f"watcher of {target}: {error!r}")
+            await asyncio.sleep(RETRY_S)
 
     # --- moving -----------------------------------------------------------------------------------------------------------------
 
     async def _subscribe(self, client: Client, route: Route) -> tuple[Consumer, Session]:
-        session = self.history.subscribe(route.source, MOVER, ordered=False)
+        session = self.history.subscribe(route.source, MOVER)
         consumer = await client.subscribe(route.source, MOVER, type=route.kind, initial_position="Earliest", receiver_queue=50)
         return consumer, session
 
@@ -272,12 +277,17 @@ class TransactionTraffic:
         for mover in self._foreign:
             mover.ending.set()
             await asyncio.to_thread(mover.join, 4 * OPERATION_TIMEOUT_S)
+            if mover.is_alive():
+                raise RuntimeError(f"the {mover.language} mover has not ended: the history would be judged while it changes")
             await asyncio.to_thread(mover.leave)
             for number, record in mover.unknown:
                 await self._ask_for(number, record)
         for txn, record in self._unknown:
             await self._ask(txn, record)
         await asyncio.sleep(max(0.0, self._open_until - time.monotonic()))
+        for watcher in self._watchers:
+            if watcher.done():
+                watcher.result()  # whoever does not watch any more proves nothing
         deadline = time.monotonic() + patience_s
         while True:
             await self._look()

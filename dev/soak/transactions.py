@@ -3,7 +3,7 @@
 Three brokers, two transaction coordinators and etcd; kill -9, SIGSTOP, SIGTERM, cut connections, moves and splits. With `--peer` Apache Pulsar
 instead, without faults: what the checker says of it. Our client, and the official ones of Java and Go.
 Owns: the run from the start of the cluster to the verdict. Imports: dev.soak siblings, dev.bench (the peer), the cluster of the tests.
-Invariants: exit code 0 only if there is no anomaly, at least so many transactions were committed and so many processes killed, and every process
+Invariants: exit code 0 only if there is no anomaly, at least so many transactions were begun and so many processes killed, and every process
 did what it was told; logs are kept, with the seed, when it is another; everything that was started is stopped.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from dev.bench.pulsar_distribution import ensure
-from dev.bench.pulsar_peer import PulsarPeer
+from dev.bench.pulsar_peer import TRANSACTIONS, PulsarPeer
 from dev.soak.killing import KilledCluster, create_namespace
 from dev.soak.report import fault_table
 from dev.soak.transaction_nemesis import TransactionNemesis
@@ -31,7 +31,6 @@ PROGRESS_S = 10.0
 PATIENCE_S = 60.0
 WARM_UP_S = 2.0
 SHOWN_MAX = 20
-PEER_SETTINGS = {"transactionCoordinatorEnabled": "true", "acknowledgmentAtBatchIndexLevelEnabled": "true"}
 
 
 class Progress:
@@ -100,7 +99,7 @@ def run_with_faults(
 
 def run_on_peer(directory: Path, *, transactions: int, minutes: float, seed: int, rate: float, languages: list[str]) -> int:
     """The exit code; without faults."""
-    peer = PulsarPeer(ensure(), directory / "peer", PEER_SETTINGS)
+    peer = PulsarPeer(ensure(), directory / "peer", TRANSACTIONS)
     try:
         print(f"Apache Pulsar is ready after {peer.start():.0f} s", flush=True)
         create_namespace(f"http://127.0.0.1:{peer.http_port}", NAMESPACE)
@@ -126,7 +125,7 @@ def run_calmly(traffic: TransactionTraffic, *, transactions: int, minutes: float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Hurt a cluster under exactly-once applications, then check their history.")
-    parser.add_argument("--transactions", type=int, default=2000, help="at least so many")
+    parser.add_argument("--transactions", type=int, default=2000, help="begin at least so many")
     parser.add_argument("--kills", type=int, default=20, help="at least so many processes killed with SIGKILL")
     parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
     parser.add_argument("--seed", type=int, default=None, help="draws the faults; the time of day if not given")

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dev.bench.pulsar_distribution import ensure
-from dev.bench.pulsar_peer import PulsarPeer
+from dev.bench.pulsar_peer import TRANSACTIONS, PulsarPeer
 from dev.server_process import ServerProcess
 from tests.clients.cluster import request, wait_for
 from tests.clients.coordinators import CHANGE_S, Stage
 
 ENABLED = {"MAGNETAR_TRANSACTIONS_ENABLED": "1", "MAGNETAR_FAILOVER_DELAY_MS": "200"}
 PEER_READY_S = 120.0
-PEER_SETTINGS = {"transactionCoordinatorEnabled": "true", "acknowledgmentAtBatchIndexLevelEnabled": "true"}
 
 
 class Place(ABC):
@@ -105,7 +104,7 @@ class ApachePulsar(Place):
     """The reference: not a tier of the tests, since it needs a download of 245 MB and 3 GB of memory."""
 
     def __init__(self, directory: Path) -> None:
-        self._peer = PulsarPeer(ensure(), directory, PEER_SETTINGS)
+        self._peer = PulsarPeer(ensure(), directory, TRANSACTIONS)
         super().__init__(self._peer.service_url, f"http://127.0.0.1:{self._peer.http_port}", [self._peer.broker_port] * 16)
 
     def start(self) -> None:
