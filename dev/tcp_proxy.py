@@ -30,6 +30,7 @@ class TcpProxy:
         self._refusing = False
         self._delay_s = 0.0
         self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
 
     def start(self) -> None:
         """Listen. Raises OSError if the port is taken."""
@@ -39,14 +40,16 @@ class TcpProxy:
         self._server = listening.result(CALL_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Close everything."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CALL_TIMEOUT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CALL_TIMEOUT_S)
+        """Close everything; idempotent, also if it never started."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CALL_TIMEOUT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CALL_TIMEOUT_S)
         self._loop.close()
 
     async def _end(self) -> None:
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         connections = list(self._connections)
         for task in connections:
             task.cancel()

@@ -67,8 +67,10 @@ class KilledCluster:
         self._stop()
 
     def _stop(self) -> None:
-        self.coordinators.stop()
-        self.cluster.stop()
+        try:
+            self.coordinators.stop()
+        finally:
+            self.cluster.stop()
 
     def _turns(self) -> Iterator[ServerProcess]:
         brokers = itertools.cycle(self.cluster.brokers.values())

@@ -18,7 +18,7 @@ from dev.soak.killing import KilledCluster
 from dev.soak.transaction_traffic import TransactionTraffic
 from tests.clients.cluster import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.etcd]
+pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(1800)]
 
 NAMESPACE = "public/exactly-once"
 KILLS = int(os.environ.get("MAGNETAR_TRANSACTION_KILLS", "3"))

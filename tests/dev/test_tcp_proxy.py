@@ -122,3 +122,15 @@ def test_a_slow_target_is_late_but_not_slower(proxy: TcpProxy) -> None:
         assert time.monotonic() - started >= QUIET_S
         proxy.heal()
         assert ask(connection, b"quick") == b"quick"
+
+
+def test_one_that_never_listened_is_stopped_as_well() -> None:
+    """Not started, or on a port that is taken: whoever tidies up after a failed start goes on; twice is once."""
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = TcpProxy(HOST, port, (HOST, port))
+        with pytest.raises(OSError, match="address already in use"):
+            refused.start()
+    for proxy in (refused, TcpProxy(HOST, port, (HOST, port))):
+        proxy.stop()
+        proxy.stop()
