@@ -93,7 +93,8 @@ class Wire:
         data = b""
         while len(data) < count:
             piece = self._socket.recv(count - len(data))
-            assert piece, "the connection was closed instead of an answer"
+            if not piece:
+                raise ConnectionResetError("the connection was closed instead of an answer")
             data += piece
         return data
 
