@@ -267,7 +267,7 @@ class TransactionTraffic:
             mover.draining.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while not await self._sources_are_empty():
+                while not self._sources_are_empty():
                     await asyncio.sleep(RECEIVE_S)
         self._moving.set()
         for ended in await asyncio.gather(*self._movers, return_exceptions=True):
@@ -296,8 +296,8 @@ class TransactionTraffic:
                 return found
             await asyncio.sleep(QUIET_S)
 
-    async def _sources_are_empty(self) -> bool:
-        """Whether as many inputs were moved for certain as were fed; a bound of patience, not a check."""
+    def _sources_are_empty(self) -> bool:
+        """Whether as many inputs were moved, or may have been, as were fed; a bound of patience, not a check."""
         taken = {ack.input for txn in self.history.transactions if txn.fate is not Fate.ABORTED for ack in txn.acknowledgements}
         return len(taken) >= len(self.history.published)
 
