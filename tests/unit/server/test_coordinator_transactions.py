@@ -12,6 +12,7 @@ from magnetar.errors import WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
+from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.storage import names
 from magnetar.transactions.ids import TxnId
@@ -293,6 +294,7 @@ def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
             assert code(await peer.new()) == WireCode.TOO_MANY_REQUESTS
             assert code(await peer.join(txn, "a//b")) == WireCode.INVALID_TOPIC_NAME
             assert code(await peer.join(txn, "non-persistent://public/default/a")) == WireCode.NOT_ALLOWED
+            assert code(await peer.join(txn, f"{ASSIGN}-partition-0")) == WireCode.NOT_ALLOWED, "nobody would ever end it there"
             assert code(await peer.acknowledge(txn, A, "")) == WireCode.METADATA
             many = [f"persistent://public/default/{'x' * 900}{number}" for number in range(5000)]
             assert code(await peer.join(txn, *many)) == WireCode.TOO_MANY_REQUESTS

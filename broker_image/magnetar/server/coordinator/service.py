@@ -26,7 +26,7 @@ from magnetar.errors import (
 from magnetar.names import TopicName
 from magnetar.server.connection import Connection
 from magnetar.server.coordinator.claim import CoordinatorClaim
-from magnetar.server.coordinator.discovery import FIRST
+from magnetar.server.coordinator.discovery import ASSIGN, FIRST
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
@@ -223,6 +223,8 @@ def _topic(text: str) -> str:
     topic = TopicName.parse(text)
     if not topic.persistent:
         raise NotAllowed(f"topic {topic} is not persistent: it takes part in no transaction")
+    if topic.base == ASSIGN:  # its partitions are coordinators, who would never carry the end out
+        raise NotAllowed(f"topic {topic} stands for transaction coordinators: it takes part in no transaction")
     return str(topic)
 
 
