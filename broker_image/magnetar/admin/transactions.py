@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from magnetar.admin.answers import NO_CONTENT, topic_name
 from magnetar.admin.coordinators import LISTED
 from magnetar.admin.ports import AdminPort
-from magnetar.errors import NotAllowed, UnsupportedCommand
+from magnetar.errors import NotAllowed, ServiceNotReady, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.transactions.ids import TxnId
 
@@ -79,6 +79,10 @@ def _add_transactions(router: APIRouter, port: AdminPort) -> None:
     async def slow(timeout: int, tcid: Tcid = None) -> dict[str, Any]:
         """Return the transactions of one or of all coordinators that began so many milliseconds ago and have not ended."""
         found = await port.transactions(tcid, max(0, timeout), LISTED)
+        if found["unreachable"]:  # Pulsar's shape has no place for it
+            raise ServiceNotReady(
+                f"transaction coordinators {found['unreachable']} do not answer; ask for one by coordinatorId, or GET {OURS}"
+            )
         return {row["txn"]: _metadata(row) for row in found["transactions"]}
 
     @router.post(f"{PULSAR}/abortTransaction/{{most}}/{{least}}", status_code=NO_CONTENT)

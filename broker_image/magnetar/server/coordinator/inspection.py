@@ -20,8 +20,10 @@ from magnetar.transactions.records import Action, LiveTransaction, Outcome, Part
 
 TRANSACTIONS_MAX = 10_000
 """Of one list."""
-PARTICIPANTS_MAX = 20_000
-"""Of one list, all transactions together: those beyond it only say how many they have."""
+NAMES_BYTES_MAX = 8 << 20
+"""Of names of participants in one answer, about: transactions beyond it only say how many they have. Who asks takes 16 MiB (`peers`)."""
+NAME_BYTES = 48
+"""What JSON adds to a participant, at most."""
 SWITCHED_OFF = "This Broker is not configured with transactionCoordinatorEnabled=true: set transactions_enabled to 1"
 
 
@@ -54,13 +56,16 @@ class CoordinatorInspection:
     async def transactions(self, tcid: int, older_ms: int, limit: int) -> list[dict[str, Any]]:
         """Transactions that have not ended everywhere and began so long ago, the oldest first. Raises as `stats`."""
         life, found = self._answering()
-        core, now_ms, room = await life.service.core_of(found, tcid), found.now_ms(), PARTICIPANTS_MAX
+        core, now_ms, room = await life.service.core_of(found, tcid), found.now_ms(), NAMES_BYTES_MAX
         rows: list[dict[str, Any]] = []
         for live in core.living():
-            if now_ms - live.opened_ms < older_ms or len(rows) >= min(limit, TRANSACTIONS_MAX):
-                break  # they are in the order in which they began
-            rows.append(_live(core, live, now_ms, whole=len(live.participants) <= room))
-            room -= len(live.participants)
+            if len(rows) >= min(limit, TRANSACTIONS_MAX):
+                break
+            if max(0, now_ms - live.opened_ms) < older_ms:
+                continue  # not the last: the wall's clock may have gone back between two lives
+            size = _bytes_of(live)
+            rows.append(_live(core, live, now_ms, whole=size <= room))
+            room -= min(size, room)
         return rows
 
     async def transaction(self, tcid: int, least: int) -> dict[str, Any]:
@@ -72,12 +77,17 @@ class CoordinatorInspection:
             raise TransactionNotFound(
                 f"transaction {txn} is not known: it never began, or ended so long ago that its outcome is forgotten"
             )
-        return _ended(txn, known) if isinstance(known, Outcome) else _live(core, known, found.now_ms(), whole=True)
+        return (
+            _ended(txn, known)
+            if isinstance(known, Outcome)
+            else _live(core, known, found.now_ms(), whole=_bytes_of(known) <= NAMES_BYTES_MAX)
+        )
 
     async def abort(self, tcid: int, least: int) -> None:
-        """End an open transaction, whoever began it. Raises TransactionNotFound, InvalidTxnStatus, and as `stats`."""
+        """End an open transaction, whoever began it. Raises TransactionNotFound, InvalidTxnStatus, StoreUnavailable if this life
+        ends meanwhile, and as `stats`."""
         life, found = self._answering()
-        await life.service.end(found, TxnId(tcid, least), Action.ABORT, Caller())
+        await life.unless_ended(life.service.end(found, TxnId(tcid, least), Action.ABORT, Caller()))
 
     def _answering(self) -> tuple[Coordinator, Transactions]:
         life = self._current()
@@ -86,6 +96,11 @@ class CoordinatorInspection:
         if life.service.transactions is None:
             raise ServiceNotReady(SWITCHED_OFF)
         return life, life.service.transactions
+
+
+def _bytes_of(live: LiveTransaction) -> int:
+    """What the names of its participants take in an answer, at most: once it is decided, they are there twice."""
+    return sum(2 * (len(name.topic.encode()) + len(name.subscription.encode()) + NAME_BYTES) for name in live.participants)
 
 
 def _live(core: CoordinatorCore, live: LiveTransaction, now_ms: int, *, whole: bool) -> dict[str, Any]:

@@ -97,10 +97,10 @@ class Coordinator:
         self._lease = ports.lease(self.fail)
         lease = await self._lease.start()
         claim = CoordinatorClaim(store, ports.clock, identity, joined.restore)
-        await self._unless_ended(claim.acquire(lease))
+        await self.unless_ended(claim.acquire(lease))
         self._claim = claim
         if self._settings.transactions_enabled:
-            await self._unless_ended(self._recover(claim, store))
+            await self.unless_ended(self._recover(claim, store))
         await claim.settle(self._open_transactions)
         if not self._lease.valid():
             self.fail("the lease was lost while we started")
@@ -274,7 +274,7 @@ class Coordinator:
             except StoreError as error:
                 log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
 
-    async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
+    async def unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`, and end it when this life ends. Raises what `work` raises, StoreUnavailable if this life has ended."""
         task = asyncio.create_task(work)
         either: list[asyncio.Future[Any]] = [task, self._ended]
@@ -284,7 +284,7 @@ class Coordinator:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if self._ended.done():
-            raise StoreUnavailable(f"this life ended while it waited for number {self.tcid}: {self._ended.result()}")
+            raise StoreUnavailable(f"this life of transaction coordinator {self.tcid} ended meanwhile: {self._ended.result()}")
         task.result()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
