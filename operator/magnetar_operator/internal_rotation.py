@@ -38,8 +38,8 @@ def advanced(found: InternalKeys, requested: str, now_ms: int, draw: Callable[[]
         ), "another key is believed from now on, and signs nothing yet"
     if now_ms - found.since_ms < SETTLE_MS:
         return found, ""
-    former, *rest = found.keys
+    signing, *rest = found.keys
     if found.phase is Phase.TRUSTING and rest:
-        keys = (rest[0], former)
+        keys = (rest[0], signing)
         return InternalKeys(keys, Phase.ISSUING, now_ms), "the new key signs from now on, and the former one is still believed"
-    return InternalKeys((former,)), "the former key is not believed any more"
+    return InternalKeys((signing,)), "the former key is not believed any more"
