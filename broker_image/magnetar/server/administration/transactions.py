@@ -22,7 +22,7 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.metadata import keys
-from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
+from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord
 from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
 from magnetar.server.administration.peers import ask_broker
@@ -164,10 +164,16 @@ class TransactionAdministration(Administration):
         return {int(item.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(item.value) for item in items}
 
     async def _numbers(self) -> list[int]:
-        """Those that clients are told of, and those that are held without (any more). Raises ServiceNotReady if nobody holds one."""
-        item = await self._broker.context.store.get(keys.COORDINATOR_SET)
+        """Those that clients are told of, that are held without (any more), or that have left transactions open.
+
+        Raises ServiceNotReady if nobody holds one.
+        """
+        store = self._broker.context.store
+        item = await store.get(keys.COORDINATOR_SET)
         announced = CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
-        return sorted({*range(announced), *await self._holders()})
+        records = {record.key: CoordinatorRecord.decode(record.value) for record in (await store.range(keys.COORDINATORS)).items}
+        left = (int(key.removeprefix(keys.COORDINATORS)) for key, record in records.items() if record.open_transactions)
+        return sorted({*range(announced), *await self._holders(), *left})
 
     async def _ask(self, tcid: int, method: str, suffix: str) -> Any:
         """What the holder of a number answers, or the first one if nobody holds it."""
