@@ -113,9 +113,9 @@ def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("gone", [WireCode.TOPIC_NOT_FOUND, WireCode.SUBSCRIPTION_NOT_FOUND])
+@pytest.mark.parametrize("gone", [WireCode.TOPIC_NOT_FOUND, WireCode.SUBSCRIPTION_NOT_FOUND, WireCode.INVALID_TXN_STATUS])
 def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) -> None:
-    """Whatever else a broker refuses with is tried again."""
+    """So has what ended the other way there, for good. Whatever else a broker refuses with is tried again."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)

@@ -33,8 +33,8 @@ PLACES_MAX = 10_000
 
 
 class Participants(Protocol):
-    """What takes part in transactions. Both raise TopicNotFound or SubscriptionNotFound for what does not exist any more, any other MagnetarError
-    for what should be tried again."""
+    """What takes part in transactions. Both raise TopicNotFound or SubscriptionNotFound for what does not exist any more, InvalidTxnStatus if the
+    transaction has ended the other way there, any other MagnetarError for what should be tried again."""
 
     async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
         """Have a topic commit or abort what a transaction published there."""

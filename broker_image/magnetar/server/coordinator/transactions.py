@@ -17,6 +17,7 @@ import structlog
 from magnetar.clock import Clock, back_off_s
 from magnetar.errors import (
     Fenced,
+    InvalidTxnStatus,
     MagnetarError,
     StorageError,
     StoreError,
@@ -229,6 +230,13 @@ class Transactions:
                 break
             except (TopicNotFound, SubscriptionNotFound) as error:
                 log.info("transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error))
+                break
+            except (
+                InvalidTxnStatus
+            ) as error:  # for good: asked again it would say so for ever, and keep every later transaction remembered
+                log.error(
+                    "transaction.participant_contradicts", txn=str(txn), action=action.name, error=str(error), **name._asdict()
+                )
                 break
             except MagnetarError as error:
                 failures += 1
