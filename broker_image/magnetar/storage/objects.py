@@ -10,7 +10,6 @@ on the way: who is told that the key is taken looks whether it was itself, by th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -160,8 +159,10 @@ class RetryingObjects:
         key = f"{CHECKS}/{self._clock.random_bits(MARK_BITS):032x}"
 
         async def attempt() -> bool:
-            with contextlib.suppress(ObjectTaken):  # by an attempt before this one
+            try:
                 await self._client.create(key, [b"check"], key)
+            except ObjectTaken:  # by an attempt before this one, or by nobody
+                return await self._is_ours(key, key)
             return await self._client.mark_of(key) == key
 
         try:

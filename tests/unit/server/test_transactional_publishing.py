@@ -155,6 +155,24 @@ def test_an_end_may_come_again_and_not_the_other_way(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_the_other_end_is_refused_behind_the_one_that_is_on_its_way(tmp_path: Path) -> None:
+    """The coordinator takes that refusal for the end: it must not come before the end is durable."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (_, peer):
+            await peer.produce()
+            await send_in(peer, A, b"a", 0)
+            abort, commit = peer.next_request(), peer.next_request()
+            peer.write(
+                requests.end_txn_on_partition(abort, A, TOPIC, commit=False, low_watermark=-1)
+                + requests.end_txn_on_partition(commit, A, TOPIC, commit=True, low_watermark=-1)
+            )
+            answers = [(await peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)).end_txn_on_partition_response for _ in range(2)]
+            assert [(found.request_id, found.HasField("error")) for found in answers] == [(abort, False), (commit, True)]
+
+    asyncio.run(scenario())
+
+
 def test_receipts_say_where_to_begin(tmp_path: Path) -> None:
     """SEEK and a reader's start name what a receipt did: the entry that it has become, or the place where it would have been."""
 

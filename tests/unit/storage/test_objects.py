@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from magnetar.errors import StorageError
 from magnetar.storage import objects as objects_module
 from magnetar.storage.objects import ATTEMPTS_MAX, ObjectTaken, RetryingObjects
+from magnetar.storage.volume import Buffer
 from tests.unit.storage.logs import CLOCK
 from tests.unit.storage.objects_in_memory import MemoryService, unclear_times
 
@@ -51,6 +53,30 @@ def test_a_conflict_of_two_requests_decides_nothing() -> None:
     service.before = conflict
     assert put(service, b"mine")
     assert service.creates == 3
+
+
+def test_the_check_of_a_store_survives_a_conflict_that_decides_nothing() -> None:
+    """409 to its only creation, lost answers: a server must start on a day like that."""
+    service, refusals = MemoryService(), [1]
+
+    def conflict(key: str) -> None:
+        if refusals[0]:
+            refusals[0] -= 1
+            raise ObjectTaken(key)
+
+    service.before, service.after = conflict, unclear_times(1)
+    asyncio.run(RetryingObjects(service, CLOCK).check())
+    assert service.objects == {}
+
+
+def test_a_store_that_drops_marks_is_refused() -> None:
+    class Forgetful(MemoryService):
+        async def create(self, key: str, buffers: Sequence[Buffer], mark: str) -> None:
+            del mark
+            await super().create(key, buffers, "")
+
+    with pytest.raises(StorageError, match="drops the metadata"):
+        asyncio.run(RetryingObjects(Forgetful(), CLOCK).check())
 
 
 def test_attempts_are_bounded() -> None:

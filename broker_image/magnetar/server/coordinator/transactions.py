@@ -231,9 +231,7 @@ class Transactions:
             except (TopicNotFound, SubscriptionNotFound) as error:
                 log.info("transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error))
                 break
-            except (
-                InvalidTxnStatus
-            ) as error:  # for good: asked again it would say so for ever, and keep every later transaction remembered
+            except InvalidTxnStatus as error:  # and it would say so for ever
                 log.error(
                     "transaction.participant_contradicts", txn=str(txn), action=action.name, error=str(error), **name._asdict()
                 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.errors import ServiceNotReady, StorageError
+from magnetar.errors import InvalidTxnStatus, ServiceNotReady, StorageError
 from magnetar.storage.log_format import encode_transaction
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import NOWHERE, Abort, Commit
@@ -32,10 +32,14 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
     """
     _check(topic)
     buffer = topic.used_with_transactions().buffer
-    if action is Action.COMMIT:
-        _commit(topic, txn, floor)
-    else:
-        _abort(topic, txn, floor)
+    try:
+        if action is Action.COMMIT:
+            _commit(topic, txn, floor)
+        else:
+            _abort(topic, txn, floor)
+    except InvalidTxnStatus:
+        await topic.context.log.barrier()  # the coordinator believes that the other end is for good
+        raise
     await topic.context.log.barrier()
     if topic.frozen:
         return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from magnetar.errors import NotAllowed, ServiceNotReady, StorageError
+from magnetar.errors import InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError
 from magnetar.storage.log_format import encode_transaction
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, PendingChange
@@ -89,7 +89,11 @@ class SubscriptionTransactions:
         something here all the same are released. Raises InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
         """
         self._check()
-        self._end(txn, Outcome(int(action)), floor)
+        try:
+            self._end(txn, Outcome(int(action)), floor)
+        except InvalidTxnStatus:
+            await self._host.topic.context.log.barrier()  # the coordinator believes that the other end is for good
+            raise
         for orphan in self.core.orphans():
             log.info(
                 "transaction.orphan_released", topic=str(self._host.topic.name), subscription=self._host.core.name, txn=str(orphan)
