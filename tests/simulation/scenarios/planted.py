@@ -9,7 +9,8 @@ and slow flushes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -185,9 +186,16 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 CONTROL = "none"
 
 
-def run(bug: str, seed: int) -> dict[str, int]:
-    """The tracer on brokers with this bug; raises if it is noticed."""
+@contextmanager
+def planting(bugs: Mapping[str, Callable[[Patch], None]], bug: str) -> Iterator[None]:
+    """With the bug of that name for as long as the block lasts; with none if it is `CONTROL`."""
     with pytest.MonkeyPatch.context() as patch:
         if bug != CONTROL:
-            BUGS[bug](patch)
+            bugs[bug](patch)
+        yield
+
+
+def run(bug: str, seed: int) -> dict[str, int]:
+    """The tracer on brokers with this bug; raises if it is noticed."""
+    with planting(BUGS, bug):
         return dict(tracer.run_counted(seed, FAULTS)[1].counts)

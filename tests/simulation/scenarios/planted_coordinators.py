@@ -24,7 +24,7 @@ from magnetar.transactions.coordinator_events import Drive, EndRequested, JoinRe
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Change, CoordinatorState, Participant
 from tests.simulation.scenarios import coordinators
-from tests.simulation.scenarios.planted import CONTROL
+from tests.simulation.scenarios.planted import planting
 
 FAULTS = coordinators.FAULTS.but(append_crash_probability=0.02, lease_loss_every_s=2.0)
 """Above all, what the rules are about: processes that end in the middle of an append, or go on beyond their lease."""
@@ -186,7 +186,5 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 
 def run(bug: str, seed: int) -> dict[str, int]:
     """The coordinator scenario with this bug; raises if it is noticed."""
-    with pytest.MonkeyPatch.context() as patch:
-        if bug != CONTROL:
-            BUGS[bug](patch)
+    with planting(BUGS, bug):
         return dict(coordinators.run_counted(seed, FAULTS)[1].counts)

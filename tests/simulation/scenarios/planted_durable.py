@@ -23,7 +23,7 @@ from magnetar.topics.retention import Ages
 from magnetar.topics.shared import SharedDispatcher
 from magnetar.topics.turns import Round, Turn
 from tests.simulation.scenarios import durable
-from tests.simulation.scenarios.planted import CONTROL, FAULTS
+from tests.simulation.scenarios.planted import FAULTS, planting
 
 Patch = pytest.MonkeyPatch
 
@@ -162,7 +162,5 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 
 def run(bug: str, seed: int) -> dict[str, int]:
     """The durable scenario on brokers with this bug; raises if it is noticed."""
-    with pytest.MonkeyPatch.context() as patch:
-        if bug != CONTROL:
-            BUGS[bug](patch)
+    with planting(BUGS, bug):
         return dict(durable.run_counted(seed, FAULTS)[1].counts)

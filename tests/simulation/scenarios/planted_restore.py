@@ -22,7 +22,7 @@ from magnetar.storage.rebuilding import ManifestFact
 from magnetar.storage.restore_number import read_restore_number
 from magnetar.storage.volume import Volume
 from tests.simulation.scenarios import restore
-from tests.simulation.scenarios.planted import CONTROL
+from tests.simulation.scenarios.planted import planting
 
 Patch = pytest.MonkeyPatch
 
@@ -85,7 +85,5 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 
 def run(bug: str, seed: int) -> dict[str, int]:
     """The restore scenario with `bug` planted, under one seed; raises what it notices."""
-    with pytest.MonkeyPatch.context() as patch:
-        if bug != CONTROL:
-            BUGS[bug](patch)
+    with planting(BUGS, bug):
         return restore.counted(seed)

@@ -13,7 +13,7 @@ import pytest
 from magnetar.storage.objects import RetryingObjects
 from magnetar.storage.slots import SlotVolume
 from tests.simulation.scenarios import slot_takeovers
-from tests.simulation.scenarios.planted import CONTROL
+from tests.simulation.scenarios.planted import planting
 
 Patch = pytest.MonkeyPatch
 
@@ -73,7 +73,5 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 
 def run(bug: str, seed: int) -> dict[str, int]:
     """Takeovers on a volume with this bug; raises if it is noticed."""
-    with pytest.MonkeyPatch.context() as patch:
-        if bug != CONTROL:
-            BUGS[bug](patch)
+    with planting(BUGS, bug):
         return slot_takeovers.run(seed)

@@ -20,8 +20,8 @@ from magnetar.storage import collection
 from magnetar.storage.manifest import Manifest
 from magnetar.topics.topic import Topic
 from tests.simulation.scenarios import tracer
-from tests.simulation.scenarios.planted import CONTROL
 from tests.simulation.scenarios.planted import FAULTS as PLANTED_FAULTS
+from tests.simulation.scenarios.planted import planting
 
 FAULTS = PLANTED_FAULTS.but(crash_every_s=6.0, pause_every_s=8.0, store_partition_every_s=8.0)
 """Rarer than elsewhere: a broker must live for a while to split anything."""
@@ -103,7 +103,5 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 
 def run(bug: str, seed: int) -> dict[str, int]:
     """The tracer on brokers with this bug; raises if it is noticed."""
-    with pytest.MonkeyPatch.context() as patch:
-        if bug != CONTROL:
-            BUGS[bug](patch)
+    with planting(BUGS, bug):
         return dict(tracer.run_counted(seed, FAULTS)[1].counts)

@@ -18,7 +18,7 @@ from magnetar.server.participant.topic_transactions import TopicTransactions
 from magnetar.transactions.participant_records import BufferChange, Commit, EndAcks, Outcome, ParticipantState, PendingChange
 from magnetar.transactions.pending_acks import PendingAcks
 from tests.simulation.scenarios import transactions
-from tests.simulation.scenarios.planted import CONTROL
+from tests.simulation.scenarios.planted import planting
 
 FAULTS = transactions.FAULTS.but(append_crash_probability=0.02)
 Patch = pytest.MonkeyPatch
@@ -113,7 +113,5 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 
 def run(bug: str, seed: int) -> dict[str, int]:
     """Whole transactions on brokers with this bug; raises if it is noticed."""
-    with pytest.MonkeyPatch.context() as patch:
-        if bug != CONTROL:
-            BUGS[bug](patch)
+    with planting(BUGS, bug):
         return dict(transactions.run_counted(seed, FAULTS)[1].counts)
