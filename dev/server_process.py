@@ -145,6 +145,14 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP for so long."""
+        self.signal(signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, nothing is said."""
         self.signal(signal.SIGKILL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from dev.server_process import HOST, ServerProcess
+from dev.server_process import HOST
 from dev.tcp_proxy import TcpProxy
 from tests.clients.cluster import FRONT, SETTINGS, Cluster, request, wait_for
 
@@ -21,18 +21,9 @@ class Coordinators:
 
     def __init__(self, cluster: Cluster, count: int, environment: Mapping[str, str] | None = None) -> None:
         self._cluster = cluster
-        host, port = cluster.etcd.address
-        self.processes = {
-            name: ServerProcess(
-                cluster.directory,
-                name=name,
-                store=f"etcd://{host}:{port}",
-                environment={**SETTINGS, "MAGNETAR_TRANSACTIONS_ENABLED": "1", **(environment or {})},
-                advertise=FRONT,
-                role="coordinator",
-            )
-            for name in (f"tx-coordinator-{number}" for number in range(count))
-        }
+        settings = {**SETTINGS, "MAGNETAR_TRANSACTIONS_ENABLED": "1", **(environment or {})}
+        made = [cluster.coordinator(number, settings, FRONT) for number in range(count)]
+        self.processes = {process.name: process for process in made}
         self.fronts = {
             name: TcpProxy(FRONT, process.broker_port, (HOST, process.broker_port)) for name, process in self.processes.items()
         }

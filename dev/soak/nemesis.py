@@ -8,7 +8,6 @@ healthy again, before the next one begins; two faults at once never hit the same
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections import Counter
@@ -156,12 +155,7 @@ class Nemesis:
         return (f"exit {code}",)
 
     def _pause(self, target: str, seconds: float) -> tuple[str, ...]:
-        broker = self._cluster.brokers[target]
-        broker.signal(signal.SIGSTOP)
-        try:
-            time.sleep(seconds)
-        finally:
-            broker.signal(signal.SIGCONT)
+        self._cluster.brokers[target].pause(seconds)
         return ()
 
     def _pause_long(self, target: str, chance: random.Random) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ Invariants: those of `nemesis`; a coordinator that was hurt answers again before
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections.abc import Callable, Collection
 
@@ -87,11 +86,7 @@ class TransactionNemesis(Nemesis):
 
     def _stop_for(self, name: str, seconds: float) -> tuple[str, ...]:
         process = self._coordinators.processes[name]
-        process.signal(signal.SIGSTOP)
-        try:
-            time.sleep(seconds)
-        finally:
-            process.signal(signal.SIGCONT)
+        process.pause(seconds)
         process.wait_ready()
         return ()
 

@@ -13,7 +13,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -126,6 +126,18 @@ class Cluster:
     def etcd(self) -> EtcdServer:
         """The first member."""
         return self.members[0]
+
+    def coordinator(self, number: int, environment: Mapping[str, str], advertise: str = HOST) -> ServerProcess:
+        """A transaction coordinator of that number beside the brokers, not started; `advertise` as in `ServerProcess`."""
+        host, port = self.etcd.address
+        return ServerProcess(
+            self.directory,
+            name=f"tx-coordinator-{number}",
+            store=f"etcd://{host}:{port}",
+            environment={**environment},
+            advertise=advertise,
+            role="coordinator",
+        )
 
     def start(self) -> None:
         """Start everything at once and wait until all is at rest."""

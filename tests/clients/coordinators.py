@@ -109,15 +109,7 @@ class Stage:
 
     def coordinator(self, tcid: int) -> ServerProcess:
         """A process for that number, not started."""
-        (member,) = self.cluster.members
-        host, port = member.address
-        return ServerProcess(
-            self.cluster.directory,
-            name=f"tx-coordinator-{tcid}",
-            store=f"etcd://{host}:{port}",
-            environment=self._environment,
-            role="coordinator",
-        )
+        return self.cluster.coordinator(tcid, self._environment)
 
     @property
     def broker(self) -> ServerProcess:
