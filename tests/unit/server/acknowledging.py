@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
@@ -20,8 +21,17 @@ from magnetar.transactions.pending_acks import PendingAcks
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, open_peer, volume_in
+from tests.unit.server.deliveries import publish
 
 A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(3, 0)
+CONFLICT, ENDED = int(WireCode.TRANSACTION_CONFLICT), int(WireCode.INVALID_TXN_STATUS)
+DONE = (0, "")
+
+
+async def published(peer: Peer, count: int, **metadata: int) -> list[api.MessageIdData]:
+    """Ids of so many messages of a new producer."""
+    await peer.produce()
+    return [await publish(peer, **metadata) for _ in range(count)]
 
 
 async def ack_in(
