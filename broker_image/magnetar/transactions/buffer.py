@@ -438,11 +438,6 @@ class TransactionBuffer:
         return self._next_entry
 
     @property
-    def last_confirmed(self) -> Place:
-        """The last durable sidecar position, or NOWHERE."""
-        return self._last
-
-    @property
     def memory_bytes(self) -> int:
         """What ended transactions take: fences, translations and links."""
         return self._fences.memory_bytes + self._translations.memory_bytes + self._links.memory_bytes
@@ -485,12 +480,12 @@ class TransactionBuffer:
         buffer._links = buffer._translations.links()
         return buffer
 
-    def begin_term(self, epoch: int, *, next_entry: int = 0) -> None:
+    def begin_term(self, epoch: int) -> None:
         """Give ids of this term's sidecar ledger from now on; nothing is on its way."""
         assert not self._in_flight, self._in_flight
         ledger = sidecar_ledger(epoch)
         assert ledger > self._last[0], (ledger, self._last)
-        self._ledger, self._next_entry = ledger, next_entry
+        self._ledger, self._next_entry = ledger, 0
 
 
 def _repeated(found: tuple[int, Place] | None, sequence: int | None) -> Judgement:

@@ -148,12 +148,6 @@ class CoordinatorCore:
         times = [heap[0][0] for heap in (self._deadlines, self._forgetting) if heap]
         return min(times, default=None)
 
-    @property
-    def oldest_opened_ms(self) -> int | None:
-        """When the oldest transaction that has not ended began; None if there is none."""
-        oldest = self._live.get(self.low_watermark + 1)
-        return oldest.opened_ms if oldest is not None else None
-
     def to_drive(self, least: int) -> tuple[Action, tuple[Participant, ...]] | None:
         """What is to be carried out, and by whom; None once the transaction has ended."""
         found = self._live.get(least)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def entry_named(topic: TopicHost, position: tuple[int, int]) -> int | None:
     """Ordinal of the entry that an id names; None if there is none (any more)."""
     if topic.transactions is not None and is_sidecar(position):
-        translated = topic.transactions.buffer.translate(position)
-        if translated is None or not translated.exact:
+        became = topic.transactions.buffer.committed_to(position)
+        if became is None:
             return None
-        position = translated.position
+        position = became
     return topic.core.ledgers.find(position)
 
 
