@@ -289,6 +289,11 @@ def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
             elsewhere = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
             assert code(await peer.connect(1)) == elsewhere
             assert code(await peer.end(TxnId(1, 0))) == elsewhere
+            for nobodys in (16, (1 << 64) - 1):
+                assert code(await peer.connect(nobodys)) == WireCode.NOT_ALLOWED
+                assert code(await peer.end(TxnId(nobodys, 0))) == WireCode.NOT_ALLOWED
+                assert code(await peer.join(TxnId(nobodys, 0), A)) == WireCode.NOT_ALLOWED
+                assert code(await peer.acknowledge(TxnId(nobodys, 0), A, "s")) == WireCode.NOT_ALLOWED
             assert code(await peer.new(100_001)) == WireCode.METADATA
             txn = await peer.begin(timeout_ms=100_000)
             assert code(await peer.new()) == WireCode.TOO_MANY_REQUESTS

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.errors import WireCode
+from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.server.broker import Broker
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
@@ -151,12 +152,12 @@ def test_the_same_transaction_may_acknowledge_again(tmp_path: Path) -> None:
 
 
 def test_the_first_transaction_of_all_is_one_like_any_other(tmp_path: Path) -> None:
-    """(0,0): the fields are there, though their values are what absent ones have; and 2^64-1 is a number too."""
+    """(0,0): the fields are there, though their values are what absent ones have; and so is the last one that there can ever be."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
         await peer.subscribe()
-        last = TxnId((1 << 64) - 1, (1 << 64) - 2)
+        last = TxnId(COORDINATORS_MAX - 1, (1 << 64) - 2)
         assert await ack_in(peer, TxnId(0, 0), ids[0]) == DONE
         assert await ack_in(peer, last, ids[1]) == DONE
         code, text = await ack_in(peer, TxnId(0, 1), ids[0])
@@ -169,6 +170,26 @@ def test_the_first_transaction_of_all_is_one_like_any_other(tmp_path: Path) -> N
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Path) -> None:
+    """Individual, cumulative, and the end: each is told why, and neither topic nor subscription keeps anything of it."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 2)
+        await peer.subscribe()
+        for most in (COORDINATORS_MAX, (1 << 64) - 1):
+            forged = TxnId(most, 0)
+            for answer in (
+                await ack_in(peer, forged, ids[0]),
+                await ack_in(peer, forged, ids[0], cumulative=True),
+                await end(broker, forged, commit=True),
+            ):
+                assert answer[0] == REFUSED
+                assert f"txnid_most_bits: {most} is no transaction coordinator's number, they are 0..15" in answer[1]
+        assert (await host_of(broker)).transactions is None
+
+    play(tmp_path, script)
 
 
 def test_conflicts_name_the_holder_and_hold_nothing(tmp_path: Path) -> None:

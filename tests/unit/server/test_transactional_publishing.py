@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.errors import NotAllowed, WireCode
 from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.names import TopicName, sidecar_of
 from magnetar.server.broker import Broker
 from magnetar.server.topic_life import delete_unused
@@ -126,6 +127,27 @@ def test_repetitions_are_stored_once(tmp_path: Path) -> None:
                 while created.type != Type.PRODUCER_SUCCESS:  # until the broker has heard of the end of the first one
                     created = await other.ask("producer", topic=TOPIC, producer_id=7, producer_name="p")
                 assert created.producer_success.last_sequence_id == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Path) -> None:
+    """The SEND fails, in its place among the receipts; its end as well; the topic is one that was never used with transactions."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, peer):
+            await peer.produce()
+            await peer.send(b"before", 0)
+            for number, most in enumerate((COORDINATORS_MAX, (1 << 64) - 1), 1):
+                forged = TxnId(most, 0)
+                error = await refused_send(peer, forged, b"forged", number)
+                assert error.error == int(WireCode.NOT_ALLOWED)
+                assert f"txnid_most_bits: {most} is no transaction coordinator's number, they are 0..15" in error.message
+                assert (await end(peer, forged, commit=True)).error == int(WireCode.NOT_ALLOWED)
+            await peer.send(b"after", 3)
+            assert await stored(broker) == entries_of((b"before", 0), (b"after", 3))
+            host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+            assert host.transactions is None
 
     asyncio.run(scenario())
 

@@ -1,16 +1,19 @@
 """Who a transaction coordinator is.
 
-Owns: the number that a pod's name gives it, and what one life of it is called. Imports: errors. Pure.
-Invariant: the ordinal of the pod is the number (TCID): a StatefulSet never has two pods of one ordinal.
+Owns: the number that a pod's name gives it, what one life of it is called, and which numbers there may be. Imports: errors, records. Pure.
+Invariants: the ordinal of the pod is the number (TCID): a StatefulSet never has two pods of one ordinal; a transaction of a number beyond the
+limit is a peer's invention, and nothing is kept of it.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, NotAllowed
 from magnetar.metadata.records import COORDINATORS_MAX
+from magnetar.transactions.ids import TxnId
 
 _ORDINAL = re.compile(r"-(0|[1-9][0-9]*)$")
 
@@ -39,3 +42,18 @@ def tcid_of(name: str) -> int:
     if tcid >= COORDINATORS_MAX:
         raise InvalidRequest(f"name: {name!r} is number {tcid}; a cluster has at most {COORDINATORS_MAX} coordinators, from 0 on")
     return tcid
+
+
+def check_coordinator(tcid: int) -> None:
+    """Raises NotAllowed for a number that no coordinator can have: of the protocol's errors the one that makes no client try again."""
+    if tcid >= COORDINATORS_MAX:
+        raise NotAllowed(
+            f"txnid_most_bits: {tcid} is no transaction coordinator's number, they are 0..{COORDINATORS_MAX - 1}; use the id that NEW_TXN was "
+            "answered with"
+        )
+
+
+def txn_of(request: Any) -> TxnId:
+    """The transaction that a request names. Raises NotAllowed for one of a number that no coordinator can have."""
+    check_coordinator(request.txnid_most_bits)
+    return TxnId(request.txnid_most_bits, request.txnid_least_bits)

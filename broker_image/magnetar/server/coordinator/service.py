@@ -27,6 +27,7 @@ from magnetar.names import TopicName
 from magnetar.server.connection import Connection
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.discovery import ASSIGN, FIRST
+from magnetar.server.coordinator.identity import check_coordinator, txn_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
@@ -129,7 +130,7 @@ class CoordinatorService:
         return transactions.new_txn_response(request.request_id, txn)
 
     async def _add_partitions(self, found: Transactions, connection: Connection, request: api.CommandAddPartitionToTxn) -> bytes:
-        txn = _txn(request)
+        txn = txn_of(request)
         participants = _checked(Participant(_topic(name)) for name in request.partitions)
         await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_partition_response(request.request_id, txn)
@@ -137,13 +138,13 @@ class CoordinatorService:
     async def _add_subscriptions(
         self, found: Transactions, connection: Connection, request: api.CommandAddSubscriptionToTxn
     ) -> bytes:
-        txn = _txn(request)
+        txn = txn_of(request)
         participants = _checked(Participant(_topic(named.topic), _subscription(named)) for named in request.subscription)
         await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_subscription_response(request.request_id, txn)
 
     async def _end(self, found: Transactions, connection: Connection, request: api.CommandEndTxn) -> bytes:
-        txn, caller = _txn(request), self._caller(connection)
+        txn, caller = txn_of(request), self._caller(connection)
         if not request.HasField("txn_action"):
             raise InvalidRequest("txn_action is missing; say COMMIT or ABORT")
         await self.end(found, txn, Action(request.txn_action), caller)
@@ -180,7 +181,8 @@ class CoordinatorService:
         await self._retired.ask(txn.most, event)
 
     async def _check_number(self, tcid: int) -> None:
-        """Raises TransactionCoordinatorNotFound for a number that is not ours, nor one that is gone and for us to answer for."""
+        """Raises TransactionCoordinatorNotFound for a number that is not ours, nor one that is gone and for us to answer for, NotAllowed."""
+        check_coordinator(tcid)
         if tcid == self._tcid:
             return
         if self._retired is None:
@@ -212,10 +214,6 @@ class CoordinatorService:
             asyncio.get_running_loop().call_later(DISK_LOOK_S, self.when_disk_catches_up, resume)
         else:
             resume()
-
-
-def _txn(request: Any) -> TxnId:
-    return TxnId(request.txnid_most_bits, request.txnid_least_bits)
 
 
 def _topic(text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from magnetar.errors import NotAllowed, StorageError, TransactionConflict
+from magnetar.server.coordinator.identity import txn_of
 from magnetar.server.participant.positions import entry_named, last_up_to
 from magnetar.server.participant.subscription_transactions import Named, SubscriptionTransactions
 from magnetar.topics.acksets import mask_of_words
@@ -33,7 +34,7 @@ def acknowledge_in_transaction(session: ConsumerSession, ack: api.CommandAck, co
 
     The sizes of its batches must be known (`without_size`). Raises TransactionConflict, InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError.
     """
-    host, txn = session.subscription, TxnId(ack.txnid_most_bits, ack.txnid_least_bits)
+    host, txn = session.subscription, txn_of(ack)
     if not host.topic.name.persistent:
         raise NotAllowed(f"topic {host.topic.name} is not persistent and knows no transactions; use a persistent one")
     transactions = SubscriptionTransactions(host)

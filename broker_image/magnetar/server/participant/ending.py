@@ -11,12 +11,12 @@ from __future__ import annotations
 from magnetar.errors import ServiceNotReady, SubscriptionNotFound, TopicNotFound
 from magnetar.names import TopicName
 from magnetar.server.connection import Connection
+from magnetar.server.coordinator.identity import txn_of
 from magnetar.server.ownership import Ownership
 from magnetar.server.participant.committing import end_transaction
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
-from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import transactions
@@ -29,15 +29,15 @@ class Ending:
         self._ownership = ownership
 
     async def on_partition(self, connection: Connection, request: api.CommandEndTxnOnPartition) -> None:
-        """END_TXN_ON_PARTITION. Raises TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
-        txn = TxnId(request.txnid_most_bits, request.txnid_least_bits)
+        """END_TXN_ON_PARTITION. Raises NotAllowed, TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
+        txn = txn_of(request)
         topic = await self._topic(TopicName.parse(request.topic))
         await end_transaction(topic, txn, Action(request.txn_action), _floor(request))
         connection.queue(transactions.end_on_partition_response(request.request_id, txn))
 
     async def on_subscription(self, connection: Connection, request: api.CommandEndTxnOnSubscription) -> None:
-        """END_TXN_ON_SUBSCRIPTION. Raises TopicNotFound, SubscriptionNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
-        txn = TxnId(request.txnid_most_bits, request.txnid_least_bits)
+        """END_TXN_ON_SUBSCRIPTION. Raises NotAllowed, TopicNotFound, SubscriptionNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
+        txn = txn_of(request)
         host = await self._subscription(TopicName.parse(request.subscription.topic), request.subscription.subscription)
         await SubscriptionTransactions(host).end(txn, Action(request.txn_action), _floor(request))
         connection.queue(transactions.end_on_subscription_response(request.request_id, txn))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.errors import NotAllowed, WireCode
 from magnetar.names import sidecar_of
+from magnetar.server.coordinator.identity import check_coordinator
 from magnetar.server.entry_index import Run
 from magnetar.server.publishing import highest_of, is_whole
 from magnetar.storage.log_format import encode_entries, encode_transaction
@@ -105,6 +106,7 @@ class TransactionalSends:
     def _check(self, entry: memoryview) -> None:
         """Raises NotAllowed for what the topic takes from nobody."""
         topic = self._topic
+        check_coordinator(self._txn.most)
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} is non-persistent: it takes part in no transactions; publish without one")
         if topic.terminated:
