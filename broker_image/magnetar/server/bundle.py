@@ -25,11 +25,21 @@ from magnetar.server.listeners import Successor
 from magnetar.server.non_persistent import NonPersistentTopics
 from magnetar.server.parked import ParkedWork
 from magnetar.server.participant.topic_transactions import TopicTransactions
+from magnetar.server.replay_cost import ReplayCost
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
 from magnetar.server.topic_registry import TopicRegistry
 from magnetar.storage.checkpoint import Checkpoint, write_checkpoint
-from magnetar.storage.log_format import CursorOperation, TopicOperation, encode_cursor, encode_release, encode_term, encode_topic
+from magnetar.storage.log import Durable
+from magnetar.storage.log_format import (
+    CursorOperation,
+    Encoded,
+    TopicOperation,
+    encode_cursor,
+    encode_release,
+    encode_term,
+    encode_topic,
+)
 from magnetar.storage.places import RecordPlace
 from magnetar.topics.ledgers import Position
 from magnetar.topics.topic import TRIMMED, Topic, position_text
@@ -59,12 +69,16 @@ class RecoveredTopic:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredBundle:
-    """Outcome of recovery. `sealed_end` closes the previous owner's open range, if it had one; `fenced` tells that we had to fence it."""
+    """Outcome of recovery. `sealed_end` closes the previous owner's open range, if it had one; `fenced` tells that we had to fence it.
+
+    `records` are those that were replayed, which the next recovery replays as well while there is no newer checkpoint.
+    """
 
     topics: dict[str, RecoveredTopic]
     catalog: BundleCatalog
     sealed_end: LogPosition | None
     fenced: bool
+    records: int
 
 
 class OwnedBundle:
@@ -79,11 +93,14 @@ class OwnedBundle:
         tail_cache: TailCache,
         policies: EffectivePolicies,
         registry: TopicRegistry,
+        checkpoint_due: Callable[[str], None],
     ) -> None:
+        """`checkpoint_due` is called with our name when a successor would have much to replay."""
         self.context, self.name, self.epoch, self.tail_cache, self.policies = context, name, epoch, tail_cache, policies
         self._registry = registry
         self.non_persistent = NonPersistentTopics(self, registry)
         self.catalog = recovered.catalog
+        self.replay = ReplayCost(context.settings.checkpoint_records_max, recovered.records, lambda: checkpoint_due(str(name)))
         self.serving = True
         self.since_ms = context.clock.wall_ms()
         self.parked: ParkedWork | None = None
@@ -98,6 +115,11 @@ class OwnedBundle:
             topic: TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
             for topic, found in recovered.topics.items()
         }
+
+    def append(self, record: Encoded, on_durable: Durable | None) -> None:
+        """Write a record of this term; `on_durable` gets its place. Raises LimitExceeded."""
+        self.context.log.append(record.buffers, record.size, 1, on_durable)
+        self.replay.add(len(record.buffers[0]))
 
     # --- topics ----------------------------------------------------------------------------------------------------------------
 
@@ -142,7 +164,7 @@ class OwnedBundle:
             core.begin_after(Position(core.current_ledger, used - 1))
             core.properties[TRIMMED] = properties[TRIMMED]
         encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties=properties)
-        self.context.log.append(encoded.buffers, encoded.size, 1, None)
+        self.append(encoded, None)
         await self.context.log.barrier()
         host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
         host.sidecar_begin = used
@@ -169,7 +191,7 @@ class OwnedBundle:
         host.core.freeze()
         encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.DELETE, properties={})
         self._remember(host)
-        self.context.log.append(encoded.buffers, encoded.size, 1, lambda _place: self._deleted(host))
+        self.append(encoded, lambda _place: self._deleted(host))
         await self.context.log.barrier()
         await self._registry.remove(self, name)
 
@@ -256,7 +278,7 @@ class OwnedBundle:
             partial=delta.partial,
             properties=delta.properties,
         )
-        self.context.log.append(encoded.buffers, encoded.size, 1, _confirmation(confirmed))
+        self.append(encoded, _confirmation(confirmed))
 
     async def remove_subscription(self, subscription: SubscriptionHost) -> None:
         """Unsubscribe durably. Raises ServiceNotReady, StorageError."""
@@ -276,7 +298,7 @@ class OwnedBundle:
                 partial=(),
                 properties=None,
             )
-            self.context.log.append(encoded.buffers, encoded.size, 1, None)
+            self.append(encoded, None)
         await self.context.log.barrier()
 
     # --- checkpoint and release ------------------------------------------------------------------------------------------------
@@ -284,10 +306,10 @@ class OwnedBundle:
     def append_term(self, record: BundleRecord) -> None:
         """Keep a copy of the bundle's record in the log, from which a lost metadata store is rebuilt; durable with whatever comes next."""
         encoded = encode_term(epoch=self.epoch, bundle=str(self.name), state=record.encode())
-        self.context.log.append(encoded.buffers, encoded.size, 1, None)
+        self.append(encoded, None)
 
-    async def write_checkpoint(self, position: LogPosition) -> CheckpointPointer:
-        """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable.
+    async def write_checkpoint(self, position: LogPosition) -> tuple[CheckpointPointer, int]:
+        """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable; its size in bytes.
 
         The state is taken now, so it may hold more than that: replaying what it holds already changes nothing.
         """
@@ -299,8 +321,8 @@ class OwnedBundle:
             position=position,
             topics={name: host.to_state() for name, host in self.topics.items()},
         )
-        written = await write_checkpoint(self.context.volume, checkpoint, self._checkpoints)
-        return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position)
+        written, size = await write_checkpoint(self.context.volume, checkpoint, self._checkpoints)
+        return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position), size
 
     def freeze(self, *, parking: bool = False) -> None:
         """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its clients send waits for its children."""
@@ -319,7 +341,7 @@ class OwnedBundle:
         assert not self.serving
         state = json.dumps({name: list(host.core.last_confirmed) for name, host in sorted(self.topics.items())}).encode()
         encoded = encode_release(epoch=self.epoch, bundle=str(self.name), state=state)
-        self.context.log.append(encoded.buffers, encoded.size, 1, None)
+        self.append(encoded, None)
         await self.context.log.barrier()
         return self.context.log.position
 

@@ -66,8 +66,14 @@ class Maintenance:
             log.warning("maintenance.delayed", what=what, about=arguments, error=str(error))
 
     async def _checkpoint_if_old(self, name: str) -> None:
-        """End a chain that has reached into finished files, its own or a predecessor's, for `checkpoint_age_s`: it pins them."""
-        viewed = self._views.bundles.get(name)
+        """End a chain that has reached into finished files, its own or a predecessor's, for `checkpoint_age_s`: it pins them.
+
+        And one that has left a successor much to replay, and could not be ended when it had.
+        """
+        viewed, owned = self._views.bundles.get(name), self._ownership.owned.get(name)
+        if owned is not None and owned.replay.is_due:
+            await self._ownership.shortener.checkpoint(name)
+            return
         now = self._context.clock.monotonic()
         if viewed is None or not self._is_long(viewed.record):
             self._chains.pop(name, None)

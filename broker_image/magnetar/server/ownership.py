@@ -332,7 +332,8 @@ class Ownership:
         log.info("bundle.owned", bundle=name, epoch=epoch, topics=len(recovered.topics), seconds=seconds, fenced=recovered.fenced)
 
     def _make(self, name: BundleName, epoch: int, recovered: RecoveredBundle) -> OwnedBundle:
-        return OwnedBundle(self._context, name, epoch, recovered, self._tail_cache, self.policies, self.registry)
+        due = self.shortener.ask
+        return OwnedBundle(self._context, name, epoch, recovered, self._tail_cache, self.policies, self.registry, due)
 
     def _is_ours(self, name: str, epoch: int) -> bool:
         """Whether our term began though its answer was lost: a request to release it may have changed the record since."""
@@ -396,9 +397,9 @@ class Ownership:
     async def _prepare_release(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> Viewed[BundleRecord]:
         """While still serving: shorten a long chain, and let the destination read it; the record to release."""
         record = releasing.record
-        pointer = await self.shortener.shorten(owned, record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
-        if pointer is not None:
-            record = rules.advance_checkpoint(record, pointer)
+        written = await self.shortener.shorten(owned, record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
+        if written is not None:
+            record = rules.advance_checkpoint(record, written.pointer)
             revision = await commit_record(self._context, self._views, name, releasing.mod_revision, record)
             if revision is None:
                 return releasing  # somebody has changed the record, which the release will find out
@@ -476,6 +477,7 @@ class Ownership:
         """Cancel what is under way; the records stay for whoever recovers them."""
         self._stopped = True
         self._roller.stop()
+        self.shortener.stop()
         await self._log_keys.stop()
         await self.assigner.stop()
         await self._liveness.stop()

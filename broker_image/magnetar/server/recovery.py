@@ -79,7 +79,7 @@ async def _recover(
     for term, span in zip(record.epochs, chain, strict=True):
         await replay.replay(scans, term, span)
     catalog = await BundleCatalog.open(context, bundle)
-    return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None)
+    return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None, records=replay.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ async def _finish(record: BundleRecord, epoch: int, scans: LogScans, preloaded: 
     replay.begin(epoch)
     if not preloaded.over:
         await replay.replay(scans, record.epochs[-1], replace(last, start=preloaded.reached))
-    return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False)
+    return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False, records=replay.records)
 
 
 def _topic_state(values: TopicValues) -> TopicState:
@@ -130,6 +130,7 @@ class BundleReplay:
         self._bundle, self._epoch = bundle, epoch
         self._belongs: dict[str, bool] = {}
         self.topics: dict[str, RecoveredTopic] = {}
+        self.records = 0
 
     async def load(self, context: BrokerContext, pointer: CheckpointPointer | None) -> None:
         """Begin with a checkpoint. Raises CorruptData, StorageError, FileNotFoundError."""
@@ -171,6 +172,7 @@ class BundleReplay:
             if isinstance(record, ReleaseRecord):
                 return BundleName.parse(record.bundle).includes(self._bundle)  # ours, or of the bundle that we were split from then
             if self.contains(record.topic):
+                self.records += 1
                 self._apply(incarnation, scanned.place, record)
             return False
 

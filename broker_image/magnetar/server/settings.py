@@ -48,6 +48,12 @@ class BrokerSettings:
         64 * _MIB, 64 * _KIB, 4096 * _MIB, "bytes waiting for a flush above which connections are not read"
     )
     checkpoint_files_max: int = _bounded(4, 1, 1000, "log files that a takeover may have to scan for one bundle")
+    checkpoint_records_max: int = _bounded(
+        50_000,
+        1000,
+        100_000_000,
+        "records of one bundle behind its last checkpoint at which it gets another: what a takeover replays",
+    )
     tail_cache_bytes_max: int = _bounded(128 * _MIB, 64 * _KIB, 1 << 40, "recent entries kept in memory for dispatch")
     read_batch_bytes_max: int = _bounded(4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes fetched at once for a reader that is behind")
     read_batch_entries_max: int = _bounded(1000, 1, 100_000, "entries dispatched to one subscription before others get their turn")

@@ -3,14 +3,15 @@
 Owns: when a checkpoint is written and pointed to, and which sealed files a manifest takes in on the way. Imports: balance (transition rules),
 metadata, server siblings.
 Source: DESIGN 5 (recovery chain). Invariants: it only saves work: a store or a volume in trouble delays it and harms nothing; nothing leaves
-the chain before the checkpoint that covers it is durable; one bundle is worked on by one task at a time.
+the chain before the checkpoint that covers it is durable; one bundle is worked on by one task at a time, and of those with much to replay one
+after another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -34,6 +35,14 @@ class BundleWork(Protocol):
     def begin(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
 
+class Shortened(NamedTuple):
+    """A checkpoint that was written and is to be pointed to: of `size` bytes, with what was written when the bundle's count was `total`."""
+
+    pointer: CheckpointPointer
+    total: int
+    size: int
+
+
 class Shortener:
     """Writes checkpoints of the bundles in `owned`, when asked and when chains grow."""
 
@@ -41,11 +50,14 @@ class Shortener:
         self, context: BrokerContext, views: ClusterViews, owned: Mapping[str, OwnedBundle], roller: LogRoller, work: BundleWork
     ) -> None:
         self._context, self._views, self._owned, self._roller, self._work = context, views, owned, roller, work
+        self._asked: dict[str, None] = {}
+        self._asking: asyncio.Task[None] | None = None
 
-    async def shorten(self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int) -> CheckpointPointer | None:
+    async def shorten(self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int) -> Shortened | None:
         """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is short, or it cannot be had now."""
         if self._roller.chain_bytes(record) <= scan_bytes_max:
             return None
+        total = owned.replay.total
         try:
             # The start of a small file is good enough, unless our term began inside it: a checkpoint may not lie before that.
             always = self._context.log.position.file == record.chain[-1].start.file
@@ -54,11 +66,11 @@ class Shortener:
             if (position.file, position.offset) < (start.file, start.offset):
                 return None  # this roll was under way before our term began; the next sealed file tries again
             await owned.catalog.cover(record, position)
-            pointer = await owned.write_checkpoint(position)
+            pointer, size = await owned.write_checkpoint(position)
             # Before it is pointed to, so that the newest copy in the log never needs what the store's record has let go of.
             owned.append_term(rules.advance_checkpoint(record, pointer))
             await self._context.log.barrier()
-            return pointer
+            return Shortened(pointer, total, size)
         except (StoreError, StorageError, ServiceNotReady) as error:
             # It only saves work: a store that is away must neither end us nor hold up a move. The next sealed file tries again.
             log.warning("bundle.checkpoint_delayed", bundle=str(owned.name), error=str(error))
@@ -75,12 +87,13 @@ class Shortener:
                 self._work.begin(name, self._checkpoint(name, owned, viewed))
 
     async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
-        pointer = await self.shorten(owned, viewed.record, scan_bytes_max=-1)
-        if pointer is None or self._owned.get(name) is not owned:
+        written = await self.shorten(owned, viewed.record, scan_bytes_max=-1)
+        if written is None or self._owned.get(name) is not owned:
             return
-        advanced = rules.advance_checkpoint(viewed.record, pointer)
+        advanced = rules.advance_checkpoint(viewed.record, written.pointer)
         if await commit_record(self._context, self._views, name, viewed.mod_revision, advanced) is not None:
-            log.info("bundle.checkpoint", bundle=name, object=pointer.object)
+            owned.replay.covered(written.total, written.size)
+            log.info("bundle.checkpoint", bundle=name, object=written.pointer.object, behind=owned.replay.behind)
 
     async def checkpoint(self, name: str) -> None:
         """Write a checkpoint of a bundle we serve and point to it, however short its chain is; nothing if it is being worked on."""
@@ -88,6 +101,29 @@ class Shortener:
         if owned is None or viewed is None or self._work.busy(name) or viewed.record.state is not BundleState.OWNED:
             return
         await asyncio.wait([self._work.begin(name, self._checkpoint(name, owned, viewed))])
+
+    def ask(self, name: str) -> None:
+        """A successor would have much to replay of this bundle: a checkpoint, after those that were asked for before."""
+        self._asked[name] = None
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._answer(), name="checkpoints")
+            self._asking.add_done_callback(lambda _task: setattr(self, "_asking", None))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint that was asked for has not been written yet."""
+        return bool(self._asked)
+
+    async def _answer(self) -> None:
+        while self._asked:
+            name = next(iter(self._asked))
+            await self.checkpoint(name)
+            self._asked.pop(name, None)
+
+    def stop(self) -> None:
+        """No checkpoint that was asked for begins any more."""
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def cover(self, name: str) -> None:
         """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed files. Raises NotOwner, StorageError."""

@@ -180,7 +180,7 @@ class Splitter:
         children = []
         for planned in plan.children:
             catalog = BundleCatalog(self._context, planned.name, planned.manifest)
-            child = self._make(planned.name, epoch, RecoveredBundle({}, catalog, None, fenced=False))
+            child = self._make(planned.name, epoch, RecoveredBundle({}, catalog, None, fenced=False, records=parent.replay.behind))
             child.take_over(parent)
             self._owned[str(planned.name)] = child
             self._registry.adopt(child)

@@ -129,7 +129,7 @@ class TopicHost:
     def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
         """Write a change of properties, which acts on what is written behind it; `on_durable` runs when it is there to stay."""
         record = encode_topic(epoch=self._epoch, topic=str(self.name), operation=TopicOperation.UPDATE, properties=changes)
-        self.context.log.append(record.buffers, record.size, 1, lambda _place: on_durable())
+        self.bundle.append(record, lambda _place: on_durable())
 
     def _updated(self, changes: Mapping[str, str]) -> None:
         self.core.apply_update(changes)
@@ -296,7 +296,7 @@ class TopicHost:
         run = _PublishedRun(
             self, session, position, payload, lengths, message_counts, sequences, highest, encoded.entries_offset, recorded
         )
-        self.context.log.append(encoded.buffers, encoded.size, 1, run)
+        self.bundle.append(encoded, run)
 
     def durable(self, run: _PublishedRun, place: RecordPlace) -> None:
         """The log has a run on stable storage: confirm, answer, deliver."""

@@ -177,12 +177,13 @@ def _cursor(mark_delete: list[int], ranges: list[Any], partial: list[Any], prope
     )
 
 
-async def write_checkpoint(volume: Volume, checkpoint: Checkpoint, sequence: int) -> str:
-    """Write the `sequence`-th checkpoint of this bundle and epoch; its object's name. Raises StorageError, also if that one exists."""
+async def write_checkpoint(volume: Volume, checkpoint: Checkpoint, sequence: int) -> tuple[str, int]:
+    """Write the `sequence`-th checkpoint of this bundle and epoch; its object's name and bytes. Raises StorageError, also if that one exists."""
     name = names.checkpoint(BundleName.parse(checkpoint.bundle), checkpoint.epoch, sequence)
-    if not await volume.put_if_absent(name, encode_checkpoint(checkpoint)):
+    encoded = encode_checkpoint(checkpoint)
+    if not await volume.put_if_absent(name, encoded):
         raise StorageError(f"{name} exists already: epoch {checkpoint.epoch} of {checkpoint.bundle} was served twice")
-    return name
+    return name, len(encoded)
 
 
 async def read_checkpoint(volume: Volume, name: str) -> Checkpoint:

@@ -83,7 +83,7 @@ def _abort(topic: TopicHost, txn: TxnId, floor: int) -> None:
 
 def _write(topic: TopicHost, change: Commit | Abort) -> None:
     encoded = encode_transaction(epoch=topic.bundle.epoch, topic=str(topic.name), change=change)
-    topic.context.log.append(encoded.buffers, encoded.size, 1, lambda _place: _durable(topic, change))
+    topic.bundle.append(encoded, lambda _place: _durable(topic, change))
 
 
 def _durable(topic: TopicHost, change: Commit | Abort) -> None:

@@ -171,8 +171,8 @@ class TransactionalSends:
         run.entries_offset = encoded.entries_offset
         session.pending += end - begin
         record = encode_transaction(epoch=topic.bundle.epoch, topic=str(topic.name), change=change)
-        topic.context.log.append(encoded.buffers, encoded.size, 1, run.lies)
-        topic.context.log.append(record.buffers, record.size, 1, run.durable)
+        topic.bundle.append(encoded, run.lies)
+        topic.bundle.append(record, run.durable)
 
 
 def publish_in(

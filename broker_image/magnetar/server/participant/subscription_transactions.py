@@ -137,7 +137,7 @@ class SubscriptionTransactions:
         encoded = encode_transaction(
             epoch=topic.bundle.epoch, topic=str(topic.name), change=change, subscription=self._host.core.name
         )
-        topic.context.log.append(encoded.buffers, encoded.size, 1, on_durable)
+        topic.bundle.append(encoded, on_durable)
 
 
 def _nobody_waits() -> None:
