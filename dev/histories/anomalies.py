@@ -51,7 +51,7 @@ class Kind(enum.Enum):
     INVENTED = "invented"
     """A message that nobody sent."""
     ACK_UNDONE = "acknowledgement undone"
-    """A message came to a consumer that subscribed after its acknowledgement, in a transaction that was committed, had been confirmed."""
+    """A message came to a consumer that subscribed after its acknowledgement, in a transaction that took place, had been confirmed."""
     OUTCOME_CHANGED = "outcome changed"
     """A transaction was said to be committed and aborted, or committed although nobody had asked for that."""
     ID_USED_TWICE = "id used twice"
@@ -93,6 +93,11 @@ class _World:
                 key = session.topic, value
                 self.received[key] = min(moment, self.received.get(key, moment))
         self.visible = set(self.copies) | {key for key in self.received if key[0] in history.trimmed}
+        self.held: defaultdict[str, list[str]] = defaultdict(list)
+        """What every subscription of a topic was to get, or be rid of: it is there, or was until it was trimmed."""
+        for topic, value in dict.fromkeys([*self.copies, *self.received]):
+            if (topic, value) in self.visible:
+                self.held[topic].append(value)
         self.remaining = {Input(*key, value) for key, values in history.remaining.items() for value in values}
         self.took_place: dict[int, bool | None] = {id(txn): self._took_place(txn) for txn in history.transactions}
         """None: nothing shows it."""
@@ -176,14 +181,14 @@ def _inputs(world: _World) -> _Found:
                 unsettled[ack.input].append(txn)
     for topic, subscription in world.history.remaining:
         by_cause: defaultdict[Kind, list[str]] = defaultdict(list)
-        for entry in world.history.stored.get(topic, ()):
-            found = Input(topic, subscription, entry.value)
+        for value in world.held[topic]:
+            found = Input(topic, subscription, value)
             if found in world.remaining or found in world.possible:
                 continue
             attempts = unsettled[found]
             unknown = [txn for txn in attempts if txn.fate is Fate.UNKNOWN]
             kind = Kind.SPLIT if unknown else Kind.PENDING_LEAK if attempts else Kind.UNSEEN
-            by_cause[kind].append(f"{entry.value}" + (f" (acknowledged in {(unknown or attempts)[-1]})" if attempts else ""))
+            by_cause[kind].append(value + (f" (acknowledged in {(unknown or attempts)[-1]})" if attempts else ""))
         for kind, values in by_cause.items():
             yield kind, f"{topic}: gone from {subscription} without an acknowledgement that took effect: {_some(values)}"
     for found, holders in world.holders.items():
@@ -287,7 +292,7 @@ def _acknowledgements(world: _World) -> _Found:
     """What was acknowledged in a transaction that took place does not come to those who subscribe later: it was held, then acknowledged."""
     confirmed: dict[Input, int] = {}
     for txn in world.history.transactions:
-        if txn.fate is Fate.COMMITTED:
+        if world.took_place[id(txn)]:
             for ack in txn.acknowledgements:
                 if ack.confirmed_at is not None:
                     confirmed[ack.input] = min(ack.confirmed_at, confirmed.get(ack.input, ack.confirmed_at))

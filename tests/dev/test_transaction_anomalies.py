@@ -127,3 +127,23 @@ def test_what_lay_in_a_trimmed_topic_may_be_gone_once_it_was_received() -> None:
     for number, value in enumerate(("o1", "o2")):
         reader.receive((1, number, -1), value)
     assert anomalies(history) == []
+
+
+def test_what_was_trimmed_without_an_acknowledgement_is_missed() -> None:
+    """A topic may only lose what every subscription is rid of: what an aborted transaction had acknowledged is to come again."""
+    history = moved(answered=Fate.ABORTED, there=(), remaining=("i1", "i2"))
+    consumer = history.subscribe("in", "s")
+    consumer.receive((1, 0, -1), "i1")
+    assert anomalies(history) == []
+    history.trimmed.add("in")
+    history.final_read("in", [((1, 1, -1), "i2")])
+    assert anomalies(history) == []
+    history.final_cursor("in", "s", ["i2"])
+    assert {anomaly.kind for anomaly in anomalies(history)} == {Kind.PENDING_LEAK}
+
+
+def test_an_acknowledgement_of_an_unknown_outcome_is_not_undone() -> None:
+    """Its messages show that it took place; then what it had confirmed comes to nobody who subscribes later."""
+    history = moved(answered=Fate.UNKNOWN, there=("o1", "o2"), remaining=())
+    history.subscribe("in", "s").receive((1, 0, -1), "i1")
+    assert {anomaly.kind for anomaly in anomalies(history)} == {Kind.ACK_UNDONE}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from dev.histories.transactions import Acknowledgement, Fate, History, Input, Place, TransactionHistory
+from dev.histories.transactions import Fate, History, Input, Place, TransactionHistory
 from magnetar.client import (
     EARLIEST,
     Batching,
@@ -39,6 +40,7 @@ PAUSE_S = (0.05, 0.5)
 SESSION_TRANSACTIONS = 6
 QUIET_S = 4.0
 """A subscription that gives nothing for so long has nothing left."""
+Acknowledge = Callable[..., Awaitable[None]]
 
 
 class RecordedTransaction(Transaction):
@@ -47,12 +49,7 @@ class RecordedTransaction(Transaction):
     def __init__(self, coordinators: Coordinators, timeout_s: float, history: History, client: str) -> None:
         super().__init__(coordinators, timeout_s)
         self._history, self._client = history, client
-        self._acknowledged: list[Acknowledgement] = []
         self.record: TransactionHistory
-
-    def will_acknowledge(self, found: Input) -> None:
-        """A message is about to be acknowledged in it."""
-        self._acknowledged.append(self.record.acknowledge(*found))
 
     async def begin(self) -> None:
         await super().begin()
@@ -66,8 +63,6 @@ class RecordedTransaction(Transaction):
             self.record.answer(Fate.ABORTED)
             raise
         self.record.answer(Fate.COMMITTED)
-        for acknowledged in self._acknowledged:  # a commit is only sent when every one of them was confirmed
-            acknowledged.confirm()
 
     async def abort(self) -> None:
         try:
@@ -185,6 +180,25 @@ class Mover:
     def received(self, message: Message) -> None:
         self.session.receive(place_of(message), message.value.decode())
 
+    async def acknowledge(self, acknowledge: Acknowledge, message: Message, *, txn: RecordedTransaction) -> None:
+        """Have a message acknowledged in a transaction. Raises as `acknowledge` does."""
+        acknowledged = txn.record.acknowledge(*self.route.input(message))
+        await acknowledge(message, txn=txn)
+        acknowledged.confirm()
+
+    async def acknowledge_cumulative(self, consumer: Consumer, messages: Sequence[Message], txn: RecordedTransaction) -> None:
+        """Have everything up to the last of these acknowledged in a transaction. Raises as Consumer.acknowledge_cumulative does."""
+        found = dict.fromkeys(map(self.route.input, messages))
+        # It covers as well what an earlier transaction held while this session began, should that have been aborted since.
+        for earlier in self.unsettled:
+            if earlier not in found:
+                txn.record.acknowledge(*earlier)
+        self.unsettled.update(found)
+        acknowledged = [txn.record.acknowledge(*one) for one in found]
+        await consumer.acknowledge_cumulative(messages[-1], txn=txn)
+        for one in acknowledged:
+            one.confirm()
+
     async def send_outputs(self, txn: RecordedTransaction, messages: Sequence[Message]) -> None:
         """One message per input and target, each target's sent at once, in order."""
         producers = [await self.output(topic) for topic in self.route.targets]
@@ -215,11 +229,11 @@ async def move_once(history: History, route: Route, environment: Environment) ->
         if mover.clock.random_bits(3) == 0:
             await txn.abort()
             return
-        for message in messages:
-            txn.will_acknowledge(mover.route.input(message))
 
     while True:
         consumer = await until_done(environment, mover.consumer)
+        # What `exactly_once` acknowledges is in the history as what is acknowledged by hand.
+        consumer.acknowledge = partial(mover.acknowledge, consumer.acknowledge)  # type: ignore[method-assign]
         try:
             timeout_s = mover.clock.uniform(*TIMEOUT_S)
             await exactly_once(
@@ -261,17 +275,10 @@ async def _move_some(mover: Mover, consumer: Consumer) -> bool:
     txn = mover.client.transaction(timeout_s=mover.clock.uniform(*TIMEOUT_S))
     await txn.begin()
     await mover.send_outputs(txn, messages)
-    for message in messages:
-        txn.will_acknowledge(mover.route.input(message))
     if mover.route.kind == "Exclusive":
-        # It covers as well what an earlier transaction held while this session began, should that have been aborted since.
-        for found in mover.unsettled:
-            if found not in {mover.route.input(message) for message in messages}:
-                txn.record.acknowledge(*found)
-        mover.unsettled.update(dict.fromkeys(map(mover.route.input, messages)))
-        await consumer.acknowledge_cumulative(messages[-1], txn=txn)
+        await mover.acknowledge_cumulative(consumer, messages, txn)
     else:
-        await asyncio.gather(*(consumer.acknowledge(message, txn=txn) for message in messages))
+        await asyncio.gather(*(mover.acknowledge(consumer.acknowledge, message, txn=txn) for message in messages))
     choice = mover.clock.random_bits(3)
     if choice == 0:
         return False  # left to its timeout
