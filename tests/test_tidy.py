@@ -83,6 +83,21 @@ def test_commits_name_no_registry_and_no_machine() -> None:
     assert offenders == []
 
 
+UNTIL_TRANSACTIONS = (
+    "magnetar.server.coordinator.life",
+    "magnetar.server.coordinator.transactions",
+    "magnetar.transactions.coordinator",
+)
+
+
+@pytest.mark.slow
+def test_a_coordinator_is_imported_when_it_is_needed() -> None:
+    """A server that never sees a transaction does not load what would carry them out."""
+    program = f"import sys, magnetar.cli.serve; print([name for name in {UNTIL_TRANSACTIONS!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 @pytest.mark.slow
 def test_idle_broker_imports_stay_light() -> None:
     """What `magnetar standalone` imports has no Spark, Arrow, Kubernetes, gRPC or terminal library in it."""

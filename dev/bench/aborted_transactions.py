@@ -43,7 +43,7 @@ class Aborted:
 
 def measure_aborted(directory: Path, transactions: int) -> Aborted:
     """Raises LoadFailed if the server refuses something, RuntimeError if it does not start."""
-    server = ServerProcess(directory, environment={"MAGNETAR_TRANSACTIONS_ENABLED": "1"})
+    server = ServerProcess(directory)
     server.start()
     try:
         _attach(server, TOPIC).close()

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start_magnetar(directory: Path, running: ExitStack) -> RunningServer:
-    server = ServerProcess(directory / MAGNETAR, environment={"MAGNETAR_TRANSACTIONS_ENABLED": "1"})
+    server = ServerProcess(directory / MAGNETAR)
     running.callback(server.stop)
     server.start()
     return server

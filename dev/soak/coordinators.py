@@ -21,7 +21,7 @@ class Coordinators:
 
     def __init__(self, cluster: Cluster, count: int, environment: Mapping[str, str] | None = None) -> None:
         self._cluster = cluster
-        settings = {**SETTINGS, "MAGNETAR_TRANSACTIONS_ENABLED": "1", **(environment or {})}
+        settings = {**SETTINGS, **(environment or {})}
         made = [cluster.coordinator(number, settings, FRONT) for number in range(count)]
         self.processes = {process.name: process for process in made}
         self.fronts = {

@@ -24,9 +24,8 @@ QUICK_SETTINGS = {
     "MAGNETAR_EXPIRY_CHECK_S": "0.2",
     "MAGNETAR_BACKLOG_QUOTA_CHECK_S": "0.2",
     "MAGNETAR_TOPIC_CHECK_S": "0.1",
-    "MAGNETAR_TRANSACTIONS_ENABLED": "1",
 }
-"""Periodic work of the shared server, often enough for tests to wait for; and transactions."""
+"""Periodic work of the shared server, often enough for tests to wait for."""
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 

@@ -17,7 +17,7 @@ from dev.server_process import ServerProcess
 from tests.clients.cluster import request, wait_for
 from tests.clients.coordinators import CHANGE_S, Stage
 
-ENABLED = {"MAGNETAR_TRANSACTIONS_ENABLED": "1", "MAGNETAR_FAILOVER_DELAY_MS": "200"}
+SETTINGS = {"MAGNETAR_FAILOVER_DELAY_MS": "200"}
 PEER_READY_S = 120.0
 
 
@@ -49,7 +49,7 @@ class Standalone(Place):
     """A standalone server."""
 
     def __init__(self, directory: Path) -> None:
-        self._server = ServerProcess(directory, environment=ENABLED)
+        self._server = ServerProcess(directory, environment=SETTINGS)
         super().__init__(self._server.service_url, self._server.http_url, [self._server.broker_port])
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class BrokersAndCoordinators(Place):
     """Two brokers, two coordinators, their etcd."""
 
     def __init__(self, directory: Path) -> None:
-        self._stage = Stage(directory, ENABLED, brokers=2)
+        self._stage = Stage(directory, SETTINGS, brokers=2)
         ports = [coordinator.broker_port for coordinator in self._stage.coordinators]
         super().__init__(self._stage.broker.service_url, self._stage.broker.http_url, ports)
 

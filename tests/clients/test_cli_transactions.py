@@ -11,14 +11,14 @@ from dev.server_process import ServerProcess
 from magnetar.errors import WireCode
 from tests.clients.program import Program
 from tests.clients.test_cli_guide import commands
-from tests.clients.test_transaction_rest import COMMIT, ENABLED, TIMEOUT_MS, TOPIC, Holder
+from tests.clients.test_transaction_rest import COMMIT, TIMEOUT_MS, TOPIC, Holder
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path_factory.mktemp("server"), environment=ENABLED)
+    process = ServerProcess(tmp_path_factory.mktemp("server"))
     process.start()
     yield process
     process.stop()

@@ -1,6 +1,6 @@
 """Transaction coordinators as clients find them: real processes, a real broker, a real etcd; by raw wire and with the official clients.
 
-Until transactions are kept everything is answered as Apache Pulsar does with transactions switched off, and nothing is met with silence.
+Without coordinators, and where transactions are switched off, everything is answered as Apache Pulsar does then, and nothing is met with silence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    stage = Stage(tmp_path_factory.mktemp("coordinators"))
+    stage = Stage(tmp_path_factory.mktemp("coordinators"), {"MAGNETAR_TRANSACTIONS_ENABLED": "0"})
     try:
         stage.start()
         yield stage

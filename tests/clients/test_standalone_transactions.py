@@ -1,18 +1,23 @@
-"""A standalone server as a transaction coordinator: found at its own address, and the same after SIGKILL, SIGTERM or being switched off."""
+"""A standalone server as a transaction coordinator, as it is delivered: nothing of one until somebody asks, found at its own address, and the same
+after SIGKILL, SIGTERM or being switched off."""
 
 from __future__ import annotations
 
 import asyncio
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
 from magnetar.client import Client
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
+from tests.clients.cluster import request
+from tests.clients.conftest import QUIET
 from tests.clients.coordinators import Type, Wire, outcomes_survive
 
 pytestmark = pytest.mark.slow
@@ -20,14 +25,83 @@ pytestmark = pytest.mark.slow
 ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
 SWITCH = "MAGNETAR_TRANSACTIONS_ENABLED"
 TIMEOUT_S = 60.0
+RESIDENT_BYTES_MAX = 80 << 20
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    server = ServerProcess(tmp_path_factory.mktemp("transactions"), environment={SWITCH: "1"})
+    server = ServerProcess(tmp_path_factory.mktemp("transactions"))
     server.start()
     yield server
     server.stop()
+
+
+def _stored(server: ServerProcess) -> set[str]:
+    """Files of a coordinator."""
+    data = server.directory / "data"
+    names = {str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()}
+    return {name for name in names if "coordinator" in name}
+
+
+def _metrics(server: ServerProcess) -> str:
+    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=TIMEOUT_S) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def _begin(port: int) -> int:
+    """A transaction by the bare protocol, without the look-up and the handshake before it; its sequence."""
+    wire = Wire(port)
+    try:
+        wire.connect()
+        found = wire.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=600_000, tc_id=0))
+        assert not found.HasField("error"), found
+        return int(found.txnid_least_bits)
+    finally:
+        wire.close()
+
+
+def _journal(server: ServerProcess) -> bytes:
+    return (server.directory / "data" / "metadata" / "metadata.journal").read_bytes()
+
+
+def test_a_server_that_was_never_asked_has_nothing_of_a_coordinator(tmp_path: Path) -> None:
+    """Clients are led to it, and publish; until the first command about transactions there is no file, record or metric of a coordinator.
+
+    Then many at once ask, and wait for the same one. From its next start on the server has it at once.
+    """
+    server = ServerProcess(tmp_path)
+    server.start()
+    try:
+        client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
+        client.create_producer("ordinary").send(b"message")
+        client.close()
+        assert _discovered(server) == (1, server.service_url)
+        assert (_stored(server), b"coordinators/" in _journal(server)) == (set(), False)
+        assert "magnetar_coordinator" not in _metrics(server)
+        assert server.resident_bytes() <= RESIDENT_BYTES_MAX
+        with ThreadPoolExecutor(8) as pool:
+            begun = list(pool.map(_begin, [server.broker_port] * 8))
+        assert sorted(begun) == list(range(8))
+        assert b"coordinators/" in _journal(server)
+        assert len({name for name in _stored(server) if name.startswith("storage/claims")}) == 1
+        server.stop()
+        server.start()
+        assert "magnetar_coordinator_transactions 8.0" in _metrics(server)
+    finally:
+        server.stop()
+
+
+def test_an_administrators_question_wakes_it_too(tmp_path: Path) -> None:
+    """The first command that names transactions is a person's: answered as by a coordinator that has always been there."""
+    server = ServerProcess(tmp_path)
+    server.start()
+    try:
+        assert request("GET", f"{server.http_url}/magnetar/v1/transactions") == (200, {"transactions": [], "unreachable": []})
+        assert request("GET", f"{server.http_url}/magnetar/v1/transactions/0/0")[0] == 404
+        assert _stored(server) != set()
+    finally:
+        server.stop()
 
 
 def _discovered(server: ServerProcess) -> tuple[int, str]:
@@ -55,8 +129,7 @@ def test_clients_are_led_to_the_server_itself(own: ServerProcess) -> None:
 
     assert _discovered(own) == (1, own.service_url)
     asyncio.run(scenario())
-    with urllib.request.urlopen(f"{own.http_url}/metrics", timeout=TIMEOUT_S) as answer:
-        text = answer.read().decode()
+    text = _metrics(own)
     assert "magnetar_coordinator_held 1.0" in text
     assert "magnetar_messages_in_total" in text
 

@@ -24,7 +24,6 @@ from tests.clients.pulsar_admin import PulsarAdmin
 
 pytestmark = pytest.mark.slow
 
-ENABLED = {"MAGNETAR_TRANSACTIONS_ENABLED": "1"}
 TOPIC = "persistent://public/default/told"
 TIMEOUT_MS = 600_000
 TIMEOUT_S = 60.0
@@ -62,8 +61,8 @@ class Holder:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A broker, and two coordinators that begin transactions."""
-    stage = Stage(tmp_path_factory.mktemp("transactions"), ENABLED)
+    """A broker and two coordinators."""
+    stage = Stage(tmp_path_factory.mktemp("transactions"))
     try:
         stage.start()
         for coordinator in stage.coordinators:
@@ -215,7 +214,7 @@ def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(stag
 @pytest.mark.timeout(600)
 def test_pulsar_admin_shows_and_aborts_transactions(tmp_path: Path) -> None:
     """Against a standalone server: its own commands, which parse what they get into Pulsar's classes."""
-    server = ServerProcess(tmp_path, environment=ENABLED)
+    server = ServerProcess(tmp_path)
     server.start()
     admin = PulsarAdmin(server.http_url, tmp_path)
     holder = Holder(server.broker_port, 0)

@@ -24,9 +24,8 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A standalone server with transactions, and two roles that may use its topics."""
+    """A standalone server, and two roles that may use its topics."""
     found = Secured(tmp_path_factory.mktemp("secured"))
-    found.process._environment |= {"MAGNETAR_TRANSACTIONS_ENABLED": "1"}
     found.process.start()
     for role in ("ann", "eve"):
         found.permit(role, "produce", "consume")

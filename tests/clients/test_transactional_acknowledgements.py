@@ -25,7 +25,7 @@ TYPES = ["Exclusive", "Shared", "Failover", "Key_Shared"]
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server = ServerProcess(
         tmp_path_factory.mktemp("acknowledgements"),
-        environment={"MAGNETAR_TRANSACTIONS_ENABLED": "1", "MAGNETAR_FAILOVER_DELAY_MS": "0"},
+        environment={"MAGNETAR_FAILOVER_DELAY_MS": "0"},
     )
     server.start()
     yield server

@@ -23,8 +23,8 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A broker and one coordinator that begins transactions."""
-    stage = Stage(tmp_path_factory.mktemp("transactions"), {"MAGNETAR_TRANSACTIONS_ENABLED": "1"})
+    """A broker and one coordinator."""
+    stage = Stage(tmp_path_factory.mktemp("transactions"))
     try:
         stage.start()
         stage.coordinators[0].start()

@@ -33,7 +33,7 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
     def metrics(self) -> bytes:
         broker, coordinator = self._process.broker, self._process.coordinator
         own = broker.metrics.exposition() if broker is not None else b""
-        return own + coordinator.metrics.exposition() if coordinator is not None else own
+        return own + coordinator.exposition() if coordinator is not None else own
 
     def version(self) -> str:
         return __version__

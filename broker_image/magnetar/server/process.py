@@ -31,6 +31,7 @@ from magnetar.server.access import CLOSED, INTERNAL, AccessOptions
 from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
 from magnetar.server.coordinator.discovery import withdraw
+from magnetar.server.coordinator.standalone import StandaloneCoordinator
 from magnetar.server.http import HttpListener
 from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
@@ -40,7 +41,6 @@ from magnetar.storage.opening import is_directory, open_volume
 
 if TYPE_CHECKING:
     from magnetar.admin.rights import Gate
-    from magnetar.server.coordinator.standalone import StandaloneCoordinator
     from magnetar.server.security.authentication import Authenticator
 
 log = structlog.get_logger(__name__)
@@ -129,12 +129,10 @@ class BrokerProcess:
                 await volume.close()
 
     async def _prepare_coordinator(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
-        """Have the transaction coordinator of a server that is alone, if transactions are switched on. Raises StoreError."""
+        """Have the transaction coordinator of a server that is alone, unless transactions are switched off. Raises StoreError."""
         if not self._options.settings.transactions_enabled:
             await withdraw(ports.store)
             return
-        from magnetar.server.coordinator.standalone import StandaloneCoordinator
-
         self.coordinator = StandaloneCoordinator(ports, identity, self._options.settings)
 
     def _take_signals(self) -> None:

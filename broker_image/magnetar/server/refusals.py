@@ -1,7 +1,7 @@
 """Typed refusals.
 
-Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE never looks at ERROR), and the words of a server
-without transactions. Imports: wire, errors.
+Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE never looks at ERROR), and the words of servers
+without transactions, to clients and to administrators. Imports: wire, errors.
 Invariants: every request of the protocol that expects an answer has an entry here; what expects none gets none; what only a broker may send
 ends the connection.
 """
@@ -21,6 +21,15 @@ Type = api.BaseCommand.Type
 Refuse = Callable[[Any, WireCode, str], bytes]
 NOT_ENABLED = "Transactions are not enabled."
 """Apache Pulsar's own words: clients look for them."""
+_NOT_CONFIGURED = "This Broker is not configured with transactionCoordinatorEnabled=true"
+"""Apache Pulsar's words to administrators."""
+NO_COORDINATOR = (
+    f"{_NOT_CONFIGURED}: there is no transaction coordinator; on Kubernetes apply a TransactionCoordinator, a standalone server is one unless "
+    "MAGNETAR_TRANSACTIONS_ENABLED is 0"
+)
+COORDINATOR_REFUSES = (
+    f"{_NOT_CONFIGURED}: the setting transactions_enabled is 0; set it to 1, or take it out of the TransactionCoordinator"
+)
 COORDINATOR_KINDS = frozenset(
     {
         Type.NEW_TXN,

@@ -36,7 +36,7 @@ from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.server.coordinator.service import CoordinatorService
+    from magnetar.server.coordinator.standalone import StandaloneCoordinator
     from magnetar.server.participant.topic_transactions import TopicTransactions
     from magnetar.server.security.guard import Guard
 
@@ -55,7 +55,7 @@ class BrokerService:
         self._disk_timer: asyncio.TimerHandle | None = None
         self.guard: Guard | None = None
         """None: everybody may do everything."""
-        self.coordinator: CoordinatorService | None = None
+        self.coordinator: StandaloneCoordinator | None = None
         """The transaction coordinator of a standalone server, which knows itself who may ask it what; elsewhere they are processes of their own."""
         context.metrics.gauge(
             "magnetar_transactions_open",
@@ -199,7 +199,7 @@ class BrokerService:
         """As `partitions`, after auto-creation if the namespace has it make partitions. Raises TopicNotFound if it may not be created."""
         return await self._lookups.partitions(topic, may_create)
 
-    def begin_coordinator(self, coordinator: CoordinatorService) -> None:
+    def begin_coordinator(self, coordinator: StandaloneCoordinator) -> None:
         """Have this process's own transaction coordinator answer what is for one, and lead clients here."""
         self.coordinator, self.coordinators.here = coordinator, True
 

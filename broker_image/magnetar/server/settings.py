@@ -145,7 +145,9 @@ class BrokerSettings:
     listeners_check_s: float = _bounded(
         5.0, 0.05, 600, "interval of reading the addresses of advertised listeners again, where they come from a file"
     )
-    transactions_enabled: int = _bounded(0, 0, 1, "1: transaction coordinators begin transactions, 0: they refuse as Pulsar does")
+    transactions_enabled: int = _bounded(
+        1, 0, 1, "1: transaction coordinators, and a standalone server, begin transactions; 0: they refuse as Pulsar does"
+    )
     transactions_open_max: int = _bounded(100_000, 1, 10_000_000, "transactions of one coordinator that have not ended")
     transaction_participants_max: int = _bounded(10_000, 1, 1_000_000, "topics and subscriptions of one transaction")
     transaction_timeout_max_s: float = _bounded(86_400.0, 1, 1 << 31, "longest timeout that a transaction may be given")

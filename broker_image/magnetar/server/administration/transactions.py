@@ -27,15 +27,11 @@ from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
 from magnetar.server.administration.peers import ask_broker
 from magnetar.server.coordinator.discovery import FIRST
+from magnetar.server.refusals import NO_COORDINATOR
 from magnetar.server.topic_host import TopicHost
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome
 from magnetar.transactions.pending_acks import PendingAcks
-
-SWITCHED_OFF = (
-    "This Broker is not configured with transactionCoordinatorEnabled=true: no transaction coordinator is there; set transactions_enabled to 1, and "
-    "on Kubernetes apply a TransactionCoordinator"
-)
 
 
 class TransactionAdministration(Administration):
@@ -51,14 +47,15 @@ class TransactionAdministration(Administration):
     async def coordinator_stats(self, tcid: int) -> dict[str, Any]:
         """As `CoordinatorInspection.stats`."""
         if self._process.coordinator is not None:
-            return await self._process.coordinator.inspection.stats(tcid)
+            return await (await self._process.coordinator.inspection()).stats(tcid)
         found: dict[str, Any] = await self._ask(tcid, "GET", "")
         return found
 
     async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
         """`transactions`: those of one number or of all, the oldest first; `unreachable`: numbers whose coordinator does not answer."""
         if self._process.coordinator is not None:
-            rows = await self._process.coordinator.inspection.transactions(tcid or FIRST, older_ms, limit)
+            inspection = await self._process.coordinator.inspection()
+            rows = await inspection.transactions(tcid or FIRST, older_ms, limit)
             return {"transactions": rows, "unreachable": []}
         numbers = [tcid] if tcid is not None else await self._numbers()
         suffix = f"/transactions?{urlencode({'older_ms': older_ms, 'limit': limit})}"
@@ -77,14 +74,14 @@ class TransactionAdministration(Administration):
     async def transaction(self, txn: TxnId) -> dict[str, Any]:
         """As `CoordinatorInspection.transaction`. Raises TransactionNotFound."""
         if self._process.coordinator is not None:
-            return await self._process.coordinator.inspection.transaction(txn.most, txn.least)
+            return await (await self._process.coordinator.inspection()).transaction(txn.most, txn.least)
         found: dict[str, Any] = await self._ask(txn.most, "GET", f"/transactions/{txn.least}")
         return found
 
     async def abort_transaction(self, txn: TxnId) -> None:
         """As `CoordinatorInspection.abort`. Raises TransactionNotFound, NotAllowed if it is decided already."""
         if self._process.coordinator is not None:
-            await self._process.coordinator.inspection.abort(txn.most, txn.least)
+            await (await self._process.coordinator.inspection()).abort(txn.most, txn.least)
         else:
             await self._ask(txn.most, "POST", f"/transactions/{txn.least}/abort")
 
@@ -160,7 +157,7 @@ class TransactionAdministration(Administration):
         """Who holds which number. Raises ServiceNotReady if nobody holds one."""
         items = (await self._broker.context.store.range(keys.COORDINATOR_CLAIMS)).items
         if not items:
-            raise ServiceNotReady(SWITCHED_OFF)
+            raise ServiceNotReady(NO_COORDINATOR)
         return {int(item.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(item.value) for item in items}
 
     async def _numbers(self) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 from magnetar.errors import ServiceNotReady, TransactionNotFound
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.transactions import Transactions
+from magnetar.server.refusals import COORDINATOR_REFUSES
 from magnetar.transactions.coordinator import CoordinatorCore
 from magnetar.transactions.coordinator_events import Caller
 from magnetar.transactions.ids import TxnId
@@ -24,7 +25,6 @@ NAMES_BYTES_MAX = 8 << 20
 """Of names of participants in one answer, about: transactions beyond it only say how many they have. Who asks takes 16 MiB (`peers`)."""
 NAME_BYTES = 48
 """What JSON adds to a participant, at most."""
-SWITCHED_OFF = "This Broker is not configured with transactionCoordinatorEnabled=true: set transactions_enabled to 1"
 
 
 class CoordinatorInspection:
@@ -94,7 +94,7 @@ class CoordinatorInspection:
         if life is None or not life.ready:
             raise ServiceNotReady("the transaction coordinator is starting or stopping; try again in a moment")
         if life.service.transactions is None:
-            raise ServiceNotReady(SWITCHED_OFF)
+            raise ServiceNotReady(COORDINATOR_REFUSES)
         return life, life.service.transactions
 
 

@@ -1,0 +1,111 @@
+"""The coordinator of a standalone server begins when it is asked for the first time; it may fail at that, and the server may stop meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from magnetar.errors import StorageFull, WireCode
+from magnetar.metadata import keys
+from magnetar.metadata.leases import LeaseKeeper
+from magnetar.metadata.memory import MemoryStore
+from magnetar.network import AsyncioNetwork
+from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
+from magnetar.server.coordinator.standalone import StandaloneCoordinator
+from magnetar.server.load import ProcessUsage
+from magnetar.storage import names
+from magnetar.storage.posix import PosixVolume
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire import requests
+from tests.unit.server.brokers import CLOCK, HOST, SETTINGS
+from tests.unit.server.coordinators import TransactionPeer
+
+ANSWER_S = 60.0
+
+
+class FillingVolume(PosixVolume):
+    """While it is `full` it takes no checkpoint of a coordinator."""
+
+    full = False
+
+    async def put_if_absent(self, name: str, data: bytes) -> bool:
+        if self.full and name.startswith(names.COORDINATORS):
+            raise StorageFull(f"{name}: no space left")
+        return await super().put_if_absent(name, data)
+
+
+@asynccontextmanager
+async def standalone(volume: PosixVolume, store: MemoryStore) -> AsyncIterator[tuple[Broker, StandaloneCoordinator]]:
+    """A broker with a coordinator of its own; both end as after a failure unless they were stopped."""
+    try:
+        lease = SETTINGS.lease_ttl_s
+        ports = BrokerPorts(
+            CLOCK, AsyncioNetwork(), volume, store, lambda lost: LeaseKeeper(store, CLOCK, lease, lost), ProcessUsage()
+        )
+        identity = BrokerIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
+        coordinator = StandaloneCoordinator(ports, identity, SETTINGS)
+        broker = Broker(ports, identity, SETTINGS, coordinator.begin)
+        try:
+            await broker.start()
+            yield broker, coordinator
+        finally:
+            await coordinator.close()
+            await broker.close()
+    finally:
+        await volume.close()
+
+
+@asynccontextmanager
+async def connected(broker: Broker) -> AsyncIterator[TransactionPeer]:
+    peer = TransactionPeer(*await asyncio.open_connection(HOST, int(broker.service_url.rpartition(":")[2])))
+    try:
+        peer.write(requests.connect("test", 21))
+        await peer.answer(api.BaseCommand.Type.CONNECTED)
+        yield peer
+    finally:
+        await peer.close()
+
+
+def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path) -> None:
+    """Its disk is full: clients are told to come back, the server goes on, and nothing holds the number when it is tried again."""
+
+    async def scenario() -> None:
+        store, volume = MemoryStore(CLOCK), FillingVolume(tmp_path)
+        async with standalone(volume, store) as (broker, _), connected(broker) as peer:
+            volume.full = True
+            for _attempt in range(2):
+                peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
+                refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
+                assert (int(refused.error), "cannot begin" in refused.message) == (int(WireCode.SERVICE_NOT_READY), True)
+                assert await store.get(keys.coordinator_claim(0)) is None
+            assert broker.ready
+            volume.full = False
+            txn = await peer.begin()
+            assert txn.most == 0
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_planned_end_meets_a_coordinator_that_is_beginning(tmp_path: Path) -> None:
+    """Whoever waits for it is answered or hung up on; no claim and no lease of it are left, and nobody wakes it any more."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with standalone(PosixVolume(tmp_path), store) as (broker, coordinator), connected(broker) as peer:
+            peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
+            while coordinator._waking is None:
+                await asyncio.sleep(0)
+            await coordinator.stop()
+            assert await store.get(keys.coordinator_claim(0)) is None
+            answer = await asyncio.wait_for(peer.receive(), ANSWER_S)
+            assert int(answer[0].error.error) == int(WireCode.SERVICE_NOT_READY)
+            peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
+            refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
+            assert "starts or stops" in refused.message
+            await broker.stop()
+        await store.close()
+
+    asyncio.run(scenario())
