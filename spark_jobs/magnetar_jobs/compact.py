@@ -1,6 +1,6 @@
 """`python -m magnetar_jobs.compact`: topic compaction, the latest message per key.
 
-Owns: the command line, the run's record and the loop plan -> phases -> commit. Imports: session, planning, execution, commit,
+Owns: the command line, the run's record and the loop plan -> phases -> commit. Imports: session, planning, inputs, execution, commit,
 metadata. Invariants: a run id that succeeded is done: a second driver with it exits at once; each topic (partition) is committed
 alone, in one transaction; a conflict plans that topic again, at most `ATTEMPTS_MAX` times; whatever happens, readers see the old
 view or the new one. Exit codes: 0 succeeded (now or before), 1 failed (the record says why), 2 the arguments or the environment
@@ -31,6 +31,7 @@ from magnetar.storage.posix import PosixVolume
 from magnetar_jobs.cluster import bundle_of_topic, owner_of, partitions_of, roll_log
 from magnetar_jobs.commit import Committer, Conflict
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
+from magnetar_jobs.inputs import BEFORE_ALL, Position
 from magnetar_jobs.planning import CompactionPlan, plan_topic
 from magnetar_jobs.remote_store import TOKEN_FILE, RemoteStore
 from magnetar_jobs.run_record import RunRecord
@@ -46,6 +47,9 @@ KIND = "compaction"
 ATTEMPTS_MAX = 3
 ROLL_ATTEMPTS_MAX = 5
 ROLL_RETRY_S = 1.0
+PLAN_ATTEMPTS_MAX = 10
+PLAN_RETRY_S = 3.0
+"""Brokers rewrite what transactions have published within `maintenance_s` (10 s) of a roll; a session takes about as long to begin."""
 SUCCEEDED, FAILED, UNUSABLE = 0, 1, 2
 
 
@@ -74,12 +78,16 @@ class Compactor:
     session: SparkSession
     options: CompactionOptions
 
-    async def compact(self, topic: TopicName, result: Result) -> None:
-        """Compact one topic up to what is sealed now. Raises Conflict if others were faster `ATTEMPTS_MAX` times."""
+    async def compact(self, topic: TopicName, result: Result, rolled: Position = BEFORE_ALL) -> None:
+        """Compact one topic up to what is sealed now, all of it up to `rolled` if its broker is as far within half a minute.
+
+        Raises Conflict if others were faster `ATTEMPTS_MAX` times.
+        """
         for attempt in range(1, ATTEMPTS_MAX + 1):
-            bundle = await bundle_of_topic(self.store, topic)
-            plan = await plan_topic(self.store, self.volume, bundle, topic)
-            log.info("compaction.planned", topic=str(topic), groups=len(plan.groups), bytes=plan.bytes, horizon=shown(plan.horizon))
+            plan = await plan_up_to(self.store, self.volume, topic, rolled)
+            limits = {"complete": shown(plan.complete)} if plan.complete is not None else {}
+            shape = {"groups": len(plan.groups), "bytes": plan.bytes}
+            log.info("compaction.planned", topic=str(topic), horizon=shown(plan.horizon), **shape, **limits)
             if not plan.news:
                 log.info("compaction.nothing_new", topic=str(topic), horizon=shown(plan.horizon))
                 return
@@ -106,26 +114,49 @@ class Compactor:
         return await asyncio.to_thread(compact_plan, self.session, self.tasks_volume, plan, self.options, intent)
 
 
+async def plan_up_to(store: MetadataStore, volume: PosixVolume, topic: TopicName, rolled: Position) -> CompactionPlan:
+    """A plan of everything up to `rolled`; if that takes the broker too long, of what can be seen by then.
+
+    Raises ServiceNotReady if nothing can, and what `plan_topic` raises.
+    """
+    for attempt in range(1, PLAN_ATTEMPTS_MAX + 1):
+        last = attempt == PLAN_ATTEMPTS_MAX
+        try:
+            plan = await plan_topic(store, volume, await bundle_of_topic(store, topic), topic)
+        except ServiceNotReady as error:
+            if last:
+                raise
+            reason = str(error)
+        else:
+            if plan.complete is None or plan.complete >= rolled or last:
+                return plan
+            reason = f"complete up to {shown(plan.complete)} of {shown(rolled)}"
+        log.info("compaction.waits", topic=str(topic), attempt=attempt, reason=reason)
+        await asyncio.sleep(PLAN_RETRY_S)
+    raise AssertionError("the loop returns or raises")
+
+
 def shown(position: tuple[int, int]) -> str:
     """A position as Pulsar's tools write it: ledger:entry."""
     return f"{position[0]}:{position[1]}"
 
 
-async def roll_owner(store: MetadataStore, topic: TopicName, broker_url: str = "") -> None:
-    """Have everything acknowledged so far put into sealed files. An unowned bundle has nothing else. Raises ServiceNotReady."""
+async def roll_owner(store: MetadataStore, topic: TopicName, broker_url: str = "") -> Position:
+    """Have everything acknowledged so far put into sealed files; its last position. An unowned bundle has nothing else. Raises ServiceNotReady."""
     for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
         owner = await owner_of(store, await bundle_of_topic(store, topic))
         if owner is None:
-            return
+            return BEFORE_ALL
         try:
             position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic)
-            log.info("compaction.rolled", topic=str(topic), position=str(position))
-            return
+            log.info("compaction.rolled", topic=str(topic), position=shown((position.ledger, position.entry)))
+            return position.ledger, position.entry
         except ServiceNotReady as error:
             if attempt == ROLL_ATTEMPTS_MAX:
                 raise
             log.warning("compaction.roll_failed", topic=str(topic), attempt=attempt, error=str(error))
             await asyncio.sleep(ROLL_RETRY_S * attempt)
+    raise AssertionError("the loop returns or raises")
 
 
 # --- command line -------------------------------------------------------------------------------------------------------------
@@ -232,9 +263,10 @@ async def _compact_all(
     store: MetadataStore, clock: Clock, topic: TopicName, options: argparse.Namespace, environment: Mapping[str, str]
 ) -> Result:
     topics = await partitions_of(store, topic)
+    rolled = dict.fromkeys(topics, BEFORE_ALL)
     if not options.no_roll:
         for partition in topics:
-            await roll_owner(store, partition, options.broker_url or "")
+            rolled[partition] = await roll_owner(store, partition, options.broker_url or "")
     volume = PosixVolume(options.volume)
     result = Result()
     settings = session_settings(options)
@@ -246,7 +278,7 @@ async def _compact_all(
             tasks_volume = Path(settings.executor_volume_path) if settings.on_kubernetes else options.volume
             compactor = Compactor(store, volume, tasks_volume, committer, session, compaction)
             for partition in topics:
-                await compactor.compact(partition, result)
+                await compactor.compact(partition, result, rolled[partition])
     finally:
         await volume.close()
     return result

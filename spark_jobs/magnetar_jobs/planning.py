@@ -3,9 +3,10 @@
 Owns: `CompactionPlan` and the search for every file that holds entries of a topic. Imports: store, storage formats, inputs.
 Sources of files: the bundle's manifest; `logs/` (sealed files whose manifest entry may be on its way); the chain in
 the bundle's record (sealed files whose key is on its way, because their owner died).
-Invariants: the files found hold a prefix of the topic's history, without a gap, up to the horizon; the horizon never goes back; a
-run's input is the compacted view of the run before plus what came after its horizon, so that retention of the originals takes
-nothing away.
+Invariants: the files found hold a prefix of the topic's history, without a gap, up to the horizon; where they have entries of the
+topic's transaction sidecar, of which only the broker knows what they have become, that is as far as the manifest says that segments
+have everything; the horizon never goes back; a run's input is the compacted view of the run before plus what came after its horizon,
+so that retention of the originals takes nothing away.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from magnetar_jobs.orders import ROWS_MAX
 
 ATTEMPTS_MAX = 3
 """Splits that a manifest may refer back through."""
+FOR_EVER: Position = (HIGHEST, HIGHEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class CompactionPlan:
     """Everything a compaction of one topic needs to know, and everything its commit compares.
 
     `horizon` is the last position of the input. `news` is False if the view is up to date. `listed_logs` and `listed_segments`
-    are those inputs that the bundle's own manifest lists: they must still be listed at the commit.
+    are those inputs that the bundle's own manifest lists: they must still be listed at the commit. `complete` is the position behind
+    which entries may have been left out, because transactions have published some that only the broker can find yet; None: nothing was.
     """
 
     bundle: BundleName
@@ -63,6 +66,7 @@ class CompactionPlan:
     manifest_generation: int
     listed_logs: tuple[tuple[str, int], ...] = ()
     listed_segments: tuple[str, ...] = ()
+    complete: Position | None = None
 
     @property
     def bytes(self) -> int:
@@ -77,6 +81,7 @@ class Holdings:
     level1: tuple[SegmentReference, ...]
     compacted: Compacted | None
     trimmed: Position | None
+    complete: Position | None = None
     logs: dict[tuple[str, int], LogSource] = field(default_factory=dict)
     listed: set[tuple[str, int]] = field(default_factory=set)
     """Log files that the manifest lists: they must be there."""
@@ -85,7 +90,7 @@ class Holdings:
     def of(cls, manifest: Manifest, topic: str) -> Holdings:
         """What the manifest says."""
         found = manifest.topic(topic)
-        holdings = cls(manifest, found.level1, found.compacted, found.trimmed)
+        holdings = cls(manifest, found.level1, found.compacted, found.trimmed, found.complete)
         for entry in manifest.level0:
             holdings.add_log(LogSource(entry.incarnation, entry.file, entry.epochs))
             holdings.listed.add((entry.incarnation, entry.file))
@@ -123,13 +128,14 @@ async def _plan_once(
     previous = compacted.horizon if compacted is not None else BEFORE_ALL
     after = max(previous, holdings.trimmed or BEFORE_ALL)
     pieces = [piece for segment in (compacted.segments if compacted else ()) for piece in segment_pieces(segment, BEFORE_ALL)]
-    tail = [piece for segment in holdings.level1 if segment.last > after for piece in segment_pieces(segment, after)]
-    covered = spans_of(holdings.level1)
-    for source in sorted(holdings.logs.values(), key=lambda found: (found.incarnation, found.file)):
-        found = await _log_pieces(volume, source, str(topic), after, covered, group_bytes_max)
-        if found is None and (source.incarnation, source.file) in holdings.listed:
-            raise FileNotFoundError(names.log_file(source.incarnation, source.file))
-        tail += found or []
+    logs = await _indexes(volume, holdings)
+    complete = _complete(holdings, logs, str(topic))
+    until, covered = FOR_EVER, spans_of(holdings.level1)
+    if complete is not None:
+        until, covered = complete, (*covered, ((complete[0], complete[1] + 1), FOR_EVER))
+    tail = [piece for found in holdings.level1 if after < found.last <= until for piece in segment_pieces(found, after)]
+    for source, index in logs:
+        tail += log_pieces(_template(source, after, covered), index, str(topic), group_bytes_max)
     horizon = max((piece.last for piece in tail), default=previous)
     inputs = {piece.object for piece in (*pieces, *tail)}
     listed = own.topic(str(topic))
@@ -148,6 +154,7 @@ async def _plan_once(
             (entry.incarnation, entry.file) for entry in own.level0 if names.log_file(entry.incarnation, entry.file) in inputs
         ),
         listed_segments=tuple(segment.object for segment in own_segments if segment.object in inputs),
+        complete=complete,
     )
 
 
@@ -218,14 +225,41 @@ def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
     ]
 
 
-async def _log_pieces(
-    volume: Volume, source: LogSource, topic: str, after: Position, covered: tuple[Span, ...], bytes_max: int
-) -> list[Piece] | None:
-    """The topic's part of a log file, split where it exceeds `bytes_max`; None if the file is gone."""
-    index = await read_index(volume, source.incarnation, source.file)
-    if index is None:
+async def _indexes(volume: Volume, holdings: Holdings) -> list[tuple[LogSource, LevelZeroIndex]]:
+    """The log files that are there, with their indexes. Raises FileNotFoundError if one is not that the manifest lists."""
+    found = []
+    for place, source in sorted(holdings.logs.items()):
+        index = await read_index(volume, *place)
+        if index is not None:
+            found.append((source, index))
+        elif place in holdings.listed:
+            raise FileNotFoundError(names.log_file(*place))
+    return found
+
+
+def _complete(holdings: Holdings, logs: Iterable[tuple[LogSource, LevelZeroIndex]], topic: str) -> Position | None:
+    """The last position up to which a job finds every entry, if transactions may have published others; None if none may have.
+
+    Raises ServiceNotReady if nobody has said yet.
+    """
+    pending = [source for source, index in logs if any(map(_template(source).valid, index.runs(sidecar_of(topic))))]
+    if not pending:
         return None
-    template = Piece(
+    if holdings.complete is None:
+        # Which of them have become entries of the topic, and where, only its broker knows.
+        raise ServiceNotReady(
+            f"{names.log_file(pending[0].incarnation, pending[0].file)} has messages that transactions have sent to {topic}, and its "
+            "broker has not said yet up to where it has rewritten them: it does within maintenance_s of being asked to roll its log; "
+            "compact again then"
+        )
+    # A segment that begins before that position and ends behind it counts when the broker has said more.
+    crossing = [found.first for found in holdings.level1 if found.first <= holdings.complete < found.last]
+    return min((holdings.complete, *((ledger, entry - 1) for ledger, entry in crossing)))
+
+
+def _template(source: LogSource, after: Position = BEFORE_ALL, covered: tuple[Span, ...] = ()) -> Piece:
+    """A piece of a log file, but for what is in it."""
+    return Piece(
         LOG,
         names.log_file(source.incarnation, source.file),
         0,
@@ -239,13 +273,6 @@ async def _log_pieces(
         epochs=source.epochs,
         to_offset=source.to_offset,
     )
-    if any(template.valid(run) for run in index.runs(sidecar_of(topic))):
-        # Which of them have become entries of the topic, and where, only its broker knows until it has rewritten them.
-        raise ServiceNotReady(
-            f"{template.object} has messages that transactions have sent to {topic}: compact it when its broker has rewritten that file "
-            "(rewrite_age_s after its last message, and after the end of every transaction in it)"
-        )
-    return log_pieces(template, index, topic, bytes_max)
 
 
 def log_pieces(template: Piece, index: LevelZeroIndex, topic: str, bytes_max: int) -> list[Piece]:

@@ -232,10 +232,15 @@ class BrokerService:
         return max((max(0, now_ms - found.since_ms) / 1000 for found in oldest if found is not None), default=0.0)
 
     async def roll(self, topic: TopicName) -> tuple[int, int]:
-        """Make everything acknowledged so far readable from manifest-listed files; the topic's last position before that."""
+        """Make everything acknowledged so far readable from manifest-listed files; the topic's last position before that.
+
+        What transactions have published follows before long: the next round of maintenance rewrites it, however young.
+        """
         host = await self.open_topic(topic, create=False)
-        last = host.core.last_confirmed
+        last, end = host.core.last_confirmed, host.core.ledgers.end
         await self._ownership.shortener.cover(str(host.bundle.name))
+        if host.transactions is not None:
+            host.transactions.wanted_below = end
         return last.ledger, last.entry
 
     async def topics_in(self, namespace: NamespaceName, mode: int = Mode.PERSISTENT) -> list[str]:

@@ -4,11 +4,14 @@ Owns: one round over a bundle served here: files in which nothing is alive leave
 segments, small segments are merged; and the commit of it. Imports: storage, siblings.
 Source: DESIGN 6 (segments; rewriting).
 Invariants: what is alive is what the bundle's topics say, who forget an entry only after that is durable; a round commits by comparing its inputs
-or leaves nothing behind but its intent, which goes before its files; while a job works under an intent on this bundle the lists stay as they are.
+or leaves nothing behind but its intent, which goes before its files; while a job works under an intent on this bundle the lists stay as they are;
+a transaction that stays open keeps its own entries in their log file, and nothing else; each round says of every topic that it changes up to where
+segments have what transactions have published.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -22,12 +25,12 @@ from magnetar.server.bundle import OwnedBundle
 from magnetar.server.collecting import REWRITE
 from magnetar.server.context import BrokerContext
 from magnetar.server.entry_index import EntryIndex
-from magnetar.server.participant.linked import committed_runs, sidecar_state
+from magnetar.server.participant.linked import committed_runs, complete_to, existing_bytes, is_wanted, listed_end, sidecar_share
 from magnetar.server.rewriting import DamagedInput, LogPart, Part, RoundWriter, SegmentPart, Written
 from magnetar.server.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.index import LevelZeroIndex, Run
-from magnetar.storage.level_one import FileState, LevelOneRewrite, Round, TopicChange, choose, choose_merge
+from magnetar.storage.level_one import FileState, LevelOneRewrite, Round, TopicChange, choose, choose_merge, outside
 from magnetar.storage.manifest import CommitResult, LevelZero, Manifest, Outcome, SegmentReference, commit_manifest, commit_rewrite
 from magnetar.topics.ledgers import EARLIEST
 
@@ -64,15 +67,22 @@ class Tidier:
         if manifest.covered is not None and manifest.covered[0] > bundle.epoch:
             return None  # our term is over, and we have not heard of it yet
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
-        states = [state for file in manifest.level0 if (state := await self._state_if_sound(bundle, file)) is not None]
-        chosen = choose(states, now_ms, int(settings.rewrite_age_s * 1000), settings.rewrite_garbage_share)
+        age_ms = int(settings.rewrite_age_s * 1000)
+        view = _View(bundle, manifest, now_ms - age_ms)
+        states = [state for file in manifest.level0 if (state := await self._state_if_sound(view, file)) is not None]
+        chosen = choose(states, now_ms, age_ms, settings.rewrite_garbage_share)
         merge = choose_merge(manifest)
         dead = _dead_segments(bundle, manifest)
-        if not (chosen.drop or chosen.rewrite or merge or dead) or await self._a_job_works_on(bundle):
+        if not (chosen.drop or chosen.rewrite or chosen.partly or merge or dead or view.asked()):
             return None
-        if not (chosen.rewrite or merge):
-            return await self._commit(bundle, await self._change(bundle, manifest, chosen, dead, Written(), ""))
-        return await self._rewrite(bundle, manifest, chosen, merge, dead)
+        if await self._a_job_works_on(bundle):
+            return None
+        if chosen.rewrite or chosen.partly or merge:
+            result = await self._rewrite(view, chosen, merge, dead)
+        else:
+            result = await self._commit(bundle, await self._change(view, chosen, dead, Written(), ""))
+        view.answer(bundle.catalog.manifest)
+        return result
 
     # --- what is alive ---------------------------------------------------------------------------------------------------------
 
@@ -85,12 +95,13 @@ class Tidier:
         about = f"{bundle.name} {names.log_file(file.incarnation, file.file)}"
         self._context.damage.note("rewriting", about, error, bundle=str(bundle.name))
 
-    async def _state_if_sound(self, bundle: OwnedBundle, file: LevelZero) -> FileState | None:
+    async def _state_if_sound(self, view: _View, file: LevelZero) -> FileState | None:
         """As `_state`; None for a file that is damaged."""
+        bundle = view.bundle
         if self._is_damaged(file):
             return None
         try:
-            state = await self._state(bundle, file)
+            state = await self._state(view, file)
         except CorruptData as error:
             self._note_damage(bundle, file, error)
             return None
@@ -98,23 +109,23 @@ class Tidier:
             self._context.damage.clear("rewriting", f"{bundle.name} {names.log_file(file.incarnation, file.file)}")
         return state
 
-    async def _state(self, bundle: OwnedBundle, file: LevelZero) -> FileState:
-        size = live = last_ms = 0
-        pinned = False
+    async def _state(self, view: _View, file: LevelZero) -> FileState:
+        bundle, size, live, last_ms = view.bundle, 0, 0, 0
+        pinned = wanted = False
         index = await bundle.catalog.index(file)
-        for topic in index.topics():
-            if not bundle.catalog.holds(topic):
-                continue
-            share = self._share(bundle, file, index, topic)
+        for topic in filter(bundle.catalog.holds, index.topics()):
+            share = self._share(view, file, index, topic)
             size += share.bytes
             live += share.live_bytes
             last_ms = max(last_ms, share.last_append_ms)
             pinned = pinned or share.pinned
-        return FileState(file, size, live, last_ms, pinned)
+            wanted = wanted or view.wants(file, index, topic)
+        loose = view.loose_bytes(file, index) if pinned and (wanted or last_ms <= view.old_ms) else 0
+        return FileState(file, size, live, last_ms, pinned, loose, wanted)
 
-    def _share(self, bundle: OwnedBundle, file: LevelZero, index: LevelZeroIndex, topic: str) -> _Share:
+    def _share(self, view: _View, file: LevelZero, index: LevelZeroIndex, topic: str) -> _Share:
         sidecar_of = topic_of_sidecar(topic)
-        host = bundle.topics.get(sidecar_of or topic)
+        host = view.bundle.topics.get(sidecar_of or topic)
         state = (host.core.created_ms, host.core.ledgers.first) if host is not None else (-1, -1)
         key = (*state, file.epochs)  # a file may be listed again with a later term of ours in it
         place = (file.incarnation, file.file, topic)
@@ -124,10 +135,10 @@ class Tidier:
             size = sum(sum(run.lengths) for run in runs)
             last_ms = max((run.append_ms for run in runs), default=0)
             if sidecar_of is not None and host is not None:
-                live, pinned = sidecar_state(host, runs)
+                live, pinned = sidecar_share(host, runs, view.end_of(host), view.segments(sidecar_of))
                 known = _Share(key, size, live, last_ms, pinned)
             else:
-                live = sum(_live_bytes(host, run) for run in runs) if host is not None else 0
+                live = sum(existing_bytes(host, run) for run in runs) if host is not None else 0
                 known = _Share(key, size, live, last_ms)
             if not known.pinned:
                 self._shares[place] = known
@@ -142,8 +153,9 @@ class Tidier:
     # --- rewriting -------------------------------------------------------------------------------------------------------------
 
     async def _rewrite(
-        self, bundle: OwnedBundle, manifest: Manifest, chosen: Round, merge: frozenset[str], dead: dict[str, list[SegmentReference]]
+        self, view: _View, chosen: Round, merge: frozenset[str], dead: dict[str, list[SegmentReference]]
     ) -> CommitResult | None:
+        bundle = view.bundle
         intent = f"{REWRITE}-{self._context.clock.random_bits(64):016x}"
         record = IntentRecord(REWRITE, str(bundle.name), "", "", self._context.incarnation, self._context.clock.wall_ms())
         key = keys.intent(intent)
@@ -151,10 +163,10 @@ class Tidier:
         await self._context.store.transact([Compare(key, "create", "=", 0)], [Put(key, record.encode())])
         writer = RoundWriter(bundle, intent)
         try:
-            for topic, parts in sorted((await self._parts(bundle, manifest, chosen, merge, dead)).items()):
+            for topic, parts in sorted((await self._parts(view, chosen, merge, dead)).items()):
                 await writer.write_topic(topic, parts)
             written = await writer.finish()
-            result = await self._commit(bundle, await self._change(bundle, manifest, chosen, dead, written, intent))
+            result = await self._commit(bundle, await self._change(view, chosen, dead, written, intent))
         except StoreUnavailable:
             raise  # it may have been committed: the next round finds out
         except (MagnetarError, FileNotFoundError) as error:
@@ -171,6 +183,7 @@ class Tidier:
             "bundle.rewritten",
             bundle=str(bundle.name),
             files=len(chosen.rewrite),
+            partly=len(chosen.partly),
             dropped=len(chosen.drop),
             merged=len(merge),
             objects=len(written.objects),
@@ -178,16 +191,14 @@ class Tidier:
         return result
 
     async def _parts(
-        self, bundle: OwnedBundle, manifest: Manifest, chosen: Round, merge: frozenset[str], dead: dict[str, list[SegmentReference]]
+        self, view: _View, chosen: Round, merge: frozenset[str], dead: dict[str, list[SegmentReference]]
     ) -> dict[str, list[Part]]:
         """The inputs by topic."""
         parts: dict[str, list[Part]] = {}
-        for file in chosen.rewrite:
-            index = await bundle.catalog.index(file)
-            for topic in filter(bundle.catalog.holds, index.topics()):
-                name, runs = _as_entries_of_topic(bundle, topic, valid_runs(file, index, topic))
+        for file in (*chosen.rewrite, *chosen.partly):
+            for name, runs in view.loose_runs(file, await view.bundle.catalog.index(file)):
                 parts.setdefault(name, []).extend(LogPart(file, run) for run in runs)
-        for topic, segments in manifest.topics.items():
+        for topic, segments in view.manifest.topics.items():
             gone = dead.get(topic, [])
             small = [SegmentPart(found) for found in segments.level1 if found.object in merge and found not in gone]
             if small:
@@ -195,21 +206,16 @@ class Tidier:
         return parts
 
     async def _change(
-        self,
-        bundle: OwnedBundle,
-        manifest: Manifest,
-        chosen: Round,
-        dead: dict[str, list[SegmentReference]],
-        written: Written,
-        intent: str,
+        self, view: _View, chosen: Round, dead: dict[str, list[SegmentReference]], written: Written, intent: str
     ) -> LevelOneRewrite:
         """The change of the manifest that makes this round visible."""
+        bundle, manifest = view.bundle, view.manifest
         files = (*chosen.drop, *chosen.rewrite)
         left = [file for file in manifest.level0 if file not in files and not self._is_damaged(file)]
         held: set[str] = set()
         for file in left:
             held.update((await bundle.catalog.index(file)).topics())
-        touched = {*dead, *written.added, *written.merged}
+        touched = {*dead, *written.added, *written.merged, *view.asked()}
         for file in files:
             names_held = filter(bundle.catalog.holds, (await bundle.catalog.index(file)).topics())
             touched.update(topic_of_sidecar(topic) or topic for topic in names_held)
@@ -217,6 +223,7 @@ class Tidier:
         for topic in touched:
             found, host = manifest.topic(topic), bundle.topics.get(topic)
             removed = {(segment.object, segment.offset) for segment in dead.get(topic, [])} | written.merged.get(topic, set())
+            added = tuple(written.added.get(topic, ()))
             trimmed: tuple[int, int] | None = None
             if host is None:
                 trimmed = await self._last_position(bundle, manifest, topic) if topic in held else None
@@ -225,12 +232,13 @@ class Tidier:
             topics[topic] = TopicChange(
                 generation=found.compacted.generation if found.compacted is not None else 0,
                 removed=frozenset(removed),
-                added=tuple(written.added.get(topic, ())),
+                added=added,
                 trimmed=trimmed,
                 gone=host is None,
                 forgotten=topic not in held,
+                complete=complete_to(host, _after(found.level1, removed, added), found.complete) if host is not None else None,
             )
-        return LevelOneRewrite(intent, files, topics, bundle.epoch)
+        return LevelOneRewrite(intent, files, topics, bundle.epoch, chosen.partly)
 
     async def _last_position(self, bundle: OwnedBundle, manifest: Manifest, topic: str) -> tuple[int, int] | None:
         """The last position that listed files have of a topic that does not exist any more."""
@@ -274,22 +282,71 @@ def valid_runs(file: LevelZero, index: LevelZeroIndex, topic: str) -> list[Run]:
     return [run for run in index.runs(topic) if run.epoch in file.epochs]
 
 
-def _as_entries_of_topic(bundle: OwnedBundle, name: str, runs: list[Run]) -> tuple[str, list[Run]]:
-    """The topic whose entries these are, and under which ids: those of a sidecar as far as they were committed."""
-    topic = topic_of_sidecar(name)
-    if topic is None:
-        return name, runs
-    host = bundle.topics.get(topic)
-    return topic, committed_runs(host, runs) if host is not None else []
+def _after(
+    listed: tuple[SegmentReference, ...], removed: set[tuple[str, int]], added: tuple[SegmentReference, ...]
+) -> list[SegmentReference]:
+    """A topic's segments once this round is committed, in order."""
+    kept = [segment for segment in listed if (segment.object, segment.offset) not in removed]
+    return sorted([*kept, *added], key=lambda segment: segment.first)
 
 
-def _live_bytes(host: TopicHost, run: Run) -> int:
-    ledgers = host.core.ledgers
-    start, end = ledgers.span(run.ledger, run.first_entry, run.last_entry)
-    if start >= end:
-        return 0
-    low = ledgers.position(start).entry - run.first_entry
-    return sum(run.lengths[low : low + end - start])
+class _View:
+    """What one round knows of its bundle: the manifest, and which entries log files have that segments may take."""
+
+    def __init__(self, bundle: OwnedBundle, manifest: Manifest, old_ms: int) -> None:
+        """What was appended up to `old_ms` is to be rewritten."""
+        self.bundle, self.manifest, self.old_ms = bundle, manifest, old_ms
+        self._ends: dict[str, int] = {}
+
+    def segments(self, topic: str) -> tuple[SegmentReference, ...]:
+        """A topic's level-1 segments, in order."""
+        return self.manifest.topic(topic).level1
+
+    def end_of(self, host: TopicHost) -> int:
+        """The ordinal from which on nothing of a topic goes into segments yet."""
+        name = str(host.name)
+        if name not in self._ends:
+            self._ends[name] = listed_end(host, self.manifest.covered)
+        return self._ends[name]
+
+    def loose_runs(self, file: LevelZero, index: LevelZeroIndex) -> Iterator[tuple[str, list[Run]]]:
+        """What can be rewritten of a file and is in no segment, by topic; entries of sidecars as those of their topics."""
+        for name in filter(self.bundle.catalog.holds, index.topics()):
+            topic = topic_of_sidecar(name) or name
+            host, runs = self.bundle.topics.get(topic), valid_runs(file, index, name)
+            if topic != name:
+                runs = committed_runs(host, runs, self.end_of(host)) if host is not None else []
+            yield topic, [part for run in runs for part in outside(run, self.segments(topic))]
+
+    def loose_bytes(self, file: LevelZero, index: LevelZeroIndex) -> int:
+        """How much of it still exists."""
+        hosts = self.bundle.topics
+        return sum(existing_bytes(hosts[name], run) for name, runs in self.loose_runs(file, index) if name in hosts for run in runs)
+
+    def wants(self, file: LevelZero, index: LevelZeroIndex, name: str) -> bool:
+        """Whether a compaction waits for anything of this sidecar in a file."""
+        topic = topic_of_sidecar(name)
+        host = self.bundle.topics.get(topic) if topic is not None else None
+        if topic is None or host is None or host.transactions is None or not host.transactions.wanted_below:
+            return False
+        return is_wanted(host, valid_runs(file, index, name), self.segments(topic))
+
+    def asked(self) -> list[str]:
+        """Topics for which a compaction waits, and of which there is more to say than the manifest does."""
+        found = []
+        for name, host in self.bundle.topics.items():
+            if host.transactions is not None and host.transactions.wanted_below:
+                known = self.manifest.topic(name).complete
+                if complete_to(host, self.segments(name), known) != known:
+                    found.append(name)
+        return found
+
+    def answer(self, manifest: Manifest) -> None:
+        """Nobody waits any more for what this manifest says."""
+        for name, host in self.bundle.topics.items():
+            used, complete = host.transactions, manifest.topic(name).complete
+            if used is not None and complete is not None and host.core.ledgers.ordinal_after(complete) >= used.wanted_below:
+                used.wanted_below = 0
 
 
 def _dead_segments(bundle: OwnedBundle, manifest: Manifest) -> dict[str, list[SegmentReference]]:

@@ -1,20 +1,22 @@
 """Level-1 rewriting: what to rewrite, and how it becomes visible.
 
 Owns: the choice of a round's inputs, and `LevelOneRewrite`, the change of a manifest that takes log files and small segments off its lists and
-puts per-topic segments on them. Imports: manifest. Pure.
+puts per-topic segments on them. Imports: manifest, index. Pure.
 Source: DESIGN 6 (segments; rewriting).
 Invariants: a rewrite takes effect only while its inputs are still listed and the compaction generation of each topic is what it started from;
-it never changes what a position means: an entry is in exactly one listed place before and after, unless it is trimmed; segments of a topic
-do not overlap and span no hole that another file fills.
+it never changes what a position means: an entry is in one listed segment or, if in none, in one listed log file, unless it is trimmed;
+segments of a topic do not overlap and span no hole that another file fills.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from magnetar.storage.index import Run
 from magnetar.storage.manifest import LevelZero, Manifest, SegmentReference, TopicSegments
 
 ROUND_BYTES_MAX = 64 << 20
@@ -26,7 +28,8 @@ SHARED_OBJECTS_MAX = 8
 class FileState:
     """A listed log file as one bundle sees it: bytes of its entries, how many of them still exist, when the last one was appended.
 
-    `pinned`: it has entries of open transactions, of which nobody knows yet what they become: it stays until they have ended.
+    `pinned`: it has entries of transactions that cannot be rewritten yet: it stays listed for these. `loose_bytes` of such a file can be
+    rewritten, and were not before. `wanted`: a compaction waits for what transactions have published in it.
     """
 
     file: LevelZero
@@ -34,32 +37,60 @@ class FileState:
     live_bytes: int
     last_append_ms: int
     pinned: bool = False
+    loose_bytes: int = 0
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Log files to take off the list without more ado, and those to rewrite first."""
+    """Log files to take off the list without more ado, those to rewrite first, and those that stay: only what can be is rewritten of them."""
 
     drop: tuple[LevelZero, ...]
     rewrite: tuple[LevelZero, ...]
+    partly: tuple[LevelZero, ...] = ()
 
 
 def choose(
     files: Sequence[FileState], now_ms: int, age_ms: int, garbage_share: float, *, bytes_max: int = ROUND_BYTES_MAX
 ) -> Round:
-    """The next round: whatever holds nothing alive goes; what is old, or mostly garbage, is rewritten, oldest first, up to `bytes_max`."""
-    drop = tuple(found.file for found in files if not found.live_bytes)
+    """The next round: whatever holds nothing alive goes; what is old, wanted or mostly garbage is rewritten, oldest first, up to `bytes_max`."""
+    drop = tuple(found.file for found in files if not found.live_bytes and not found.pinned)
     rewrite: list[LevelZero] = []
+    partly: list[LevelZero] = []
     size = 0
     for found in sorted(files, key=lambda state: state.last_append_ms):
-        due = now_ms - found.last_append_ms >= age_ms or found.bytes - found.live_bytes >= garbage_share * found.bytes
-        if not found.live_bytes or not due or found.pinned:
+        due = found.wanted or now_ms - found.last_append_ms >= age_ms
+        if not found.pinned:
+            due = due or found.bytes - found.live_bytes >= garbage_share * found.bytes
+        left = found.loose_bytes if found.pinned else found.live_bytes
+        if not left or not due:
             continue
-        if rewrite and size + found.live_bytes > bytes_max:
+        if size and size + left > bytes_max:
             break
-        rewrite.append(found.file)
-        size += found.live_bytes
-    return Round(drop, tuple(rewrite))
+        (partly if found.pinned else rewrite).append(found.file)
+        size += left
+    return Round(drop, tuple(rewrite), tuple(partly))
+
+
+def outside(run: Run, segments: Sequence[SegmentReference]) -> list[Run]:
+    """The parts of a run that none of a topic's segments holds: of a file that was rewritten in part the rest counts."""
+    parts: list[Run] = []
+    entry, end = run.first_entry, run.last_entry + 1
+    while entry < end:
+        at = bisect_right(segments, (run.ledger, entry), key=lambda segment: segment.first) - 1
+        last = segments[at].last if at >= 0 else (-1, -1)
+        if last >= (run.ledger, entry):
+            entry = last[1] + 1 if last[0] == run.ledger else end
+            continue
+        following = segments[at + 1].first if at + 1 < len(segments) else (-1, -1)
+        stop = min(end, following[1]) if following[0] == run.ledger else end
+        low, high = entry - run.first_entry, stop - run.first_entry
+        lengths, counts = run.lengths[low:high], run.message_counts[low:high]
+        parts.append(
+            run._replace(first_entry=entry, offset=run.offset + sum(run.lengths[:low]), lengths=lengths, message_counts=counts)
+        )
+        entry = stop
+    return parts
 
 
 def shared_objects(manifest: Manifest) -> dict[str, int]:
@@ -94,8 +125,9 @@ Place = tuple[str, int]
 class TopicChange:
     """What a rewrite does to one topic: `removed` segments make room for `added` ones; entries up to `trimmed` do not exist any more.
 
-    `generation` is that of the compacted view when the rewrite began (0: none). `gone`: the topic was deleted; its view goes too, and once no
-    listed file holds anything of it (`forgotten`) nothing need be remembered.
+    Up to `complete` nothing that transactions have published is missing in segments then. `generation` is that of the compacted view when the
+    rewrite began (0: none). `gone`: the topic was deleted; its view goes too, and once no listed file holds anything of it (`forgotten`) nothing
+    need be remembered.
     """
 
     generation: int
@@ -104,6 +136,7 @@ class TopicChange:
     trimmed: tuple[int, int] | None = None
     gone: bool = False
     forgotten: bool = False
+    complete: tuple[int, int] | None = None
 
 
 NO_LATER_TERM = (1 << 63) - 1
@@ -113,6 +146,7 @@ NO_LATER_TERM = (1 << 63) - 1
 class LevelOneRewrite:
     """One round of one bundle: `files` leave the list with the epochs they were listed with, `topics` change. `intent` "" wrote nothing.
 
+    Of the files in `partly` only a part was rewritten: they stay, and must still be listed.
     `epoch` is the term of whoever judged what is alive: it knows nothing of what later terms wrote, and to it that looks like trimmed.
     """
 
@@ -120,6 +154,7 @@ class LevelOneRewrite:
     files: tuple[LevelZero, ...]
     topics: Mapping[str, TopicChange] = field(default_factory=dict)
     epoch: int = NO_LATER_TERM
+    partly: tuple[LevelZero, ...] = ()
 
     def apply(self, manifest: Manifest) -> Manifest | None:
         """The manifest with this rewrite in it, or None if its inputs are gone, a compaction came first, or a later term was taken in."""
@@ -133,14 +168,17 @@ class LevelOneRewrite:
             changed = _changed(manifest.topic(name), change)
             if changed is None:
                 return None
-            if not changed.level1 and changed.compacted is None and (changed.trimmed is None or change.forgotten):
+            if changed == TopicSegments(trimmed=changed.trimmed) and (changed.trimmed is None or change.forgotten):
                 topics.pop(name, None)
             else:
                 topics[name] = changed
         return dataclasses.replace(manifest, level0=level0, topics=topics)
 
-    def _left(self, listed: Iterable[LevelZero]) -> tuple[LevelZero, ...] | None:
+    def _left(self, listed: Sequence[LevelZero]) -> tuple[LevelZero, ...] | None:
         inputs = {(file.incarnation, file.file): file for file in self.files}
+        known = {(entry.incarnation, entry.file): set(entry.epochs) for entry in listed}
+        if not all(set(file.epochs) <= known.get((file.incarnation, file.file), set()) for file in self.partly):
+            return None
         left = []
         for entry in listed:
             taken = inputs.pop((entry.incarnation, entry.file), None)
@@ -164,5 +202,11 @@ def _changed(found: TopicSegments, change: TopicChange) -> TopicSegments | None:
     kept = [segment for segment in found.level1 if (segment.object, segment.offset) not in change.removed]
     level1 = tuple(sorted([*kept, *change.added], key=lambda segment: segment.first))
     assert all(a.last < b.first for a, b in itertools.pairwise(level1)), level1
-    trimmed = max((position for position in (found.trimmed, change.trimmed) if position is not None), default=None)
-    return TopicSegments(level1, None if change.gone else found.compacted, trimmed)
+    trimmed = _later(found.trimmed, change.trimmed)
+    if change.gone:
+        return TopicSegments(level1, trimmed=trimmed)
+    return TopicSegments(level1, found.compacted, trimmed, _later(found.complete, change.complete))
+
+
+def _later(*positions: tuple[int, int] | None) -> tuple[int, int] | None:
+    return max((position for position in positions if position is not None), default=None)

@@ -14,14 +14,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from magnetar.clock import Clock
 from magnetar.errors import CorruptData, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import ManifestPointer, Record
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
-from magnetar.names import BundleName, TopicName
+from magnetar.names import BundleName, TopicName, sidecar_of, topic_of_sidecar
 from magnetar.storage import names
 from magnetar.storage.document import decode_document, encode_document
 from magnetar.storage.volume import Volume
@@ -69,11 +69,16 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class TopicSegments:
-    """One topic: segments in position order; `trimmed` is the last position that retention or a deletion took away."""
+    """One topic: segments in position order; `trimmed` is the last position that retention or a deletion took away.
+
+    `complete`, of a topic that was used with transactions: what they have published up to and including this position is in segments, as entries
+    of the topic; what lies behind it may still have its bytes in the sidecar only. It never goes back. None: nobody has said.
+    """
 
     level1: tuple[SegmentReference, ...] = ()
     compacted: Compacted | None = None
     trimmed: tuple[int, int] | None = None
+    complete: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,18 @@ class Manifest(Record):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The object's bytes."""
-    return encode_document(KIND, VERSION, {**dataclasses.asdict(manifest), _UNUSED: None})
+    """The object's bytes.
+
+    How far a topic is complete stands where its sidecar would be trimmed: up to there nothing is in the sidecar only. Brokers of before it was
+    written read that, keep it, and have no use for it.
+    """
+    body = dataclasses.asdict(manifest)
+    topics: dict[str, dict[str, Any]] = body["topics"]
+    for name, found in list(topics.items()):
+        complete = found.pop("complete")
+        if complete is not None:
+            topics[sidecar_of(name)] = {"level1": [], "compacted": None, "trimmed": complete}
+    return encode_document(KIND, VERSION, {**body, _UNUSED: None})
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
@@ -129,9 +144,15 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
     if body.pop(_UNUSED, None) is not None:
         raise CorruptData(f"{name}: {_UNUSED} has a value, which no release has ever written; restore this file from a backup")
     try:
-        return Manifest.decode(json.dumps({**body, "schema": VERSION}).encode())  # checks the type of every field
+        manifest = Manifest.decode(json.dumps({**body, "schema": VERSION}).encode())  # checks the type of every field
     except StoreError as error:
         raise CorruptData(f"{name}: {error}") from error
+    topics = {found: segments for found, segments in manifest.topics.items() if topic_of_sidecar(found) is None}
+    for found, sidecar in manifest.topics.items():
+        topic = topic_of_sidecar(found)
+        if topic is not None:
+            topics[topic] = dataclasses.replace(topics.get(topic, TopicSegments()), complete=sidecar.trimmed)
+    return dataclasses.replace(manifest, topics=topics)
 
 
 async def write_manifest(volume: Volume, clock: Clock, manifest: Manifest) -> str:
@@ -278,7 +299,7 @@ class Rewrite:
         if self.compacted is not None:
             assert self.compacted.generation == generation + 1, (self.compacted.generation, generation)
             compacted = self.compacted
-        return manifest.with_topic(self.topic, TopicSegments(level1, compacted, found.trimmed))
+        return manifest.with_topic(self.topic, dataclasses.replace(found, level1=level1, compacted=compacted))
 
 
 async def commit_rewrite(

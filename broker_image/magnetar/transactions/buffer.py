@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -391,6 +391,10 @@ class TransactionBuffer:
     def source_of(self, position: Place) -> tuple[Place, int] | None:
         """The sidecar entry that an entry of the partition is, and how many follow it on both sides; None if it was published plainly."""
         return self._links.find(position)
+
+    def first_committed_outside(self, spans: Sequence[tuple[Place, Place]], after: Place) -> Place | None:
+        """The first entry of the partition behind `after` that a transaction has published and that is in none of these spans, as `Links`."""
+        return self._links.first_outside(spans, after)
 
     def committed_to(self, position: Place) -> Place | None:
         """The entry of the partition that a sidecar entry has become; None if none, or one that was trimmed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from magnetar.transactions.participant_records import Place
 
@@ -86,6 +86,22 @@ class Links:
         within = position[1] - self._entries[at]
         left = self._counts[at] - within
         return ((self._source_ledgers[at], self._source_firsts[at] + within), left) if left > 0 else None
+
+    def first_outside(self, spans: Sequence[tuple[Place, Place]], after: Place) -> Place | None:
+        """The first position behind `after` that a marker gave and that is in none of the spans (first and last, in order); None if there is none."""
+        start = max(0, bisect_right(range(len(self._counts)), after, key=self._target) - 1)
+        for at in range(start, len(self._counts)):
+            ledger, entry = self._target(at)
+            end = entry + self._counts[at]
+            if (ledger, entry) <= after:
+                entry = after[1] + 1 if ledger == after[0] else end
+            while entry < end:
+                found = bisect_right(spans, (ledger, entry), key=lambda span: span[0]) - 1
+                last = spans[found][1] if found >= 0 else after
+                if last < (ledger, entry):
+                    return ledger, entry
+                entry = last[1] + 1 if last[0] == ledger else end
+        return None
 
     def _target(self, at: int) -> Place:
         return self._ledgers[at], self._entries[at]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar.storage.index import Run
 from magnetar.storage.level_one import (
     SHARED_OBJECTS_MAX,
     SHARED_TOPIC_BYTES_MAX,
     FileState,
     LevelOneRewrite,
+    Round,
     TopicChange,
     choose,
     choose_merge,
+    outside,
 )
 from magnetar.storage.manifest import Compacted, LevelZero, Manifest, SegmentReference, TopicSegments
 from magnetar.storage.segment import RunSegmentWriter, SegmentReader
@@ -55,6 +59,52 @@ def test_a_round_is_bounded_but_takes_at_least_one_file() -> None:
     assert choose(states, NOW_MS, HOUR_MS, 0.5, bytes_max=10).rewrite == (file(0),)
 
 
+def test_a_pinned_file_is_rewritten_in_part_once_that_is_due() -> None:
+    """Only what can be rewritten counts for the bound of a round; what was rewritten before is not done again, whatever is dead."""
+    old, young = state(0, 90, HOUR_MS), state(1, 90)
+
+    def pinned(found: FileState, loose: int, *, wanted: bool = False) -> FileState:
+        return dataclasses.replace(found, pinned=True, loose_bytes=loose, wanted=wanted)
+
+    found = choose([pinned(old, 40), state(2, 90, HOUR_MS)], NOW_MS, HOUR_MS, 0.5, bytes_max=130)
+    assert (found.drop, found.rewrite, found.partly) == ((), (file(2),), (file(0),))
+    none = Round((), ())
+    assert choose([pinned(old, 0), pinned(young, 40)], NOW_MS, HOUR_MS, 0.5) == none
+    assert choose([pinned(state(3, 10), 5)], NOW_MS, HOUR_MS, 0.5) == none
+    assert choose([pinned(state(4, 0), 0)], NOW_MS, HOUR_MS, 0.5) == none
+    assert choose([pinned(young, 40, wanted=True)], NOW_MS, HOUR_MS, 0.5).partly == (file(1),)
+    assert choose([dataclasses.replace(young, wanted=True)], NOW_MS, HOUR_MS, 0.5).rewrite == (file(1),)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=6), st.integers(0, 20), st.integers(1, 12))
+def test_what_segments_hold_of_a_run_does_not_count(stretches: list[tuple[int, int]], first: int, count: int) -> None:
+    """Entry by entry, with the bytes where they lie; segments may begin and end in other ledgers."""
+    held: set[int] = set()
+    segments, entry = [], 0
+    for gap, size in stretches:
+        segments.append(segment("s", entry + gap, entry + gap + size - 1))
+        held.update(range(entry + gap, entry + gap + size))
+        entry += gap + size
+    if segments and segments[-1].last[1] >= 15:  # the last one goes on in the next ledger
+        segments[-1] = dataclasses.replace(segments[-1], last=(13, 4))
+        held.update(range(segments[-1].first[1], 100))
+    lengths = array("I", [100 + number for number in range(first, first + count)])
+    counts = array("I", [number + 1 for number in range(first, first + count)])
+    run = Run(5, 11, first, 0, 4096, lengths, counts)
+    found = {}
+    for part in outside(run, segments):
+        at = part.offset
+        for number, (length, messages) in enumerate(zip(part.lengths, part.message_counts, strict=True), part.first_entry):
+            found[number] = (at, length, messages)
+            at += length
+    wanted, at = {}, 4096
+    for number in range(first, first + count):
+        if number not in held:
+            wanted[number] = (at, 100 + number, number + 1)
+        at += 100 + number
+    assert found == wanted
+
+
 def test_small_objects_are_merged_once_there_are_many() -> None:
     small = {f"{TOPIC}{n}": TopicSegments((segment(f"s{n}", 0, 9, 100 + n),)) for n in range(SHARED_OBJECTS_MAX)}
     large = {OTHER: TopicSegments((segment("large", 0, 9, SHARED_TOPIC_BYTES_MAX),))}
@@ -89,6 +139,30 @@ def test_files_and_segments_that_came_meanwhile_stay() -> None:
     assert applied is not None
     assert applied.level0 == (file(1), file(2))
     assert applied.topic(OTHER) == later.topic(OTHER)
+
+
+def test_a_file_that_was_rewritten_in_part_stays_and_must_still_be_there() -> None:
+    change = dataclasses.replace(rewrite(), partly=(file(0),))
+    applied = change.apply(LISTED)
+    assert applied is not None
+    assert applied.level0 == LISTED.level0
+    assert applied.topic(TOPIC).level1 == (segment("new", 0, 9),)
+    assert change.apply(dataclasses.replace(LISTED, level0=(file(1),))) is None
+    assert change.apply(dataclasses.replace(LISTED, level0=(file(0, 7), file(1)))) is None
+
+
+def test_how_far_a_topic_is_complete_never_goes_back_and_goes_with_the_topic() -> None:
+    """It outlives the last segment: what comes later begins behind it."""
+    manifest = LISTED.with_topic(TOPIC, TopicSegments(complete=(11, 50)))
+    applied = rewrite(file(0), added=(), complete=(11, 40)).apply(manifest)
+    assert applied is not None
+    assert applied.topics == {TOPIC: TopicSegments(complete=(11, 50))}
+    further = rewrite(file(0), added=(), complete=(13, 0)).apply(manifest)
+    assert further is not None
+    assert further.topic(TOPIC).complete == (13, 0)
+    gone = rewrite(file(0), added=(), gone=True, forgotten=True).apply(manifest)
+    assert gone is not None
+    assert gone.topics == {}
 
 
 def test_a_later_term_in_the_same_file_stays_listed() -> None:

@@ -59,6 +59,26 @@ def test_golden_manifest() -> None:
     assert decode_manifest(GOLDEN, "m") == golden_manifest()
 
 
+WITH_TRANSACTIONS = (
+    b'{"bundle":"a/b/0x00000000_0x40000000","covered":[7,3],"generation":4,"kind":"manifest","level0":[],"parent":null,"topics":'
+    b'{"persistent://a/b/c":{"compacted":null,"level1":[],"trimmed":null},'
+    b'"persistent://a/b/c/_txnlog":{"compacted":null,"level1":[],"trimmed":[15,8]}},"version":1}\ncrc32c=adab2bb3\n'
+)
+
+
+def test_how_far_a_topic_is_complete_stands_where_brokers_of_before_pass_it_over() -> None:
+    """Version 1 as well: a broker that is rolled back finds the fields that it knows, under a name that it gives to no topic."""
+    manifest = Manifest(str(BUNDLE), 4, topics={TOPIC: TopicSegments(complete=(15, 8))}, covered=(7, 3))
+    data = encode_manifest(manifest)
+    assert data == WITH_TRANSACTIONS
+    assert decode_manifest(data, "m") == manifest
+    body = decode_document(KIND, VERSION, data, "m")
+    assert all(found.keys() == {"level1", "compacted", "trimmed"} for found in body["topics"].values())
+    del body["topics"][TOPIC]  # a broker of before has deleted the topic, or trimmed it away
+    left = decode_manifest(encode_document(KIND, VERSION, body), "m")
+    assert left.topics == manifest.topics
+
+
 @pytest.mark.parametrize("data", [b"", GOLDEN[:-1], GOLDEN.replace(b"900", b"901"), GOLDEN[:-9] + b"00000000\n"])
 def test_damage_is_found(data: bytes) -> None:
     with pytest.raises(CorruptData, match="m: "):
@@ -153,6 +173,9 @@ def test_a_rewrite_replaces_only_what_is_still_there() -> None:
     compaction = Rewrite(
         TOPIC, "i", 1, level0=(("broker-0.5f", 2),), segments=(SEGMENT.object,), compacted=Compacted(2, (5, 1), (NEWER,))
     )
+    complete = base.with_topic(TOPIC, dataclasses.replace(base.topic(TOPIC), complete=(5, 1)))
+    assert (kept := compaction.apply(complete)) is not None
+    assert kept.topic(TOPIC).complete == (5, 1)
     compacted = compaction.apply(base)
     assert compacted is not None
     assert compacted.topic(TOPIC) == TopicSegments((SEGMENT,), Compacted(2, (5, 1), (NEWER,)), (1, 5))

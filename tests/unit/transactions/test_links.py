@@ -49,6 +49,37 @@ def test_every_entry_is_found_where_it_came_from(
     assert links.memory_bytes <= 36 * max(len(table) + 4, 1)
 
 
+@given(MARKERS, st.data())
+def test_the_first_link_outside_of_spans_is_found(
+    markers: list[tuple[int, int, list[tuple[int, int]]]], data: st.DataObject
+) -> None:
+    """Whatever the spans begin and end in, and wherever the search begins."""
+    links, linked, places, source = Links(), set(), [], 0
+    ledger, entry = 15, 0
+    for ledgers, between, spans in markers:
+        ledger, entry = (ledger + 2 * ledgers, 0) if ledgers else (ledger, entry)
+        places += [(ledger, entry + n) for n in range(between)]
+        entry += between
+        for skipped, count in spans:
+            source += skipped
+            links.add((ledger, entry), (14, source, count))
+            linked.update(new := [(ledger, entry + n) for n in range(count)])
+            places += new
+            entry, source = entry + count, source + count
+    held: set[tuple[int, int]] = set()
+    spans_held = []
+    at = 0
+    while at < len(places) and data.draw(st.booleans(), label="another"):
+        low = data.draw(st.integers(at, len(places) - 1), label="first")
+        high = data.draw(st.integers(low, min(low + 5, len(places) - 1)), label="last")
+        spans_held.append((places[low], places[high]))
+        held.update(places[low : high + 1])
+        at = high + 1
+    after = data.draw(st.sampled_from([(-1, -1), *places]), label="after")
+    wanted = min((place for place in linked if place > after and place not in held), default=None)
+    assert links.first_outside(spans_held, after) == wanted
+
+
 @given(MARKERS, st.randoms())
 def test_links_made_of_a_checkpoint_are_those_that_were_made_one_by_one(
     markers: list[tuple[int, int, list[tuple[int, int]]]], random: Random

@@ -65,6 +65,8 @@ class TopicTransactions:
         else:
             self.buffer = TransactionBuffer(core.name, epoch, next_entry=next_entry)
         self.sidecar = SidecarRuns()
+        self.wanted_below = 0
+        """A compaction waits until what was committed with smaller ordinals is in segments."""
         self.pending: dict[str, PendingAcks] = {}
         for name, found in (state.pending if state is not None else {}).items():
             if name in core.subscriptions:
