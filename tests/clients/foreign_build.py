@@ -103,9 +103,14 @@ def _compile_java(project: Path, libraries: Path) -> Callable[[Path], None]:
     return fill
 
 
+def java_libraries() -> Path:
+    """A directory with the Java client and what it needs, fetched if need be. Raises CommandFailed saying what is missing."""
+    return _ensure(f"java-libraries-{_key(JAVA, 'pom.xml')}", _fetch_libraries(JAVA))
+
+
 def java() -> list[str]:
     """The command that starts the Java driver, built if need be. Raises CommandFailed saying what is missing."""
-    libraries = _ensure(f"java-libraries-{_key(JAVA, 'pom.xml')}", _fetch_libraries(JAVA))
+    libraries = java_libraries()
     classes = _ensure(f"java-driver-{_key(JAVA, 'pom.xml', 'src/**/*.java')}", _compile_java(JAVA, libraries))
     logging = [
         f"-Dorg.slf4j.simpleLogger.{name}"
@@ -127,7 +132,8 @@ def pulsar_admin() -> list[str]:
     return ["java", *JVM_OPTIONS, quiet, "-cp", f"{classes}:{libraries}/*", "magnetar.Shell"]
 
 
-def _build_go(directory: Path) -> None:
+def build_go(sources: Path, program: Path) -> None:
+    """Build the Go module in `sources`. Raises CommandFailed saying what is missing."""
     _need("go", "golang, 1.24 or later")
     environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
     build = [
@@ -142,17 +148,19 @@ def _build_go(directory: Path) -> None:
         "-ldflags",
         "-s -w",
         "-o",
-        str(directory / "driver"),
+        str(program),
         ".",
     ]
     run_with_progress(
-        build, lambda lines: f"Go client: {lines} packages fetched or compiled (350 or so)", cwd=GO, environment=environment
+        build, lambda lines: f"Go client: {lines} packages fetched or compiled (350 or so)", cwd=sources, environment=environment
     )
 
 
 def go() -> list[str]:
     """The command that starts the Go driver, built if need be. Raises CommandFailed saying what is missing."""
-    return [str(_ensure(f"go-driver-{_key(GO, '*.go', 'go.mod', 'go.sum')}", _build_go) / "driver")]
+    return [
+        str(_ensure(f"go-driver-{_key(GO, '*.go', 'go.mod', 'go.sum')}", lambda made: build_go(GO, made / "driver")) / "driver")
+    ]
 
 
 BUILDERS = {"java": java, "go": go, "admin": pulsar_admin}

@@ -18,9 +18,9 @@ GUIDE = ROOT / "docs/cli.md"
 _BLOCK = re.compile(r"^```console *(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def commands(where: str) -> list[str]:
-    """Lines of the guide's blocks for one kind of server ("" = any)."""
-    blocks = [text for kind, text in _BLOCK.findall(GUIDE.read_text()) if kind == where]
+def commands(where: str, guide: Path = GUIDE) -> list[str]:
+    """Lines of a guide's blocks for one kind of server ("" = any)."""
+    blocks = [text for kind, text in _BLOCK.findall(guide.read_text()) if kind == where]
     return [line.removeprefix("$ ") for text in blocks for line in text.splitlines() if line.startswith("$ ")]
 
 

@@ -1,4 +1,4 @@
-"""`magnetar txn` against a standalone server: open transactions are listed, shown and aborted by id; its part of the guide is true."""
+"""`magnetar txn` against a standalone server: open transactions are listed, shown and aborted by id; docs/transactions.md is true about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dev.server_process import ServerProcess
 from magnetar.errors import WireCode
-from tests.clients.program import Program
+from tests.clients.program import ROOT, Program
 from tests.clients.test_cli_guide import commands
 from tests.clients.test_transaction_rest import COMMIT, TIMEOUT_MS, TOPIC, Holder
 
@@ -43,7 +43,7 @@ def test_open_transactions_are_listed_shown_and_aborted(server: ServerProcess, h
     shown = program.json("txn", "show", str(second))
     assert (shown["status"], shown["partitions"], shown["timeout_ms"]) == ("OPEN", [TOPIC], TIMEOUT_MS)
     assert shown["subscriptions"] == [{"topic": TOPIC, "subscription": "s"}]
-    lines = commands("transactions")
+    lines = commands("transactions", ROOT / "docs/transactions.md")
     assert len(lines) == 4
     for line in lines:
         name, *arguments = shlex.split(line)

@@ -18,7 +18,16 @@ DOCS = ROOT / "docs"
 PAGES = [
     *(
         DOCS / name
-        for name in ("README.md", "install.md", "quickstart.md", "operations.md", "failures.md", "autoscaling.md", "etcd-access.md")
+        for name in (
+            "README.md",
+            "install.md",
+            "quickstart.md",
+            "operations.md",
+            "failures.md",
+            "autoscaling.md",
+            "etcd-access.md",
+            "transactions.md",
+        )
     )
 ]
 PAGES += sorted((DOCS / "runbooks").glob("*.md"))
@@ -129,7 +138,7 @@ def test_commands_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_links_and_files_exist(page: Path) -> None:
-    for link in _LINK.findall(page.read_text()):
+    for link in _LINK.findall(_prose(page)):
         if "://" not in link:
             assert (page.parent / link).exists(), link
     for name in re.findall(r"(?:-f |`)((?:examples|charts|docs|tests)/[\w./-]+)", page.read_text()):
