@@ -17,6 +17,9 @@ from itertools import accumulate, pairwise
 ELSEWHERE = ""
 """The incarnation of a run of which only the catalog knows where it lies."""
 
+RELEASED_HELD_MAX = 1_000
+"""Runs without entries that the tail cache may hold, besides as many as it has with entries."""
+
 
 class Run:
     """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's first byte."""
@@ -31,8 +34,8 @@ class Run:
         self.incarnation = incarnation
         self.file = file
         self.offset = offset
-        self.lengths = array("I", lengths)
-        self.message_counts = array("I", message_counts)
+        self.lengths = lengths if isinstance(lengths, array) else array("I", lengths)
+        self.message_counts = message_counts if isinstance(message_counts, array) else array("I", message_counts)
         self.bytes = sum(lengths)
         self.payload: bytes | None = None
 
@@ -127,6 +130,7 @@ class TailCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._held: deque[Run] = deque()
+        self._released = 0
         self.bytes = 0
 
     def keep(self, run: Run, payload: bytes) -> None:
@@ -134,7 +138,21 @@ class TailCache:
         run.payload = payload
         self._held.append(run)
         self.bytes += run.bytes
-        while self.bytes > self._bytes_max and len(self._held) > 1:
+        while len(self._held) > 1 and (self.bytes > self._bytes_max or self._held[0].payload is None):
             oldest = self._held.popleft()
+            if oldest.payload is None:
+                self._released -= 1
+                continue
             oldest.payload = None
             self.bytes -= oldest.bytes
+
+    def release(self, run: Run) -> None:
+        """Nobody will ever read these entries."""
+        if run.payload is None:
+            return
+        run.payload = None
+        self.bytes -= run.bytes
+        self._released += 1
+        if self._released > RELEASED_HELD_MAX + len(self._held) // 2:
+            self._held = deque(held for held in self._held if held.payload is not None)
+            self._released = 0

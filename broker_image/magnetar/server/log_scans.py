@@ -42,6 +42,11 @@ class _Reader:
     cut: bool = False
     over: bool = False
     shared: bool = False
+    begin: tuple[int, int] = field(init=False)
+    limit: tuple[int, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin, self.limit = _place(self.start), None if self.end is None else _place(self.end)
 
 
 @dataclass(slots=True)
@@ -209,14 +214,14 @@ class _Group:
 
     def give(self, scanned: ScannedRecord) -> None:
         """Hand a record to those of its term; who has all of its range, or has left, takes no further part."""
-        readers = self.by_term.get(scanned.record.epoch)
+        at, record = scanned
+        readers = self.by_term.get(record.epoch)
         if readers is None:
             return
-        at = (scanned.place.file, scanned.place.offset)
         for reader in list(readers):
-            if reader.reached.done() or (reader.end is not None and at >= _place(reader.end)):
+            if reader.reached.done() or (reader.limit is not None and at >= reader.limit):
                 self._settle(reader, reader.end or reader.start)
-            elif not reader.over and at >= _place(reader.start):
+            elif not reader.over and at >= reader.begin:
                 self._take(reader, scanned)
 
     def _take(self, reader: _Reader, scanned: ScannedRecord) -> None:

@@ -164,16 +164,22 @@ class BundleReplay:
 
     def taker(self, incarnation: str) -> Take:
         """Applies records of one term in one log; True after its RELEASE: later records of that term there are void."""
+        belongs = self._belongs
 
         def take(scanned: ScannedRecord) -> bool:
-            record = scanned.record
+            place, record = scanned
+            if isinstance(record, TransactionRecord):
+                if belongs.get(record.topic) or self.contains(record.topic):
+                    self.records += 1
+                    self._apply_transaction(record)
+                return False
             if isinstance(record, TermRecord):
                 return False
             if isinstance(record, ReleaseRecord):
                 return BundleName.parse(record.bundle).includes(self._bundle)  # ours, or of the bundle that we were split from then
-            if self.contains(record.topic):
+            if belongs.get(record.topic) or self.contains(record.topic):
                 self.records += 1
-                self._apply(incarnation, scanned.place, record)
+                self._apply(incarnation, place, record)
             return False
 
         return take
@@ -185,9 +191,12 @@ class BundleReplay:
             known = self._belongs[topic] = self._bundle.contains(TopicName.parse(topic))
         return known
 
-    def _apply(
-        self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord | TransactionRecord
-    ) -> None:
+    def _apply_transaction(self, record: TransactionRecord) -> None:
+        found = self.topics.get(record.topic)
+        if found is not None:  # else of a topic that has been deleted since, and not created again yet
+            (found.transactions or found.used(self._epoch)).apply(found.index, record)
+
+    def _apply(self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord) -> None:
         if isinstance(record, TopicRecord):
             self._apply_topic(record)
             return
@@ -195,9 +204,7 @@ class BundleReplay:
         found = self.topics.get(sidecar_of or record.topic)
         if found is None:
             return  # a record of a topic that has been deleted since, and not created again yet
-        if isinstance(record, TransactionRecord):
-            found.used(self._epoch).apply(found.index, record)
-        elif isinstance(record, EntriesRecord) and sidecar_of is not None:
+        if isinstance(record, EntriesRecord) and sidecar_of is not None:
             found.used(self._epoch).apply_entries(incarnation, place, record)
         elif isinstance(record, EntriesRecord):
             new = found.core.apply_entries(record.ledger, record.first_entry, record.count)

@@ -171,9 +171,9 @@ class Encoded(NamedTuple):
     entries_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EntriesRecord:
-    """A run of entries of one topic by one producer. `sequences` holds each entry's highest sequence id.
+    """A run of entries of one topic by one producer. `sequences` holds each entry's highest sequence id. (Not frozen, for the sake of replay.)
 
     `data` are the entries back to back, each as the client sent it after the command; `entries_offset` is where they begin in the payload.
     """

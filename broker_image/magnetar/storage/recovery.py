@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Container
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
@@ -40,8 +40,7 @@ SEARCH_BYTES_MAX = BLOCK_BODY_BYTES_MAX + 2 * BLOCK_HEADER_BYTES
 RECORDS_PER_TURN_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedRecord:
+class ScannedRecord(NamedTuple):
     """A record and where its payload begins."""
 
     place: RecordPlace

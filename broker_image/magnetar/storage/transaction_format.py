@@ -12,8 +12,7 @@ import struct
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
 from magnetar.storage.record_framing import bounded_length
@@ -38,6 +37,8 @@ from magnetar.transactions.participant_records import (
 )
 
 _HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
+_APPEND = struct.Struct("<8q")  # ledger, first, entries, highest, bytes, send point's ledger and entry, append ms
+_APPEND_WORDS = _APPEND.size // 8
 
 
 class TransactionOperation(enum.IntEnum):
@@ -51,8 +52,7 @@ class TransactionOperation(enum.IntEnum):
     ABORT_ACKS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionRecord:
+class TransactionRecord(NamedTuple):
     """A change of a topic's transaction buffer, or of the pending acknowledgements of `subscription`."""
 
     epoch: int
@@ -108,13 +108,17 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
     if words_at + 8 * count != len(payload):
         raise ValueError(f"its parts need {words_at + 8 * count} bytes, it has {len(payload)}")
     topic, name = str(payload[_HEAD.size : topic_end], "utf-8"), str(payload[topic_end:words_at], "utf-8")
-    operation, txn = TransactionOperation(number), TxnId(most, least)
-    words = unpacked(I64, payload[words_at:])
-    if operation is TransactionOperation.APPEND:
-        ledger, first, entries, highest, size, send_ledger, send_entry, append_ms = words
+    txn = TxnId(most, least)
+    if number == TransactionOperation.APPEND:
+        if count != _APPEND_WORDS:
+            raise ValueError(f"APPEND has {count} words instead of {_APPEND_WORDS}")
+        ledger, first, entries, highest, size, send_ledger, send_entry, append_ms = _APPEND.unpack_from(payload, words_at)
         sequence = highest if highest >= -1 else highest + (1 << 64)
         append = Append(txn, name, (ledger, first), entries, sequence, size, (send_ledger, send_entry), append_ms)
         return TransactionRecord(epoch, topic, append)
+    if number == TransactionOperation.ABORT and not count:
+        return TransactionRecord(epoch, topic, Abort(txn, floor))
+    operation, words = TransactionOperation(number), unpacked(I64, payload[words_at:])
     if operation is TransactionOperation.COMMIT:
         marker = (words[0], words[1])
         spans = tuple(zip(words[3::3], words[4::3], words[5::3], strict=True))
@@ -125,8 +129,6 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
         return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.COMMITTED, *_decode_ack(words)), name)
     if len(words):
         raise ValueError(f"{operation.name} has {len(words)} words too many")
-    if operation is TransactionOperation.ABORT:
-        return TransactionRecord(epoch, topic, Abort(txn, floor))
     return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.ABORTED), name)
 
 

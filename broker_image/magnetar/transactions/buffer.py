@@ -22,7 +22,7 @@ from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.links import Links
-from magnetar.transactions.open_parts import ConfirmedPart, LowestOpen, PartAhead, producers_in_state, producers_of_state
+from magnetar.transactions.open_parts import ConfirmedPart, LowestNumbers, PartAhead, producers_in_state, producers_of_state
 from magnetar.transactions.participant_records import (
     NO_SEQUENCE,
     NOWHERE,
@@ -107,7 +107,7 @@ class TransactionBuffer:
         self._translations = Translations()
         self._links = Links()
         self._inquired: dict[TxnId, int] = {}
-        self._lowest = LowestOpen()
+        self._lowest, self._remembered = LowestNumbers(), LowestNumbers()
 
     # --- sending ----------------------------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class TransactionBuffer:
             else:
                 self._apply_abort(change, known)
         if self._fences.raise_floor(change.txn.most, change.floor):
-            for txn in [txn for txn in self._committed if txn.most == change.txn.most and txn.least < change.floor]:
+            for txn in self._remembered.below(self._fences.floor, self._committed):
                 del self._committed[txn]
 
     def _apply_append(self, change: Append) -> None:
@@ -322,12 +322,12 @@ class TransactionBuffer:
                 f"topic {self.topic}: sidecar entry {change.first} does not follow {self._last}: records before it are missing"
             )
         self._last = (ledger, first + change.count - 1)
-        if change.txn not in self._open and self._fences.outcome(change.txn) is not None:
-            return
         known = self._open.get(change.txn)
         if known is None:
+            if self._fences.outcome(change.txn) is not None:
+                return
             known = self._open[change.txn] = ConfirmedPart(change.append_ms)
-            self._lowest.add(change.txn)
+            self._lowest.add(change.txn, self._open)
         known.entries += change.count
         known.size += change.size
         last = known.spans[-1] if known.spans else None
@@ -354,6 +354,7 @@ class TransactionBuffer:
         self._fences.end(change.txn, Outcome.COMMITTED)
         if self._fences.outcome(change.txn) is Outcome.COMMITTED:
             self._committed[change.txn] = known.producers if known is not None else {}
+            self._remembered.add(change.txn, self._committed)
         while len(self._committed) > self.limits.remembered_commits_max:
             del self._committed[next(iter(self._committed))]
 
@@ -477,9 +478,11 @@ class TransactionBuffer:
             buffer._open[found.txn] = ConfirmedPart(
                 found.since_ms, found.size, entries, list(found.spans), producers_of_state(found.producers)
             )
-            buffer._lowest.add(found.txn)
+            buffer._lowest.add(found.txn, buffer._open)
         buffer._fences = Fences(state.fences)
-        buffer._committed = {found.txn: producers_of_state(found.producers) for found in state.committed}
+        for committed in state.committed:
+            buffer._committed[committed.txn] = producers_of_state(committed.producers)
+            buffer._remembered.add(committed.txn, buffer._committed)
         buffer._translations = Translations(state.translations)
         buffer._links = buffer._translations.links()
         return buffer

@@ -27,6 +27,8 @@ class IdSet:
         self._firsts, self._lasts = known[0::2], known[1::2]
 
     def __contains__(self, number: int) -> bool:
+        if not self._lasts or number > self._lasts[-1]:
+            return False
         index = bisect_right(self._firsts, number) - 1
         return index >= 0 and number <= self._lasts[index]
 
@@ -46,6 +48,9 @@ class IdSet:
 
     def add(self, number: int) -> None:
         firsts, lasts = self._firsts, self._lasts
+        if lasts and number == lasts[-1] + 1:  # what is usual
+            lasts[-1] = number
+            return
         index = bisect_right(firsts, number)
         if index and number <= lasts[index - 1]:
             return
@@ -117,15 +122,21 @@ class Fences:
         """Aborted transactions that are remembered, of all coordinators."""
         return sum(known.aborted.count() for known in self._coordinators.values())
 
+    def _of(self, coordinator: int) -> _Coordinator:
+        known = self._coordinators.get(coordinator)
+        if known is None:
+            known = self._coordinators[coordinator] = _Coordinator()
+        return known
+
     def end(self, txn: TxnId, outcome: Outcome) -> None:
         """The transaction has ended for good."""
-        known = self._coordinators.setdefault(txn.most, _Coordinator())
+        known = self._of(txn.most)
         if txn.least >= known.floor:
             (known.committed if outcome is Outcome.COMMITTED else known.aborted).add(txn.least)
 
     def raise_floor(self, coordinator: int, floor: int) -> bool:
         """Every transaction of the coordinator below `floor` has ended; True if that is news."""
-        known = self._coordinators.setdefault(coordinator, _Coordinator())
+        known = self._of(coordinator)
         if floor <= known.floor:
             return False
         known.floor = floor

@@ -1,19 +1,22 @@
 """What a transaction buffer keeps of one open transaction.
 
-Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; how states hold producers; `LowestOpen`, which finds those below a
-floor. Imports: ids, participant_records. Pure.
+Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; how states hold producers; `LowestNumbers`, which finds
+transactions below a floor. Imports: ids, participant_records. Pure.
 Invariant: producers are known by name, each with its highest sequence id and where that entry lies.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, Place, Span
+
+GONE_HELD_MAX = 1_000
+"""Transactions that have gone which `LowestNumbers` may hold, besides as many as are there: a floor may stay where it is for long."""
 
 
 @dataclass(slots=True)
@@ -39,26 +42,31 @@ class PartAhead:
     outcome: Outcome | None = None
 
 
-class LowestOpen:
-    """Numbers of open transactions by coordinator, as heaps: those that have ended are among them until a floor passes them."""
+class LowestNumbers:
+    """Numbers of some transactions by coordinator, as heaps: those that have gone are among them until a floor passes them, or they are too many."""
 
     __slots__ = ("_heaps",)
 
     def __init__(self) -> None:
         self._heaps: dict[int, list[int]] = {}
 
-    def add(self, txn: TxnId) -> None:
-        """A transaction that was not open before."""
-        heappush(self._heaps.setdefault(txn.most, []), txn.least)
+    def add(self, txn: TxnId, present: Collection[TxnId]) -> None:
+        """A transaction that was not there before; `present` are all that are there now."""
+        heap = self._heaps.get(txn.most)
+        if heap is None:
+            heap = self._heaps[txn.most] = []
+        heappush(heap, txn.least)
+        if len(heap) > 2 * len(present) + GONE_HELD_MAX:
+            heap[:] = sorted(least for most, least in present if most == txn.most)
 
-    def below(self, floor: Callable[[int], int], still_open: Container[TxnId]) -> list[TxnId]:
-        """Those of `still_open` below their coordinators' floors; they are found again until they are open no more."""
+    def below(self, floor: Callable[[int], int], present: Container[TxnId]) -> list[TxnId]:
+        """Those of `present` below their coordinators' floors; they are found again until they are there no more."""
         found = []
         for most, heap in self._heaps.items():
             limit, low = floor(most), set()
             while heap and heap[0] < limit:
                 low.add(heappop(heap))
-            left = [txn for least in sorted(low) if (txn := TxnId(most, least)) in still_open]
+            left = [txn for least in sorted(low) if (txn := TxnId(most, least)) in present]
             for txn in left:
                 heappush(heap, txn.least)
             found += left

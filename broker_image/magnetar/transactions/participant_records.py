@@ -43,8 +43,10 @@ class Span(NamedTuple):
 
 # --- changes: records of the log -----------------------------------------------------------------------------------------------
 
+# Values, but not frozen where recovery makes one per record: freezing costs as much as decoding does.
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Append:
     """A run of one producer's entries joined the transaction, in the sidecar from `first` on. Written behind the entries themselves.
 
@@ -61,7 +63,7 @@ class Append:
     append_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     """The transaction's entries are those of the partition from `marker` on: `spans` are (ledger, first, count) in the sidecar, in that order.
 
@@ -80,7 +82,7 @@ class Commit:
         return sum(count for _, _, count in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Abort:
     """The transaction's entries are void."""
 

@@ -24,7 +24,7 @@ from magnetar.topics.subscription import Subscription
 from magnetar.topics.withheld import known_within
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.open_parts import LowestOpen
+from magnetar.transactions.open_parts import LowestNumbers
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState
 
 HELD_MAX = 200_000
@@ -100,7 +100,7 @@ class PendingAcks:
         self._shares = 0
         self._fences = Fences()
         self._inquired: dict[TxnId, int] = {}
-        self._lowest = LowestOpen()
+        self._lowest = LowestNumbers()
 
     # --- acknowledging ----------------------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class PendingAcks:
         held = self._held.get(txn)
         if held is None:
             held = self._held[txn] = _Held()
-            self._lowest.add(txn)
+            self._lowest.add(txn, self._held)
         self._shares -= held.shares
         for start, end in runs:
             held.hold(start, end)

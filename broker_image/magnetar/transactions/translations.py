@@ -40,6 +40,9 @@ class _Runs:
 
     def insert(self, first: int, count: int, code: int, entry: int) -> None:
         """Add a run that overlaps none; it is joined with those it goes on from, or that go on from it."""
+        if not self.firsts or first > self.firsts[-1]:  # what is usual
+            self._append(first, count, code, entry)
+            return
         index = bisect_right(self.firsts, first)
         assert not index or self.firsts[index - 1] + self.counts[index - 1] <= first, (first, count)
         self.firsts.insert(index, first)
@@ -49,6 +52,21 @@ class _Runs:
         self._join(index)
         if index:
             self._join(index - 1)
+
+    def _append(self, first: int, count: int, code: int, entry: int) -> None:
+        """`insert` behind the last run."""
+        if self.firsts:
+            last = self.counts[-1]
+            end = self.firsts[-1] + last
+            assert end <= first, (first, count)
+            step = last if code & 1 else 0
+            if (end, self.codes[-1], self.entries[-1] + step) == (first, code, entry) and last + count <= _COUNT_MAX:
+                self.counts[-1] = last + count
+                return
+        self.firsts.append(first)
+        self.counts.append(count)
+        self.codes.append(code)
+        self.entries.append(entry)
 
     def _join(self, index: int) -> None:
         """Make the run at `index` and the next one a single one, if they are one on both sides."""

@@ -91,7 +91,10 @@ def test_nothing_of_an_aborted_transaction_is_ever_seen(tmp_path: Path) -> None:
             await send_in(peer, A, b"a0", 0)
             await send_in(peer, B, b"b0", 1)
             await send_in(peer, A, b"a1", 0, 2)
+            cache = next(iter(broker.ownership.owned.values())).tail_cache
+            assert cache.bytes == sum(map(len, entries_of((b"a0", 0), (b"b0", 1), (b"a1", 0))))
             await ended(peer, A, commit=False)
+            assert cache.bytes == len(entry(b"b0", 1)), "what nobody will read is not kept in memory"
             await ended(peer, B, commit=True)
             assert await stored(broker) == entries_of((b"b0", 1))
             error = await refused_send(peer, A, b"a2", 5)

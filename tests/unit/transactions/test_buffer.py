@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions.buffer import BufferLimits, Judgement, OpenTransaction, TransactionBuffer, Verdict, is_sidecar
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.open_parts import GONE_HELD_MAX
 from magnetar.transactions.participant_records import NO_SEQUENCE, NOWHERE, Abort, Append, Commit
 from magnetar.transactions.translations import Translated
 
@@ -242,3 +245,42 @@ def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes() -
     assert scattered.memory_bytes <= 40 * count
     assert joined.memory_bytes == 40
     assert len(scattered.to_state().open) == 0
+
+
+def test_ended_transactions_leave_nothing_behind_while_the_floor_stays_where_it_is() -> None:
+    """An old transaction that stays open holds the floor; those that have ended above it are a run of numbers and not one each."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    send(buffer, TxnId(0, 0), 0)
+    for number in range(1, 2 * GONE_HELD_MAX):  # until everything that is held at most is there
+        abort_one(buffer, number)
+    tracemalloc.start()
+    try:
+        for number in range(2 * GONE_HELD_MAX, 12 * GONE_HELD_MAX):
+            abort_one(buffer, number)
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert grown < 10 * GONE_HELD_MAX * 16, "less than a number and a pointer to it for each"
+    assert buffer.orphans() == []
+    abort(buffer, TxnId(1, 5), 0)
+    assert buffer.abort(TxnId(0, 12 * GONE_HELD_MAX), 1) is not None
+    assert buffer.orphans() == [TxnId(0, 0)], "the one that is open is found all the same"
+
+
+def abort_one(buffer: TransactionBuffer, number: int) -> None:
+    send(buffer, TxnId(0, number), number)
+    abort(buffer, TxnId(0, number))
+
+
+def test_commits_below_the_floor_are_forgotten_and_others_are_not() -> None:
+    """In whatever order they were committed, and by coordinator."""
+    buffer = TransactionBuffer(TOPIC, 7)
+    numbers = [5, 1, 9, 3, 7]
+    for entry, number in enumerate(numbers):
+        send(buffer, TxnId(0, number), number)
+        commit(buffer, TxnId(0, number), entry)
+    send(buffer, TxnId(1, 2), 2)
+    commit(buffer, TxnId(1, 2), 5)
+    send(buffer, TxnId(0, 10), 10)
+    commit(buffer, TxnId(0, 10), 6, floor=6)
+    assert [found.txn for found in buffer.to_state().committed] == [TxnId(0, 9), TxnId(0, 7), TxnId(1, 2), TxnId(0, 10)]

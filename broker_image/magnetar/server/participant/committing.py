@@ -91,7 +91,8 @@ def _durable(topic: TopicHost, change: Commit | Abort) -> None:
     if isinstance(change, Abort):
         spans = used.buffer.durable_spans(change.txn)
         used.buffer.confirm(change)
-        used.forget(spans)
+        for run in used.forget(spans):
+            topic.bundle.tail_cache.release(run)
         return
     size = used.buffer.durable_bytes(change.txn)
     used.buffer.confirm(change)

@@ -25,6 +25,18 @@ class SidecarRuns:
         """Entries that are durable; what replay brings again replaces what was there."""
         self._runs[first] = run
 
+    def drop(self, span: tuple[int, int, int]) -> list[Run]:
+        """Remove the runs of (ledger, first, count), and return those that were known here."""
+        ledger, at, end = span
+        end += at
+        found = []
+        while at < end:
+            run = self._runs.pop((ledger, at), None)
+            if run is not None:
+                found.append(run)
+            at += run.count if run is not None else 1
+        return found
+
     def take(self, span: tuple[int, int, int]) -> list[Run]:
         """Remove the runs of (ledger, first, count), and return them; what is not known as runs that lie elsewhere."""
         ledger, at, end = span[0], span[1], span[1] + span[2]

@@ -21,11 +21,8 @@ from magnetar.transactions.buffer import BufferLimits, TransactionBuffer
 from magnetar.transactions.participant_records import (
     Abort,
     Append,
-    BufferChange,
     Commit,
-    EndAcks,
     ParticipantState,
-    PendingAck,
     PendingChange,
     Span,
 )
@@ -122,10 +119,9 @@ class TopicTransactions:
                 ordinal = run.end
         return linked
 
-    def forget(self, spans: tuple[Span, ...]) -> None:
-        """The entries of a transaction that was aborted are nobody's."""
-        for span in spans:
-            self.sidecar.take(span[:3])
+    def forget(self, spans: tuple[Span, ...]) -> list[Run]:
+        """The entries of a transaction that was aborted are nobody's; their runs, as far as they are known."""
+        return [run for span in spans for run in self.sidecar.drop(span[:3])]
 
     # --- replay -----------------------------------------------------------------------------------------------------------------
 
@@ -138,24 +134,20 @@ class TopicTransactions:
     def apply(self, index: EntryIndex, record: TransactionRecord) -> None:
         """A change. Raises CorruptData if records before it are missing."""
         change = record.change
-        if isinstance(change, PendingAck | EndAcks):
-            self._apply_pending(record.subscription, change)
-        else:
-            self._apply_to_buffer(index, change)
-
-    def _apply_pending(self, subscription: str, change: PendingChange) -> None:
-        if subscription in self._core.subscriptions:  # else it is older than the subscription's removal
-            self.pending_of(subscription).apply(change)
-
-    def _apply_to_buffer(self, index: EntryIndex, change: BufferChange) -> None:
         if isinstance(change, Append):
             self.buffer.apply(change)
         elif isinstance(change, Abort):
             spans = self.buffer.durable_spans(change.txn)
             self.buffer.apply(change)
             self.forget(spans)
-        else:
+        elif isinstance(change, Commit):
             self._apply_commit(index, change)
+        else:
+            self._apply_pending(record.subscription, change)
+
+    def _apply_pending(self, subscription: str, change: PendingChange) -> None:
+        if subscription in self._core.subscriptions:  # else it is older than the subscription's removal
+            self.pending_of(subscription).apply(change)
 
     def _apply_commit(self, index: EntryIndex, change: Commit) -> None:
         size = self.buffer.durable_bytes(change.txn)
@@ -171,4 +163,4 @@ class TopicTransactions:
             self.link(index, last + 1 - change.count, change.spans)
         else:
             for span in change.spans:
-                self.sidecar.take(span)
+                self.sidecar.drop(span)
