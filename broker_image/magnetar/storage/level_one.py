@@ -201,7 +201,8 @@ def _changed(found: TopicSegments, change: TopicChange) -> TopicSegments | None:
         return None
     kept = [segment for segment in found.level1 if (segment.object, segment.offset) not in change.removed]
     level1 = tuple(sorted([*kept, *change.added], key=lambda segment: segment.first))
-    assert all(a.last < b.first for a, b in itertools.pairwise(level1)), level1
+    if any(before.last >= after.first for before, after in itertools.pairwise(level1)):
+        return None  # somebody else has rewritten the same part of a file that stays listed
     trimmed = _later(found.trimmed, change.trimmed)
     if change.gone:
         return TopicSegments(level1, trimmed=trimmed)

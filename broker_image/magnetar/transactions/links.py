@@ -89,18 +89,21 @@ class Links:
 
     def first_outside(self, spans: Sequence[tuple[Place, Place]], after: Place) -> Place | None:
         """The first position behind `after` that a marker gave and that is in none of the spans (first and last, in order); None if there is none."""
-        start = max(0, bisect_right(range(len(self._counts)), after, key=self._target) - 1)
-        for at in range(start, len(self._counts)):
-            ledger, entry = self._target(at)
-            end = entry + self._counts[at]
-            if (ledger, entry) <= after:
-                entry = after[1] + 1 if ledger == after[0] else end
-            while entry < end:
-                found = bisect_right(spans, (ledger, entry), key=lambda span: span[0]) - 1
-                last = spans[found][1] if found >= 0 else after
-                if last < (ledger, entry):
-                    return ledger, entry
-                entry = last[1] + 1 if last[0] == ledger else end
+        while (linked := self._first_behind(after)) is not None:
+            held = bisect_right(spans, linked, key=lambda span: span[0]) - 1
+            if held < 0 or spans[held][1] < linked:
+                return linked
+            after = spans[held][1]
+        return None
+
+    def _first_behind(self, position: Place) -> Place | None:
+        """The first position behind this one that a marker gave."""
+        at = max(0, bisect_right(range(len(self._counts)), position, key=self._target) - 1)
+        for link in range(at, min(at + 2, len(self._counts))):  # the one that holds it, or else the next one
+            ledger, entry = self._target(link)
+            first = max((ledger, entry), (position[0], position[1] + 1))
+            if first[0] == ledger and first[1] < entry + self._counts[link]:
+                return first
         return None
 
     def _target(self, at: int) -> Place:

@@ -149,6 +149,7 @@ def test_a_file_that_was_rewritten_in_part_stays_and_must_still_be_there() -> No
     assert applied.topic(TOPIC).level1 == (segment("new", 0, 9),)
     assert change.apply(dataclasses.replace(LISTED, level0=(file(1),))) is None
     assert change.apply(dataclasses.replace(LISTED, level0=(file(0, 7), file(1)))) is None
+    assert change.apply(applied) is None, "another owner has done the same meanwhile"
 
 
 def test_how_far_a_topic_is_complete_never_goes_back_and_goes_with_the_topic() -> None:
