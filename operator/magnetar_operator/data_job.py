@@ -176,7 +176,7 @@ async def _write_status(world: World, job: DataJob, run: str, decided: JobPlan, 
         attempts=decided.attempt,
         started_at=started or (began.started_at if began is not None else "") or (now if decided.attempt else ""),
         finished_at=(began.finished_at if began is not None and began.finished_at else finished) if final else "",
-        message="" if decided.state == SUCCEEDED else decided.message,
+        message=record.message if decided.state == SUCCEEDED and record is not None else decided.message,
         result={name: str(value) for name, value in record.result.items()}
         if record is not None and decided.state == SUCCEEDED
         else {},

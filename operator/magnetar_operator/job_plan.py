@@ -66,7 +66,7 @@ def plan_job(view: JobView) -> JobPlan:
     """One step of the wanted run."""
     last = max([view.last_attempt, *(attempt.number for attempt in view.attempts)])
     if view.record is not None and view.record.state == RECORD_SUCCEEDED:
-        return JobPlan(SUCCEEDED, Reason.SUCCEEDED, "the run succeeded", last, again_s=None)
+        return JobPlan(SUCCEEDED, Reason.SUCCEEDED, view.record.message or "the run succeeded", last, again_s=None)
     alive = next((attempt for attempt in view.attempts if not attempt.is_over), None)
     if view.suspended:
         # A driver that is stopped on purpose used no attempt up: its number is given again.

@@ -55,7 +55,10 @@ SUCCEEDED, FAILED, UNUSABLE = 0, 1, 2
 
 @dataclass(slots=True)
 class Result:
-    """What a run did, summed over its topics; `horizon` and `generation` are those of the last topic committed."""
+    """What a run did, summed over its topics; `horizon` and `generation` are those of the last topic committed.
+
+    `behind` topics have messages of transactions from before the run that nobody could see in time; the last of them is `complete` up to there.
+    """
 
     topics: int = 0
     messages_in: int = 0
@@ -65,6 +68,23 @@ class Result:
     bytes_out: int = 0
     horizon: str = ""
     generation: int = 0
+    behind: int = 0
+    complete: str = ""
+
+    def leave_behind(self, complete: Position | None) -> None:
+        """A topic was taken only up to this position (None: all of it was)."""
+        if complete is not None:
+            self.behind, self.complete = self.behind + 1, shown(complete)
+
+    @property
+    def message(self) -> str:
+        """What else there is to say of a run that succeeded."""
+        if not self.behind:
+            return ""
+        return (
+            f"{self.behind} of its topics could not be compacted up to what was acknowledged when the run began, for their brokers have not "
+            f"rewritten yet what transactions have published behind {self.complete}; the next run takes the rest"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,9 @@ class Compactor:
             limits = {"complete": shown(plan.complete)} if plan.complete is not None else {}
             shape = {"groups": len(plan.groups), "bytes": plan.bytes}
             log.info("compaction.planned", topic=str(topic), horizon=shown(plan.horizon), **shape, **limits)
+            late = plan.complete if not plan.reaches(rolled) else None
             if not plan.news:
+                result.leave_behind(late)
                 log.info("compaction.nothing_new", topic=str(topic), horizon=shown(plan.horizon))
                 return
             try:
@@ -99,6 +121,7 @@ class Compactor:
                     raise
                 continue
             written = committed.written
+            result.leave_behind(late)
             result.topics += 1
             result.messages_in += written.messages_in
             result.keys += written.keys
@@ -128,8 +151,9 @@ async def plan_up_to(store: MetadataStore, volume: PosixVolume, topic: TopicName
                 raise
             reason = str(error)
         else:
-            if plan.complete is None or plan.complete >= rolled or last:
+            if plan.reaches(rolled) or last:
                 return plan
+            assert plan.complete is not None
             reason = f"complete up to {shown(plan.complete)} of {shown(rolled)}"
         log.info("compaction.waits", topic=str(topic), attempt=attempt, reason=reason)
         await asyncio.sleep(PLAN_RETRY_S)
@@ -254,7 +278,7 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
             # it was.
             await record.fail(f"{type(error).__name__}: {error}")
             raise
-        await record.succeed(asdict(result))
+        await record.succeed(asdict(result), result.message)
         log.info("compaction.succeeded", job=options.job, run=options.run, **asdict(result))
         return SUCCEEDED
 

@@ -72,6 +72,10 @@ class CompactionPlan:
     def bytes(self) -> int:
         return sum(group.bytes for group in self.groups)
 
+    def reaches(self, position: Position) -> bool:
+        """Whether nothing up to this position, which is in sealed files, was left out."""
+        return self.complete is None or max(self.complete, self.horizon) >= position
+
 
 @dataclass(slots=True)
 class Holdings:

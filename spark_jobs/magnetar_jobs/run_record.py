@@ -35,9 +35,9 @@ class RunRecord:
         """Note the start; the record of an earlier success if there is one (then there is nothing to do)."""
         return await self._write(JobRunRecord(self.kind, STARTED, self.clock.wall_ms(), 0, {}))
 
-    async def succeed(self, result: dict[str, Any]) -> None:
-        """Note the success with its kind-specific counts."""
-        await self._write(JobRunRecord(self.kind, SUCCEEDED, 0, self.clock.wall_ms(), result))
+    async def succeed(self, result: dict[str, Any], message: str = "") -> None:
+        """Note the success with its kind-specific counts, and what else there is to say of it."""
+        await self._write(JobRunRecord(self.kind, SUCCEEDED, 0, self.clock.wall_ms(), result, message[:MESSAGE_LENGTH_MAX]))
 
     async def fail(self, message: str) -> None:
         """Note a failure and why. It may be followed by another start."""

@@ -108,7 +108,7 @@ class Run(StatusModel):
     attempts: int = Field(default=0, description="Driver pods made for it so far.")
     started_at: str = Field(default="", description="RFC 3339.")
     finished_at: str = Field(default="", description="RFC 3339.")
-    message: str = Field(default="", description="Why it failed, or what it waits for.")
+    message: str = Field(default="", description="Why it failed, what it waits for, or what it has left to the next run.")
     result: dict[str, str] = Field(default={}, description="What it did, as counted by the job.")
 
 

@@ -148,6 +148,15 @@ def test_a_roll_has_young_files_rewritten_for_the_job_that_asked_and_an_open_tra
     asyncio.run(scenario())
 
 
+def test_a_run_that_leaves_something_behind_names_the_place() -> None:
+    result = compact.Result()
+    result.leave_behind(None)
+    assert result.message == ""
+    result.leave_behind((17, 4))
+    assert "1 of its topics" in result.message
+    assert "behind 17:4" in result.message
+
+
 def test_a_job_waits_for_what_it_has_rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round of maintenance after the roll makes it whole; a broker that does not come to it holds the job up for a while only."""
     monkeypatch.setattr(compact, "PLAN_RETRY_S", 0.01)
@@ -166,12 +175,16 @@ def test_a_job_waits_for_what_it_has_rolled(tmp_path: Path, monkeypatch: pytest.
             await ended(peer, TxnId(0, 0), commit=True)
             await peer.send(b"x", 3)
             rolled = await broker.service.roll(NAME)
-            assert (await compact.plan_up_to(store, volume, NAME, rolled)).horizon == (rolled[0], 0)
+            late = await compact.plan_up_to(store, volume, NAME, rolled)
+            assert (late.horizon, late.complete) == ((rolled[0], 0), (rolled[0], 0))
+            assert not late.reaches(rolled)
             monkeypatch.setattr(compact, "PLAN_ATTEMPTS_MAX", 1 << 30)
             waiting = asyncio.create_task(compact.plan_up_to(store, volume, NAME, rolled))
             await broker.maintenance.round()
             async with asyncio.timeout(60):
-                assert (await waiting).horizon == rolled
+                whole = await waiting
+            assert whole.horizon == rolled
+            assert whole.reaches(rolled)
 
     asyncio.run(scenario())
 

@@ -32,6 +32,11 @@ def test_success_is_what_the_record_says_whatever_the_pod_says() -> None:
         assert plan_job(replace(FRESH, last_attempt=1, attempts=attempts, record=SUCCESS)).state == SUCCEEDED
 
 
+def test_what_a_run_has_left_to_the_next_one_is_told() -> None:
+    found = plan_job(replace(FRESH, last_attempt=1, record=replace(SUCCESS, message="complete up to 17:4")))
+    assert (found.state, found.message) == (SUCCEEDED, "complete up to 17:4")
+
+
 def test_a_pod_that_succeeded_without_a_record_did_not() -> None:
     plan = plan_job(replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Succeeded", 0),), record=STARTED))
     assert plan.create == 2
