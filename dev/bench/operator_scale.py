@@ -36,6 +36,8 @@ CREATORS = 16
 TIMEOUT_S = 900.0
 POLL_S = 0.5  # a reading costs the operator some milliseconds
 RESYNC_S = 20
+SYNCED = "magnetar_operator_synced_timestamp_seconds"
+LAST_SUCCESS = "magnetar_operator_reconcile_last_success_timestamp_seconds"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -336,7 +338,9 @@ async def phases(connection: Connection, operator: MeasuredOperator, options: ar
     first = await operator.until("the first pass", works)
     row("restart to first pass, all objects known", f"{first.at - operator.started:.1f} s")
     done = await operator.until("all converged objects passed", lambda reading: reading.passes >= count)
-    row("first reconcile of converged ones after a restart", f"{count / (done.at - first.at):.0f}/s", ">= 500/s")
+    # By the operator's own clock, from when it knows everything: readings are far apart, and most of the work is over at the first.
+    began, ended = done.total(SYNCED), done.total(LAST_SUCCESS, controller="TopicNamespace")
+    row("first reconcile of converged ones after a restart", f"{count / (ended - began):.0f}/s", ">= 500/s")
     row("  from the process' start", f"{count / (done.at - operator.started):.0f}/s")
     row("  operator's CPU per object, start and lists included", f"{done.cpu_s / count * 1000:.2f} ms")
     row("writes of a restart", f"{done.writes:.0f}", "0")

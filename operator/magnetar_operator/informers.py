@@ -30,8 +30,8 @@ from magnetar_operator.watching import WATCHED, Inbox, Seen, watch, watching_reg
 
 log = structlog.get_logger(__name__)
 
-LIST_PAGE_OBJECTS = 250
-"""Small pages: decoding one holds the loop up for a few milliseconds only."""
+LIST_PAGE_OBJECTS = 100
+"""Small pages: decoding one holds the loop up for a millisecond or two only."""
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 30.0
 STEADY_S = 60.0
 """A watch that held for so long begins its back-off anew."""
@@ -227,7 +227,7 @@ class Informers:
         for namespace in self._namespaces or ("",):
             listing = self._cache.listing(resource.kind, namespace)
             async for page in self._api.pages(resource, namespace, selector, LIST_PAGE_OBJECTS):
-                items = [shown(item) for item in page.items if not is_sentinel(item)]
+                items = [item for item in page.items if not is_sentinel(item)]
                 if not self._cache.page(listing, int(page.version or 0), items):
                     self._metrics.stale_lists.labels(resource.kind).inc()
                     return False

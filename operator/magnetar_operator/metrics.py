@@ -139,6 +139,7 @@ class OperatorMetrics:
     def _caches(self) -> None:
         one = self._counter
         self.cached = self._gauge("magnetar_operator_cached_objects", "Objects in the cache", "kind")
+        self.synced = self._gauge("magnetar_operator_synced_timestamp_seconds", "When every kind was listed for the first time")
         self.watch_age = self._gauge(
             "magnetar_operator_watch_last_event_age_seconds", "Time since the watch last told something", "kind"
         )

@@ -205,8 +205,11 @@ class ObjectCache:
         """Begin to compare with a list of a kind; namespace "" = all."""
         return Listing(kind, namespace)
 
-    def page(self, listing: Listing, version: int, objects: Iterable[Shown]) -> bool:
-        """Take a page in; False if the list is older than one that was read before: then it is worth nothing, and read again."""
+    def page(self, listing: Listing, version: int, objects: Iterable[Manifest]) -> bool:
+        """Take a page in; False if the list is older than one that was read before: then it is worth nothing, and read again.
+
+        Nearly all of a list is known: of that only versions are compared, and nothing is encoded anew.
+        """
         known = self._of(listing.kind)
         if version < known.listed.get(listing.namespace, 0):
             known.stale_lists += 1
@@ -215,8 +218,12 @@ class ObjectCache:
             self._forget(known, listing.namespace)
         listing.version = version
         for item in objects:
-            listing.seen.add(item.name)
-            listing.missed += self.put(item)
+            metadata = item["metadata"]
+            name = (metadata.get("namespace", ""), metadata["name"])
+            old = known.objects.get(name)
+            listing.seen.add(old.name if old is not None else name)
+            if old is None or old.version < version_of(metadata):
+                listing.missed += self.put(shown(item))
         return True
 
     def finish(self, listing: Listing) -> None:

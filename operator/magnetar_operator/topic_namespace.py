@@ -91,11 +91,11 @@ async def reconcile(world: World, key: Key) -> float | None:
     if conflict:
         finding = Finding(Type.READY, False, Reason.TENANT_CONFLICT, conflict)
         await world.events.once(resource, "Warning", finding.reason.word, conflict)
-    written = _write_status(world, resource, finding, bundles=bundles, applied_generation=generation, owns_tenant=owns_tenant)
-    # Whoever waits for the condition does not wait for the Events as well.
-    for outcome in await asyncio.gather(written, _tell(world, resource, news), return_exceptions=True):
-        if outcome is not None:
-            raise outcome
+    try:
+        await _write_status(world, resource, finding, bundles=bundles, applied_generation=generation, owns_tenant=owns_tenant)
+    finally:
+        # Whoever waits for the condition does not wait for the Events as well, not even for their share of the API server.
+        await _tell(world, resource, news)
     # Changes of the resource and of its records are watched, and a resync looks at everything.
     return LOOK_AT_RIVAL_S if conflict else None
 

@@ -18,6 +18,9 @@ from typing import Any
 
 import kopf
 
+# `kopf.operator` takes them, and nothing public makes them.
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
+
 from magnetar_operator import names
 from magnetar_operator.object_cache import Shown, is_sentinel, shown
 from magnetar_operator.resources import CHILDREN, CUSTOM, POD, Resource
@@ -97,6 +100,13 @@ class _NoProgress(kopf.ProgressStorage):
         return essence
 
 
+class _NoMemories(ResourceMemories):
+    """kopf remembers something of every object for as long as that exists, about 2 KiB; handlers of events read none of it."""
+
+    async def recall(self, *_: Any, noticed_by_listing: bool = False, **__: Any) -> ResourceMemory:
+        return ResourceMemory(noticed_by_listing=noticed_by_listing)
+
+
 def watching_registry(put: Callable[[Seen], None]) -> kopf.OperatorRegistry:
     """Handlers for every watched kind. `put` is called in kopf's thread."""
     registry = kopf.OperatorRegistry()
@@ -151,6 +161,7 @@ async def watch(registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop
             await kopf.operator(
                 registry=registry,
                 settings=watching_settings(),
+                memories=_NoMemories(),
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=tuple(namespaces),

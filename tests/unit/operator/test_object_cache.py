@@ -45,7 +45,7 @@ class Heard:
 
     def list(self, version: int, *items: Shown) -> bool:
         listing = self.cache.listing("TopicNamespace", "")
-        if not self.cache.page(listing, version, items):
+        if not self.cache.page(listing, version, [item.manifest for item in items]):
             return False
         self.cache.finish(listing)
         return True
@@ -199,3 +199,19 @@ def test_resources_are_counted_by_how_they_stand_and_not_after_they_are_gone() -
     cache.remove(with_ready("two", 6, "True", "AsDesired"))
     assert conflict not in metrics.render()
     assert cache.standings()["TopicNamespace", "True", "AsDesired"] == 1
+
+
+def test_of_what_is_known_a_list_compares_versions_only() -> None:
+    """A resync of ten thousand objects takes none of them apart; what is gone is still seen, and what is younger taken in."""
+    heard = Heard()
+    for name in ("a", "b", "c"):
+        heard.cache.put(topic_namespace(name, 5))
+    before = heard.cache.get("TopicNamespace", "shop", "a")
+    heard.news.clear()
+    names_only = {"metadata": {"namespace": "shop", "name": "a", "resourceVersion": "5"}}
+    listing = heard.cache.listing("TopicNamespace", "")
+    assert heard.cache.page(listing, 9, [names_only, topic_namespace("b", 7, generation=2).manifest])
+    heard.cache.finish(listing)
+    assert heard.cache.get("TopicNamespace", "shop", "a") is before
+    assert heard.news == [("b", 7, False), ("c", 5, True)]
+    assert listing.missed == 2
