@@ -16,7 +16,7 @@ import structlog
 from magnetar.errors import StoreError
 from magnetar_operator import broker_pods, etcd_life, metadata_restoring, names
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
-from magnetar_operator.builders.listeners import listener_services
+from magnetar_operator.builders.listeners import brokers_of, listener_services
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.client_security import SeenSecurity, authority_known, secure_clients
@@ -127,7 +127,9 @@ async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> O
 async def _with_listener_services(world: World, cluster: BrokerCluster, observed: Observed, replicas: int) -> Observed:
     """Make services that are missing before anything else: they say which addresses a broker finds when it starts. A kubelet brings it those that
     are known later within a minute or two only, and until then its listeners' clients are refused. Raises KubernetesError."""
-    missing = [service for service in listener_services(cluster, replicas) if identity_of(service) not in observed.children]
+    missing = [
+        service for service in listener_services(brokers_of(cluster), replicas) if identity_of(service) not in observed.children
+    ]
     if not missing:
         return observed
     await apply_children(world, cluster, missing, {})  # what is refused is refused, and told, once more below

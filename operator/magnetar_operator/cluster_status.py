@@ -23,7 +23,7 @@ from magnetar_operator.broker_pods import (
     sorted_by_ordinal,
 )
 from magnetar_operator.builders.etcd_set import EtcdShape
-from magnetar_operator.builders.listeners import listener_statuses, pending_listener
+from magnetar_operator.builders.listeners import brokers_of, listener_statuses, pending_listener
 from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
@@ -107,7 +107,7 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
         return roll.progress
     wanted = cluster.spec.replicas
     if ready == wanted == len(observed.pods):
-        return pending_listener(cluster, observed.children)
+        return pending_listener(brokers_of(cluster), observed.children)
     leaving = first_leaving(observed.pods)
     if leaving:
         return Problem(Reason.REMOVING if len(observed.pods) > wanted else Reason.STARTING, f"{leaving} is stopping")

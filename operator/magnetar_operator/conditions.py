@@ -191,6 +191,11 @@ class Reason(enum.Enum):
         "A listener's service has no address yet; clients inside are served, and brokers need no restart when it comes.",
         "kubectl describe the service: it wants a load balancer that the cluster can make, or set advertisedHost.",
     )
+    LISTENER_UNKNOWN = (
+        "ListenerUnknown",
+        "The coordinators have a listener that the cluster does not have, so that no client comes by it.",
+        "Give the BrokerCluster a listener of that name, or correct the coordinators' spec.listeners.",
+    )
     TLS_SECRET_MISSING = (
         "TlsSecretMissing",
         "The secret of spec.tls does not exist; running pods go on with the certificate that they have, and none is restarted.",

@@ -19,16 +19,20 @@ from magnetar_operator.broker_pods import (
     is_ready,
     lost_nodes_problem,
     name_of,
+    node_addresses,
     phase_of,
     sorted_by_ordinal,
 )
+from magnetar_operator.builders.coordinator_set import coordinators_of
+from magnetar_operator.builders.listeners import addresses_of
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
 from magnetar_operator.coordinator_scaling import CoordinatorPlan
 from magnetar_operator.coordinators_state import CoordinatorsState
 from magnetar_operator.desired import Identity
 from magnetar_operator.models.base import Condition
-from magnetar_operator.models.broker_cluster import PendingRestart
+from magnetar_operator.models.broker_cluster import BrokerCluster, PendingRestart
+from magnetar_operator.models.listeners import CoordinatorAddress
 from magnetar_operator.models.transaction_coordinator import (
     CoordinatorStatus,
     TransactionCoordinator,
@@ -104,20 +108,28 @@ def _degradation(resource: TransactionCoordinator, observed: ObservedCoordinator
 
 def derive(
     resource: TransactionCoordinator,
-    cluster: str,
+    cluster: BrokerCluster,
     observed: ObservedCoordinators,
     roll: RollPlan,
     conditions: tuple[Condition, ...],
 ) -> TransactionCoordinatorStatus:
     """The whole status."""
     known = {coordinator.name: coordinator for coordinator in resource.status.coordinators}
+    fleet, hosts = coordinators_of(resource, cluster), node_addresses(observed.pods)
+
+    def row(pod: Manifest) -> CoordinatorStatus:
+        found = _coordinator(pod, observed.state, known)
+        urls = addresses_of(fleet, found.tcid, observed.children, hosts.get(found.tcid, ""))
+        addresses = tuple(CoordinatorAddress(listener=name, url=url) for name, url in urls.items())
+        return found.model_copy(update={"addresses": addresses})
+
     return TransactionCoordinatorStatus(
         observed_generation=resource.metadata.generation,
         replicas=len(observed.pods),
         ready_replicas=sum(map(is_ready, observed.pods)),
         announced=observed.state.announced if observed.state is not None else resource.status.announced,
-        selector=names.selector_text(names.coordinator_selector(resource.name, cluster)),
-        coordinators=tuple(_coordinator(pod, observed.state, known) for pod in sorted_by_ordinal(observed.pods)),
+        selector=names.selector_text(names.coordinator_selector(resource.name, cluster.name)),
+        coordinators=tuple(map(row, sorted_by_ordinal(observed.pods))),
         pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
         conditions=conditions,
     )

@@ -14,7 +14,7 @@ from magnetar_operator.builders.config_map import broker_config
 from magnetar_operator.builders.disruption_budget import disruption_budget, etcd_budget
 from magnetar_operator.builders.etcd_config import etcd_config
 from magnetar_operator.builders.etcd_set import EtcdShape, etcd_set, peer_urls
-from magnetar_operator.builders.listeners import broker_listeners, listener_services
+from magnetar_operator.builders.listeners import brokers_of, listener_addresses, listener_services
 from magnetar_operator.builders.network_policy import etcd_policy
 from magnetar_operator.builders.object import Defaults, Manifest
 from magnetar_operator.builders.security import security_config
@@ -62,8 +62,8 @@ def desired(
         *etcd,
         client_service(cluster),
         brokers_service(cluster),
-        *listener_services(cluster, replicas),
-        *broker_listeners(cluster, replicas, observed),
+        *listener_services(brokers_of(cluster), replicas),
+        *listener_addresses(brokers_of(cluster), replicas, observed),
         broker_config(cluster),
         *security_config(cluster, authority=authority),
         disruption_budget(cluster),

@@ -98,9 +98,9 @@ def brokers_service(cluster: str) -> str:
     return f"{cluster}-brokers"
 
 
-def broker_listeners(cluster: str) -> str:
-    """ConfigMap with the addresses under which each broker's listeners are reached."""
-    return f"{broker_set(cluster)}-listeners"
+def listener_addresses(stateful_set: str) -> str:
+    """ConfigMap with the addresses under which each pod's listeners are reached."""
+    return f"{stateful_set}-listeners"
 
 
 def security(cluster: str) -> str:
@@ -113,9 +113,9 @@ def internal_secret(cluster: str) -> str:
     return f"{cluster}-internal"
 
 
-def listener_service(cluster: str, listener: str, ordinal: int | None) -> str:
-    """Service of a listener: of one broker, or (None) of all of them."""
-    return f"{broker_set(cluster)}-{listener}" if ordinal is None else f"{broker_pod(cluster, ordinal)}-{listener}"
+def listener_service(stateful_set: str, listener: str, ordinal: int | None) -> str:
+    """Service of a listener: of one pod, or (None) of all of them."""
+    return f"{stateful_set}-{listener}" if ordinal is None else f"{stateful_set}-{ordinal}-{listener}"
 
 
 def etcd_set(cluster: str) -> str:

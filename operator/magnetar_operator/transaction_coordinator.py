@@ -9,6 +9,8 @@ number's record or log; the status is written last and only when it differs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import structlog
 
 from magnetar.errors import StoreError
@@ -16,7 +18,8 @@ from magnetar.metadata import keys
 from magnetar.metadata.store import Compare, Put
 from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.client_tls import coordinator_hosts
-from magnetar_operator.builders.coordinator_set import desired_coordinators
+from magnetar_operator.builders.coordinator_set import coordinators_of, desired_coordinators, unknown_listener
+from magnetar_operator.builders.listeners import listener_services, pending_listener
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.client_security import see_security, tell
@@ -24,6 +27,7 @@ from magnetar_operator.conditions import Finding, Problem, Reason, Type, obstruc
 from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
 from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of
+from magnetar_operator.desired import Identity, identity_of
 from magnetar_operator.metadata_restore import is_held
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
@@ -79,12 +83,16 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
         problems.append(
             Problem(Reason.RESTORING, f"the metadata store of {cluster.reference} is restored; coordinators are stopped")
         )
-    wanted = desired_coordinators(resource, cluster, world.defaults, 0 if stopped else scale.replicas, seen.digest)
+    replicas = 0 if stopped else scale.replicas
+    observed = await _with_listener_services(world, resource, cluster, observed, replicas)
+    wanted = desired_coordinators(resource, cluster, world.defaults, replicas, observed.children, seen.digest)
     problems += await apply_children(world, resource, wanted, observed.children)
+    listeners = (unknown_listener(resource, cluster), pending_listener(coordinators_of(resource, cluster), observed.children))
+    problems += [problem for problem in listeners if problem is not None]
     roll = held(_plan_roll(resource, observed, scale), security.blocking)
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
-    await _write_status(world, resource, observed, scale, roll, problems, security.findings)
+    await _write_status(world, resource, cluster, observed, scale, roll, problems, security.findings)
     return min(_again_after_s(resource, observed, scale), secrets_again_s(seen.problems, security.all_problems))
 
 
@@ -122,11 +130,30 @@ async def observe(
     world: World, resource: TransactionCoordinator, cluster: BrokerCluster, live: bool = False
 ) -> ObservedCoordinators:
     """Everything that belongs to the resource: from the caches, or `live` from the API server. Raises KubernetesError."""
-    coordinators = names.coordinator_selector(resource.name, cluster.name)
-    children, pods = await read_children(world, resource, {names.COORDINATORS: resource.name}, coordinators, live)
+    children, pods = await _read_children(world, resource, cluster, live)
     mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.coordinator_set(resource.name)}-")]
     state, problem = await _read_state(world, cluster)
     return ObservedCoordinators(children, tuple(mine), state, problem, await lost_nodes(world, mine))
+
+
+async def _with_listener_services(
+    world: World, resource: TransactionCoordinator, cluster: BrokerCluster, observed: ObservedCoordinators, replicas: int
+) -> ObservedCoordinators:
+    """Make services that are missing before anything else: a new coordinator finds its addresses when it starts. Raises KubernetesError."""
+    services = listener_services(coordinators_of(resource, cluster), replicas)
+    missing = [service for service in services if identity_of(service) not in observed.children]
+    if not missing:
+        return observed
+    await apply_children(world, resource, missing, {})  # what is refused is refused, and told, once more below
+    children, _ = await _read_children(world, resource, cluster, live=False)
+    return replace(observed, children=children)
+
+
+async def _read_children(
+    world: World, resource: TransactionCoordinator, cluster: BrokerCluster, live: bool
+) -> tuple[dict[Identity, Manifest], list[Manifest]]:
+    coordinators = names.coordinator_selector(resource.name, cluster.name)
+    return await read_children(world, resource, {names.COORDINATORS: resource.name}, coordinators, live)
 
 
 def _is_grave(resource: TransactionCoordinator, observed: ObservedCoordinators) -> bool:
@@ -200,6 +227,7 @@ async def _write_conditions(world: World, resource: TransactionCoordinator, find
 async def _write_status(
     world: World,
     resource: TransactionCoordinator,
+    cluster: BrokerCluster,
     observed: ObservedCoordinators,
     scale: CoordinatorPlan,
     roll: RollPlan,
@@ -209,7 +237,7 @@ async def _write_status(
     findings = findings_of(resource, observed, scale, roll, problems)
     conditions = world.conditions(resource, resource.status.conditions, [*findings, *certificate])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in resource.status.conditions)
-    await world.write_status(resource, derive(resource, resource.spec.cluster_ref.name, observed, roll, conditions))
+    await world.write_status(resource, derive(resource, cluster, observed, roll, conditions))
     if scale.reason is Reason.TRANSACTIONS_OPEN:
         await world.events.once(resource, "Normal", scale.reason.word, scale.message)
     if findings[-1].holds and not was_ready:

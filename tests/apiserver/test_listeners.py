@@ -79,6 +79,46 @@ def test_addresses_reach_brokers_and_services_follow_the_fleet(scene: Scene, clu
     asyncio.run(scenario())
 
 
+def test_coordinators_have_addresses_by_the_clusters_listeners(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A name that the cluster does not have is said; a load balancer's address reaches the pod without a restart; a listener that goes takes all."""
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene, "tx-coordinator")
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator, kubelet.at_work():
+            external = {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}}
+            scene.create("BrokerCluster", "main", {"replicas": 0, "listeners": LISTENERS, **external})
+            ways = [{"name": "public", "port": 7700}, {"name": "privat"}]
+            scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}, "listeners": ways})
+            path = scene.path("transactioncoordinators", "tx")
+
+            def degraded() -> str:
+                conditions = (scene.get(path) or {}).get("status", {}).get("conditions", [])
+                return next((str(one["reason"]) for one in conditions if one["type"] == "Degraded"), "")
+
+            await until("the unknown name is told", lambda: degraded() == "ListenerUnknown")
+            assert scene.get(scene.core("services", "tx-coordinator-0-privat")) is None
+            scene.merge(path, {"spec": {"listeners": ways[:1]}})
+            await until("an address is waited for", lambda: degraded() == "ListenerPending")
+            generation = (scene.stateful_set("tx-coordinator") or {})["metadata"]["generation"]
+            ingress = {"status": {"loadBalancer": {"ingress": [{"hostname": "tx-0.example"}]}}}
+            scene.merge(f"{scene.core('services', 'tx-coordinator-0-public')}/status", ingress)
+            addresses = scene.core("configmaps", "tx-coordinator-listeners")
+            told = {"tx-coordinator-0": "public:pulsar://tx-0.example:7700\n"}
+            await until("the pod is told", lambda: (scene.get(addresses) or {}).get("data") == told)
+            assert (scene.stateful_set("tx-coordinator") or {})["metadata"]["generation"] == generation, "nobody is restarted"
+            await until("it is in the status", lambda: "pulsar://tx-0.example:7700" in str((scene.get(path) or {}).get("status")))
+            await settled(operator)
+            before = writes(operator)
+            await operator.controller.enqueue_all()
+            await quiet(operator)
+            assert writes(operator) == before
+            scene.merge(path, {"spec": {"listeners": []}})
+            await until("its service is gone", lambda: not scene.get(scene.core("services", "tx-coordinator-0-public")))
+            await until("and the addresses", lambda: not scene.get(addresses))
+
+    asyncio.run(scenario())
+
+
 def _told_of_addresses(scene: Scene) -> list[str]:
     return [message for message in scene.events("Updated") if message.startswith("ConfigMap main-broker-listeners")]
 

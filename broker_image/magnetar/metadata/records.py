@@ -470,7 +470,10 @@ class CoordinatorRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorClaimRecord(Record):
-    """`coordinator-claims/<tcid>`, bound to the holder's lease: where this number is served. It exists before anything is done under it."""
+    """`coordinator-claims/<tcid>`, bound to the holder's lease: where this number is served. It exists before anything is done under it.
+
+    Addresses are as in `IncarnationRecord`.
+    """
 
     incarnation: str
     epoch: int
@@ -481,3 +484,9 @@ class CoordinatorClaimRecord(Record):
     version: str
     service_url_tls: str = _optional()
     http_url_tls: str = _optional()
+    listeners: dict[str, ListenerAddress] = dataclasses.field(default_factory=dict, metadata={LEFT_OUT: True})
+
+    def service_url_on(self, listener: str) -> str | None:
+        """The coordinator's address on a listener, or by TLS on `over_tls(listener)`; None if it has none."""
+        internal = ListenerAddress(self.service_url, self.http_url, self.service_url_tls, self.http_url_tls)
+        return service_url_on(listener, internal, self.listeners)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar import __version__
-from magnetar.metadata.records import INTERNAL_LISTENER, BundleState
+from magnetar.metadata.records import INTERNAL_LISTENER, BundleState, CoordinatorClaimRecord, IncarnationRecord
 from magnetar.names import TopicName
 from magnetar.server.administration.brokers import BrokerAdministration
 from magnetar.server.administration.explain import ExplainAdministration
@@ -96,12 +96,12 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
 
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
         ownership, service = self._broker.ownership, self._broker.service
-        if (coordinator := await service.coordinators.holder_of(topic)) is not None:
-            return _found(coordinator.service_url, coordinator.http_url, coordinator.service_url_tls, coordinator.http_url_tls)
-        own = service.coordinators.here and topic.base == ASSIGN  # no such topic is ever created
-        if not own and not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
-            await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
-        owner = await ownership.owner_of(topic)
+        owner: CoordinatorClaimRecord | IncarnationRecord | None = await service.coordinators.holder_of(topic)
+        if owner is None:
+            own = service.coordinators.here and topic.base == ASSIGN  # no such topic is ever created
+            if not own and not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
+                await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
+            owner = await ownership.owner_of(topic)
         url, url_tls = addresses_of(owner, listener or INTERNAL_LISTENER)
         http_url, http_url_tls = "", ""
         if listener in owner.listeners:

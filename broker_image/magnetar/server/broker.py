@@ -11,22 +11,22 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from magnetar import __version__
 from magnetar.clock import Clock
-from magnetar.errors import InvalidRequest, MagnetarError, StorageError, StoreError
+from magnetar.errors import MagnetarError, StorageError, StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import INTERNAL_LISTENER, OVER_TLS, CordonRecord, IncarnationRecord, ListenerAddress, over_tls
+from magnetar.metadata.records import CordonRecord, IncarnationRecord, ListenerAddress
 from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.network import Listener, Network
 from magnetar.server.connection import Connection
 from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.context import BrokerContext
 from magnetar.server.damage import DamageTable
+from magnetar.server.doors import follow_addresses, open_doors
 from magnetar.server.joining import check_restore, guarded, join_cluster
 from magnetar.server.leader import Leader
 from magnetar.server.listeners import ListenerOptions, Listeners
@@ -296,33 +296,9 @@ class Broker:
     # --- joining ---------------------------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        """Open the main port, and those that belong to one listener each. Raises OSError."""
-        identity, tls = self._identity, self._ports.tls
-        internal = identity.listeners.advertised.get(INTERNAL_LISTENER, ListenerAddress(""))
-        if identity.opens_plain:
-            port = await self._open(INTERNAL_LISTENER, identity.bind_host, identity.port, None)
-            self._plain_url = internal.service_url or f"pulsar://{identity.advertised_host}:{port}"
-        if tls is not None:
-            name = over_tls(INTERNAL_LISTENER)
-            port = await self._open(name, identity.bind_host, identity.tls_port, name)
-            self.service_url_tls = internal.service_url_tls or f"pulsar+ssl://{identity.advertised_host}:{port}"
-        for name, (host, port) in identity.listeners.bound.items():
-            await self._open(name, host, port, name)
+        """Open the main port, and those that belong to one listener each. Raises OSError, InvalidRequest."""
+        self._plain_url, self.service_url_tls = await open_doors(self._ports, self._identity, self._accept, self._doors)
         self.service_url = self._plain_url or self.service_url_tls
-
-    async def _open(self, name: str, host: str, port: int, listener: str | None) -> int:
-        """Open a port whose connections belong to `listener`; the one bound. Raises OSError, InvalidRequest."""
-        accept: Callable[[], Connection] = partial(self._accept, listener)
-        if not name.endswith(OVER_TLS):
-            door = await self._ports.network.listen(host, port, accept)
-        elif self._ports.tls is not None:
-            door = await self._ports.tls.listen(host, port, accept)
-        else:
-            raise InvalidRequest(
-                f"bind-addresses: {name.removesuffix(OVER_TLS)} has a port for pulsar+ssl, which needs --tls; add it"
-            )
-        self._doors.append(door)
-        return door.port
 
     async def _start_guard(self) -> None:
         """Have commands checked, where clients are asked who they are. Raises StoreError."""
@@ -445,28 +421,19 @@ class Broker:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def _follow_listeners(self) -> None:
-        """Addresses outside change while we serve (a load balancer gets its own late): clients are told the new ones, nobody is cut off."""
-        told, trouble = True, ""
-        reread = self._identity.listeners.reread
-        assert reread is not None, "only spawned with a source"
-        while not self._ended.done():
-            await asyncio.sleep(self._settings.listeners_check_s)
-            try:
-                advertised = await asyncio.to_thread(reread)
-                if self.context.listeners.use(advertised):
-                    told = False
-                if not told and (self._registering is None or self._registering.done()):
-                    await self._log.check_claim()  # who has been fenced does not come back
-                    await self._register(self._draining)
-                    told = True
-                    log.info("broker.listeners", advertised={name: at.service_url for name, at in advertised.items()})
-                trouble = ""
-            except StorageError as error:
-                self.fail(f"claim: {error}")
-            except (InvalidRequest, StoreError, OSError) as error:
-                if str(error) != trouble:  # once: it stays until somebody mends it
-                    log.warning("broker.listeners_unchanged", error=str(error))
-                trouble = str(error)
+        """Have others told of the addresses that we advertise from now on."""
+
+        async def tell() -> bool:
+            if self._registering is not None and not self._registering.done():
+                return False
+            await self._log.check_claim()  # who has been fenced does not come back
+            await self._register(self._draining)
+            return True
+
+        try:
+            await follow_addresses(self._identity, self.context.listeners, self._settings.listeners_check_s, tell)
+        except StorageError as error:
+            self.fail(f"claim: {error}")
 
     async def _check_claim(self) -> None:
         """Even an idle owner learns within `claim_check_s` that it has been fenced."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 
 from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicExists, TopicNotFound
-from magnetar.metadata.records import INTERNAL_LISTENER, OVER_TLS, IncarnationRecord, over_tls
+from magnetar.metadata.records import INTERNAL_LISTENER, OVER_TLS, CoordinatorClaimRecord, IncarnationRecord, over_tls
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import PARTITIONED
 from magnetar.server.connection import Connection
@@ -32,11 +32,15 @@ BYTES_SCHEMA = getattr(api.Schema, "None")
 """The type of plain bytes: a topic has no version of it, which an empty version says."""
 
 
-def addresses_of(owner: IncarnationRecord, listener: str) -> tuple[str, str]:
-    """The owner's addresses for clients of a listener, plain and by TLS; "" = it has none. Raises ServiceNotReady in Pulsar's words."""
+def addresses_of(owner: IncarnationRecord | CoordinatorClaimRecord, listener: str) -> tuple[str, str]:
+    """The owner's addresses for clients of a listener, plain and by TLS; "" = it has none. Raises ServiceNotReady, of a broker in Pulsar's words."""
     name = listener.removesuffix(OVER_TLS)
     url, url_tls = owner.service_url_on(name), owner.service_url_on(over_tls(name))
     if url is None and url_tls is None:
+        if isinstance(owner, CoordinatorClaimRecord):
+            raise ServiceNotReady(
+                f"transaction coordinator {owner.name} does not have {name} listener; give it --advertised-listeners as the brokers"
+            )
         raise ServiceNotReady(f"the broker do not have {name} listener")
     return url or "", url_tls or ""
 
@@ -58,7 +62,7 @@ class Lookups:
         if connection.tls:
             listener = over_tls(listener)
         if (coordinator := await self.coordinators.holder_of(topic)) is not None:
-            url, url_tls = coordinator.service_url, coordinator.service_url_tls
+            url, url_tls = addresses_of(coordinator, listener)
         else:
             url, url_tls = addresses_of(await self._ownership.owner_of(topic), listener)
         if not (url_tls if connection.tls else url):

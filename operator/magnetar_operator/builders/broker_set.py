@@ -10,6 +10,7 @@ from __future__ import annotations
 from magnetar_operator import names
 from magnetar_operator.builders.config_map import settings_of
 from magnetar_operator.builders.listeners import (
+    brokers_of,
     listener_arguments,
     listener_environment,
     listener_mounts,
@@ -40,6 +41,7 @@ def broker_set(cluster: BrokerCluster, defaults: Defaults, replicas: int, creden
 
 
 def _parts(cluster: BrokerCluster, credentials: str) -> PodParts:
+    fleet = brokers_of(cluster)
     return PodParts(
         component=names.BROKER,
         account=names.broker_set(cluster.name),
@@ -50,10 +52,10 @@ def _parts(cluster: BrokerCluster, credentials: str) -> PodParts:
         resources=cluster.spec.resources,
         additions=cluster.spec.pod_template,
         drain_timeout_s=cluster.spec.drain_timeout_seconds,
-        arguments=listener_arguments(cluster),
-        environment=listener_environment(cluster),
-        ports=listener_ports(cluster),
-        volumes=listener_volumes(cluster),
-        mounts=listener_mounts(cluster),
+        arguments=listener_arguments(fleet),
+        environment=listener_environment(fleet),
+        ports=listener_ports(fleet),
+        volumes=listener_volumes(fleet),
+        mounts=listener_mounts(fleet),
         annotations={names.CREDENTIALS_HASH: credentials} if credentials else {},
     )

@@ -1,6 +1,6 @@
 """Everything that is made for a `TransactionCoordinator`.
 
-Owns: its StatefulSet, headless service, account, settings, disruption budget and network policy. Imports: builders siblings, names, models. Pure.
+Owns: its StatefulSet, services, account, settings, disruption budget and network policy. Imports: builders siblings, names, models. Pure.
 Invariants: a coordinator's number is its pod's ordinal; the pods are restarted by the operator alone (OnDelete); deleting the resource removes these
 objects and nothing that holds data.
 """
@@ -10,26 +10,72 @@ from __future__ import annotations
 from magnetar_operator import names
 from magnetar_operator.builders.client_tls import ports_of
 from magnetar_operator.builders.config_map import PREFIX
+from magnetar_operator.builders.listeners import (
+    Children,
+    Fleet,
+    listener_addresses,
+    listener_arguments,
+    listener_environment,
+    listener_mounts,
+    listener_ports,
+    listener_services,
+    listener_volumes,
+)
 from magnetar_operator.builders.magnetar_pod import PodParts, pod_template
 from magnetar_operator.builders.object import Defaults, Manifest, owner_of
 from magnetar_operator.builders.service_account import without_rights
+from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.listeners import Listener
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 
 
 def desired_coordinators(
-    resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str = ""
+    resource: TransactionCoordinator,
+    cluster: BrokerCluster,
+    defaults: Defaults,
+    replicas: int,
+    observed: Children,
+    credentials: str = "",
 ) -> list[Manifest]:
-    """Every child, in the order of dependence. `replicas` comes from the scaling plan; `credentials` is the digest of the storage's ("" = it has
-    none)."""
+    """Every child, in the order of dependence. `replicas` comes from the scaling plan; `observed` gives what exists, for addresses; `credentials` is
+    the digest of the storage's ("" = it has none)."""
+    fleet = coordinators_of(resource, cluster)
     return [
         _account(resource),
         _service(resource, cluster),
+        *listener_services(fleet, replicas),
+        *listener_addresses(fleet, replicas, observed),
         _policy(resource, cluster),
         _config(resource),
         _budget(resource),
         _stateful_set(resource, cluster, defaults, replicas, credentials),
     ]
+
+
+def coordinators_of(resource: TransactionCoordinator, cluster: BrokerCluster) -> Fleet:
+    """The coordinators, by those of their listeners that the cluster has as well."""
+    known = {listener.name: listener for listener in cluster.spec.listeners}
+    listeners = [Listener(**way.model_dump(), tls=known[way.name].tls) for way in resource.spec.listeners if way.name in known]
+    return Fleet(
+        stateful_set=names.coordinator_set(resource.name),
+        namespace=resource.namespace,
+        listeners=tuple(listeners),
+        pods=resource.spec.replicas,
+        selector=_selector(resource),
+        bare=lambda api_version, kind, name: _object(api_version, kind, resource, name),
+        entrance=False,
+    )
+
+
+def unknown_listener(resource: TransactionCoordinator, cluster: BrokerCluster) -> Problem | None:
+    """A listener that no client can come by."""
+    known = {listener.name for listener in cluster.spec.listeners}
+    unknown = [way.name for way in resource.spec.listeners if way.name not in known]
+    if not unknown:
+        return None
+    text = f"{cluster.reference} has no listener {', '.join(unknown)}. {Reason.LISTENER_UNKNOWN.remedy}"
+    return Problem(Reason.LISTENER_UNKNOWN, text)
 
 
 def coordinator_settings(resource: TransactionCoordinator) -> dict[str, str]:
@@ -68,8 +114,9 @@ def _service(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manife
 
 def _policy(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manifest:
     """Clients may be anywhere, as those of brokers; nothing but their ports is open."""
+    doors = (*ports_of(cluster), *listener_ports(coordinators_of(resource, cluster)))
     policy = _object("networking.k8s.io/v1", "NetworkPolicy", resource, names.coordinator_set(resource.name))
-    ports = [{"protocol": "TCP", "port": number} for _, number in ports_of(cluster)]
+    ports = [{"protocol": "TCP", "port": number} for _, number in doors]
     return policy | {
         "spec": {"podSelector": {"matchLabels": _selector(resource)}, "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]}
     }
@@ -95,7 +142,7 @@ def _budget(resource: TransactionCoordinator) -> Manifest:
 def _stateful_set(
     resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str
 ) -> Manifest:
-    name = names.coordinator_set(resource.name)
+    name, fleet = names.coordinator_set(resource.name), coordinators_of(resource, cluster)
     parts = PodParts(
         component=names.COORDINATOR,
         account=name,
@@ -106,6 +153,11 @@ def _stateful_set(
         resources=resource.spec.resources,
         additions=resource.spec.pod_template,
         drain_timeout_s=resource.spec.drain_timeout_seconds,
+        arguments=listener_arguments(fleet),
+        environment=listener_environment(fleet),
+        ports=listener_ports(fleet),
+        volumes=listener_volumes(fleet),
+        mounts=listener_mounts(fleet),
         annotations={names.CREDENTIALS_HASH: credentials} if credentials else {},
     )
     return _object("apps/v1", "StatefulSet", resource, name) | {

@@ -1,7 +1,8 @@
 """`spec.listeners`: ways in for clients outside the Kubernetes cluster.
 
 Owns: their fields, limits and rules, and what the status says of them. Imports: models.base.
-Invariant: every listener gives each broker an address of its own, because a client must reach the very broker that serves its topic.
+Invariant: every listener gives each pod an address of its own, because a client must reach the very broker that serves its topic, and the very
+coordinator that holds its transaction.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ BOOTSTRAP = "bootstrap"
 _CLUSTER_IP, _NODE_PORT, _LOAD_BALANCER = "ClusterIP", "NodePort", "LoadBalancer"
 
 
-class Listener(Model):
-    """One way in: a service per broker, and one to begin with."""
+class WayIn(Model):
+    """How each pod of a fleet is reached from outside: by a service of its own."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -59,23 +60,19 @@ class Listener(Model):
         default=0,
         ge=0,
         le=65334,
-        description="Node port of the first service; broker n has the one n + 1 above. 0 = Kubernetes chooses.",
-    )
-    tls: bool = Field(
-        default=False,
-        description="Its clients come by pulsar+ssl; needs spec.tls, whose certificate is for the hosts that they are told, too.",
+        description="Node port of the brokers' first service; broker or coordinator n has the one n + 1 above. 0 = Kubernetes chooses.",
     )
     advertised_host: str = Field(
         default="",
         max_length=253,
         pattern=r"^([A-Za-z0-9.:_-]|\{ordinal\})*$",
-        description="Host that clients are told, {ordinal} being the broker's number. Empty = the load balancer's address, the node's "
+        description="Host that clients are told, {ordinal} being the pod's number. Empty = the load balancer's address, the node's "
         "(NodePort) or the service's name (ClusterIP).",
     )
     annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
         default={},
         max_length=32,
-        description="Annotations of its services, {ordinal} being the broker's number, or bootstrap.",
+        description="Annotations of its services, {ordinal} being the pod's number, or bootstrap.",
     )
     load_balancer_class: str = Field(
         default="", max_length=253, description="Implementation of the load balancer; empty = default."
@@ -91,6 +88,15 @@ class Listener(Model):
     )
 
 
+class Listener(WayIn):
+    """One way in to the brokers: a service per broker, and one to begin with."""
+
+    tls: bool = Field(
+        default=False,
+        description="Its clients come by pulsar+ssl; needs spec.tls, whose certificate is for the hosts that they are told, too.",
+    )
+
+
 Listeners = Annotated[
     tuple[Listener, ...],
     Field(
@@ -101,6 +107,25 @@ Listeners = Annotated[
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ),
 ]
+
+
+CoordinatorListeners = Annotated[
+    tuple[WayIn, ...],
+    Field(
+        default=(),
+        max_length=LISTENERS_MAX,
+        description="Ways in for clients outside, by the names of the cluster's listeners, which also say whether they use tls: clients of a "
+        "listener that is not here find no coordinator. One more, less, renamed or in another place rolls the coordinators.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    ),
+]
+
+
+class CoordinatorAddress(StatusModel):
+    """Where clients of one listener reach a coordinator."""
+
+    listener: str = Field(description="Name of the listener.")
+    url: str = Field(description="What its clients are told.")
 
 
 class BrokerAddress(StatusModel):

@@ -24,8 +24,11 @@ from magnetar_operator.models.base import (
 )
 from magnetar_operator.models.broker_cluster import PendingRestart, Resources
 from magnetar_operator.models.broker_config import CoordinatorConfig
+from magnetar_operator.models.listeners import CoordinatorAddress, CoordinatorListeners
 from magnetar_operator.models.pod_template import PodTemplate
 
+LISTENED_NAME_LENGTH_MAX = 36
+"""The names of its listeners' services begin with it, and have at most 63 characters."""
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -58,6 +61,7 @@ class TransactionCoordinatorSpec(Model):
         description="Compute resources of each coordinator.",
         json_schema_extra={"default": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {}}},
     )
+    listeners: CoordinatorListeners = ()
     config: CoordinatorConfig = Field(
         default_factory=CoordinatorConfig, description="Settings by their own names, as numbers. A change rolls the coordinators."
     )
@@ -75,6 +79,11 @@ class CoordinatorStatus(StatusModel):
     incarnation: str = Field(default="", description="Its current life; empty while nobody holds its number.")
     open_transactions: int = Field(default=0, description="Transactions that it has not decided yet, as it last reported.")
     phase: str = Field(default="", description="Pending, Starting, Ready, Retiring, Terminating or Failed.")
+    addresses: tuple[CoordinatorAddress, ...] = Field(
+        default=(),
+        description="Addresses that clients of its listeners are told, as far as they are known.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["listener"]},
+    )
 
 
 class TransactionCoordinatorStatus(StatusModel):
@@ -110,6 +119,11 @@ class TransactionCoordinator(CustomResource):
             f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && self.metadata.name.matches('{_NAME_PATTERN}')",
             f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, beginning with a letter",
             lambda found: len(found.name) <= NAME_LENGTH_MAX and re.match(_NAME_PATTERN, found.name) is not None,
+        ),
+        Rule(
+            f"self.metadata.name.size() <= {LISTENED_NAME_LENGTH_MAX} || size(self.spec.listeners) == 0",
+            f"listeners: their services' names begin with metadata.name, which may have at most {LISTENED_NAME_LENGTH_MAX} characters then",
+            lambda found: len(found.name) <= LISTENED_NAME_LENGTH_MAX or not found.spec.listeners,
         ),
     )
 

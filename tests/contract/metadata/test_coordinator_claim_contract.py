@@ -15,6 +15,7 @@ from magnetar.metadata.records import (
     CoordinatorRecord,
     CoordinatorSetRecord,
     CoordinatorState,
+    ListenerAddress,
 )
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity
@@ -69,6 +70,31 @@ def test_a_second_process_of_a_number_waits_until_the_first_one_has_left(backend
         item = await store.get(keys.coordinator_claim(0))
         assert item is not None
         assert CoordinatorClaimRecord.decode(item.value).incarnation == "tx-coordinator-0.c"
+
+    backend.run(scenario)
+
+
+def test_addresses_that_change_are_told_by_the_holder_alone(backend: Backend) -> None:
+    """They go with the lease as before; whoever has lost the number tells nothing any more."""
+
+    async def scenario(store: PatientStore) -> None:
+        first, second = claim(store, backend, 0, "a"), claim(store, backend, 0, "b")
+        lease, told = await store.grant_lease(60), {"public": ListenerAddress("pulsar://198.51.100.1:6650")}
+        await first.acquire(lease)
+        await first.settle(lambda: 0)
+        await first.advertise(told)
+        item = await store.get(keys.coordinator_claim(0))
+        assert item is not None
+        record = CoordinatorClaimRecord.decode(item.value)
+        assert (record.incarnation, record.listeners) == (first.incarnation, told)
+        await store.revoke_lease(lease)
+        async with asyncio.timeout(TIMEOUT_S):
+            await second.acquire(await store.grant_lease(60))
+        with pytest.raises(Fenced, match="another holder"):
+            await first.advertise({})
+        item = await store.get(keys.coordinator_claim(0))
+        assert item is not None
+        assert CoordinatorClaimRecord.decode(item.value).listeners == {}
 
     backend.run(scenario)
 

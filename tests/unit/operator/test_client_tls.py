@@ -110,7 +110,7 @@ def test_processes_take_the_arguments_that_their_pods_give(component: str, monke
 def test_ports_are_open_where_processes_listen_and_nowhere_else(plain: str, ports: set[int]) -> None:
     """Containers, services and the coordinators' network policy agree; probes go where somebody answers; the status names what clients may use."""
     resource = cluster(tls={**TLS, "plain": plain})
-    found = [*desired(resource, DEFAULTS, 2, {}), *desired_coordinators(coordinators(), resource, DEFAULTS, 1)]
+    found = [*desired(resource, DEFAULTS, 2, {}), *desired_coordinators(coordinators(), resource, DEFAULTS, 1, {})]
     objects = {identity_of(item): item for item in found}
     for name in ("main", "main-brokers", "tx-coordinators"):
         assert {port["port"] for port in objects["Service", name]["spec"]["ports"]} == ports

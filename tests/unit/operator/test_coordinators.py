@@ -128,7 +128,7 @@ def test_any_size_is_reached_from_any_other(start: int, middle: int, end: int) -
 
 
 def children(replicas: int = 2, **spec: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    return {identity_of(made): made for made in desired_coordinators(coordinators(**spec), cluster(), DEFAULTS, replicas)}
+    return {identity_of(made): made for made in desired_coordinators(coordinators(**spec), cluster(), DEFAULTS, replicas, {})}
 
 
 def test_planning_against_what_was_just_applied_yields_nothing() -> None:
@@ -178,7 +178,7 @@ def test_everything_is_owned_by_the_resource_and_wakes_it() -> None:
 def test_coordinators_and_brokers_of_one_name_share_no_object() -> None:
     """A TransactionCoordinator is usually called like its cluster; their services choose different pods."""
     theirs = {identity_of(made): made for made in desired(cluster(), DEFAULTS, 1, {})}
-    mine = {identity_of(made): made for made in desired_coordinators(coordinators("main"), cluster(), DEFAULTS, 1)}
+    mine = {identity_of(made): made for made in desired_coordinators(coordinators("main"), cluster(), DEFAULTS, 1, {})}
     assert not theirs.keys() & mine.keys()
     pod = mine["StatefulSet", "main-coordinator"]["spec"]["template"]["metadata"]["labels"]
     for (kind, _), manifest in theirs.items():
@@ -236,7 +236,7 @@ def test_the_status_names_number_life_and_open_transactions() -> None:
         {1: claim, 0: dataclasses.replace(claim, name="other-coordinator-0")},
     )
     observed = ObservedCoordinators({}, (pod(1), pod(0)), found)
-    status = derive(coordinators(), "main", observed, RollPlan(), ())
+    status = derive(coordinators(), cluster(), observed, RollPlan(), ())
     rows = [(row.name, row.tcid, row.incarnation, row.open_transactions, row.phase) for row in status.coordinators]
     assert rows == [
         ("tx-coordinator-0", 0, "", 0, "Ready"),
@@ -245,7 +245,7 @@ def test_the_status_names_number_life_and_open_transactions() -> None:
     assert (status.replicas, status.ready_replicas, status.announced) == (2, 2, 1)
     assert status.selector == "app.kubernetes.io/component=coordinator,magnetar.io/cluster=main,magnetar.io/coordinators=tx"
     later = coordinators().model_copy(update={"status": status})
-    away = derive(later, "main", dataclasses.replace(observed, state=None), RollPlan(), ())
+    away = derive(later, cluster(), dataclasses.replace(observed, state=None), RollPlan(), ())
     assert [row.incarnation for row in away.coordinators] == ["", "tx-coordinator-1.00"]
     assert away.announced == 1
 

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.errors import InvalidRequest
 from magnetar.server.listeners import parse_bind_addresses, parse_listeners
-from magnetar_operator.builders.listeners import PATH, address_of, listener_statuses, pending_listener
+from magnetar_operator.builders.listeners import PATH, address_of, brokers_of, listener_statuses, pending_listener
 from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.models import API_VERSION, parse_manifest
@@ -125,12 +125,12 @@ def test_services_of_a_broker_that_has_left_are_removed_once() -> None:
 def test_what_waits_for_an_address_is_named() -> None:
     """The condition says which service to look at; with advertisedHost nothing is waited for."""
     resource = cluster(replicas=2, listeners=LISTENERS)
-    found = pending_listener(resource, children(addresses=False))
+    found = pending_listener(brokers_of(resource), children(addresses=False))
     assert found is not None
     assert found.reason is Reason.LISTENER_PENDING
     assert found.message.startswith("Service main-broker-public (and 2 more) has no address yet.")
-    assert pending_listener(resource, children()) is None
-    assert pending_listener(cluster(), {}) is None
+    assert pending_listener(brokers_of(resource), children()) is None
+    assert pending_listener(brokers_of(cluster()), {}) is None
 
 
 def test_the_status_shows_what_clients_are_told() -> None:
@@ -147,7 +147,7 @@ def test_the_status_shows_what_clients_are_told() -> None:
 def test_a_service_of_another_type_has_no_address() -> None:
     """While a change of type is on its way nobody is sent to what is about to go."""
     resource = cluster(listeners=[{"name": "public", "type": "NodePort"}])
-    assert address_of(resource, resource.spec.listeners[0], 0, children()) is None
+    assert address_of(brokers_of(resource), resource.spec.listeners[0], 0, children()) is None
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ def test_new_credentials_change_the_template_and_nothing_else_does() -> None:
     other = resource.model_copy(update={"metadata": resource.metadata.model_copy(update={"uid": "u-2"})})
     assert first != credentials_digest(other, chosen, SECRET)
     assert of(first)["StatefulSet", "main-broker"] != of("0" * 16)["StatefulSet", "main-broker"]
-    of_coordinators = [desired_coordinators(coordinators(), resource, DEFAULTS, 1, digest)[-1] for digest in (first, "0" * 16, "")]
+    of_coordinators = [
+        desired_coordinators(coordinators(), resource, DEFAULTS, 1, {}, digest)[-1] for digest in (first, "0" * 16, "")
+    ]
     annotations = [item["spec"]["template"]["metadata"]["annotations"].get(names.CREDENTIALS_HASH) for item in of_coordinators]
     assert annotations == [first, "0" * 16, None], "coordinators write to the same storage"
 

@@ -42,7 +42,7 @@ def made(**spec: Any) -> dict[Identity, dict[str, Any]]:
 def templates(**spec: Any) -> dict[str, dict[str, Any]]:
     """By component: a broker's and a coordinator's pod."""
     resource = cluster(**spec)
-    found = [*desired(resource, DEFAULTS, 2, {}), *desired_coordinators(coordinators(), resource, DEFAULTS, 1)]
+    found = [*desired(resource, DEFAULTS, 2, {}), *desired_coordinators(coordinators(), resource, DEFAULTS, 1, {})]
     wanted = {"main-broker": "broker", "tx-coordinator": "coordinator"}
     sets = {item["metadata"]["name"]: item for item in found if item["kind"] == "StatefulSet"}
     return {component: sets[name]["spec"]["template"] for name, component in wanted.items()}

@@ -27,6 +27,7 @@ from magnetar.server.coordinator.identity import CoordinatorIdentity
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.transaction_log import TransactionLog
+from magnetar.server.listeners import ListenerOptions
 from magnetar.server.load import ProcessUsage
 from magnetar.server.security.authentication import Authenticator
 from magnetar.storage.volume import Volume
@@ -166,7 +167,14 @@ async def topic_server(store: MemoryStore) -> AsyncIterator[TopicServer]:
 
 @asynccontextmanager
 async def running_coordinator(
-    directory: Path, store: MemoryStore, *, tcid: int = 0, enabled: int = 1, security: Authenticator | None = None, **settings: Any
+    directory: Path,
+    store: MemoryStore,
+    *,
+    tcid: int = 0,
+    enabled: int = 1,
+    security: Authenticator | None = None,
+    listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
+    **settings: Any,
 ) -> AsyncIterator[Coordinator]:
     """A coordinator that is ready; on leaving it is closed as after a failure, unless it was stopped."""
     chosen = replace(SETTINGS, transactions_enabled=enabled, **settings)
@@ -180,7 +188,7 @@ async def running_coordinator(
             usage=ProcessUsage(),
             security=security,
         )
-        identity = BrokerIdentity(f"tx-coordinator-{tcid}", HOST, HOST, 0, f"http://{HOST}:0")
+        identity = BrokerIdentity(f"tx-coordinator-{tcid}", HOST, HOST, 0, f"http://{HOST}:0", listeners)
         coordinator = Coordinator(ports, identity, chosen, CoordinatorMetrics())
         try:
             await coordinator.start()

@@ -11,7 +11,7 @@ log is in the record before, or with, its word that it serves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -29,6 +29,7 @@ from magnetar.metadata.records import (
     CoordinatorRecord,
     CoordinatorSetRecord,
     CoordinatorState,
+    ListenerAddress,
     LogRange,
 )
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
@@ -50,6 +51,8 @@ class CoordinatorClaim:
         self._settling = asyncio.Lock()
         self._begins = False
         self._log: tuple[CheckpointPointer, tuple[LogRange, ...]] | None = None
+        self._held: tuple[CoordinatorClaimRecord, int] | None = None
+        """What says where the number is served, and the lease that it is bound to."""
         self.record: CoordinatorRecord | None = None
 
     @property
@@ -124,6 +127,14 @@ class CoordinatorClaim:
             record = self._changed(self.record.state, self.record.open_transactions)
             await self._write((), [Put(keys.coordinator(self.tcid), record.encode())])
 
+    async def advertise(self, listeners: Mapping[str, ListenerAddress]) -> None:
+        """Have clients of these listeners told of these addresses. Raises Fenced if somebody else has taken the number, StoreError."""
+        assert self._held is not None, "only a holder is served anywhere"
+        claim, lease = replace(self._held[0], listeners=dict(listeners)), self._held[1]
+        while self._held[0] != claim:
+            if await self._write((), [Put(keys.coordinator_claim(self.tcid), claim.encode(), lease)]):
+                self._held = claim, lease
+
     async def release(self, open_transactions: int) -> None:
         """Give the number back at once. Raises Fenced if it was taken already, StoreError."""
         assert self.record is not None, "only a holder has something to give back"
@@ -176,6 +187,7 @@ class CoordinatorClaim:
             http_url=self._identity.http_url,
             service_url_tls=self._identity.service_url_tls,
             http_url_tls=self._identity.http_url_tls,
+            listeners=dict(self._identity.listeners),
             started_ms=self._clock.wall_ms(),
             version=__version__,
         )
@@ -183,6 +195,7 @@ class CoordinatorClaim:
         result = await self._store.transact(compares, [Put(key, record.encode()), Put(claim_key, claim.encode(), lease)])
         if result.succeeded:
             self.record, self._revision = record, result.revision
+            self._held = claim, lease
         return result.succeeded
 
     def _settlement(self, known: CoordinatorSetRecord, open_transactions: int) -> list[Operation]:
@@ -214,8 +227,7 @@ class CoordinatorClaim:
         for operation in operations:
             if operation.key == key and isinstance(operation, Put):
                 self.record, self._revision = CoordinatorRecord.decode(operation.value), result.revision
-        assert self.record is not None
-        log.info("coordinator.settled", tcid=self.tcid, epoch=self.epoch, state=str(self.record.state))
+                log.info("coordinator.settled", tcid=self.tcid, epoch=self.epoch, state=str(self.record.state))
         return True
 
     def _changed(self, state: CoordinatorState, open_transactions: int) -> CoordinatorRecord:

@@ -8,11 +8,12 @@ limit is a peer's invention, and nothing is kept of it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.errors import InvalidRequest, NotAllowed
-from magnetar.metadata.records import COORDINATORS_MAX
+from magnetar.metadata.records import COORDINATORS_MAX, ListenerAddress
 from magnetar.transactions.ids import TxnId
 
 _ORDINAL = re.compile(r"-(0|[1-9][0-9]*)$")
@@ -20,7 +21,7 @@ _ORDINAL = re.compile(r"-(0|[1-9][0-9]*)$")
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorIdentity:
-    """One life of a coordinator: its number, name and addresses; `incarnation` is the unit of fencing."""
+    """One life of a coordinator: its number, name and addresses, `listeners` at the start; `incarnation` is the unit of fencing."""
 
     tcid: int
     name: str
@@ -29,6 +30,7 @@ class CoordinatorIdentity:
     http_url: str
     service_url_tls: str = ""
     http_url_tls: str = ""
+    listeners: Mapping[str, ListenerAddress] = field(default_factory=dict)
 
 
 def tcid_of(name: str) -> int:

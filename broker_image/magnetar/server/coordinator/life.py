@@ -1,6 +1,6 @@
 """One life of a transaction coordinator.
 
-Owns: from joining the cluster to giving the number back: lease, listener (or none: `standalone`), claim, log, following the set. Imports: server
+Owns: from joining the cluster to giving the number back: lease, ports (or none: `standalone`), claim, log, following the set. Imports: server
 siblings, ports, client.
 Invariants: nothing is answered before the number is held, its log recovered, and both settled, nor after the lease may have ended or another life
 holds it; without `transactions_enabled` no log is written, and what an earlier life has left in one stays named in the number's record;
@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 import structlog
 
 from magnetar.client.connection import Credentials
 from magnetar.errors import StorageError, StoreError, StoreUnavailable
-from magnetar.metadata.records import INTERNAL_LISTENER, over_tls
+from magnetar.metadata.records import ListenerAddress
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Listener
 from magnetar.security.authorization import INTERNAL_METHOD
@@ -34,7 +33,9 @@ from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumber
 from magnetar.server.coordinator.service import CoordinatorService
 from magnetar.server.coordinator.transaction_log import TransactionLog
 from magnetar.server.coordinator.transactions import Transactions, limits_of
+from magnetar.server.doors import follow_addresses, open_doors
 from magnetar.server.joining import guarded, join_cluster
+from magnetar.server.listeners import Listeners
 from magnetar.server.settings import BrokerSettings
 from magnetar.transactions.coordinator import CoordinatorCore
 
@@ -85,6 +86,7 @@ class Coordinator:
         joined = await join_cluster(ports.store, ports.volume, ports.clock)
         store = guarded(ports.store, joined.restore, self.fail)
         plain, secure = await self._listen()
+        listeners = Listeners(ListenerAddress(plain, service_url_tls=secure), names.listeners)
         identity = CoordinatorIdentity(
             tcid=self.tcid,
             name=names.name,
@@ -93,6 +95,7 @@ class Coordinator:
             http_url=names.http_url,
             service_url_tls=secure,
             http_url_tls=names.http_url_tls,
+            listeners=listeners.advertised,
         )
         self._lease = ports.lease(self.fail)
         lease = await self._lease.start()
@@ -115,23 +118,17 @@ class Coordinator:
             self._spawn(self._report(claim), "retirement")
         self._connections.open_gate()
         self._spawn(self._follow(claim), "coordinator set")
+        if names.listeners.reread is not None and self._served_at is None:
+            self._spawn(self._follow_listeners(claim, listeners), "listeners")
         log.info(
             "coordinator.ready", tcid=self.tcid, incarnation=self.incarnation, epoch=claim.epoch, service_url=identity.service_url
         )
 
     async def _listen(self) -> tuple[str, str]:
-        """Open the ports, if they are ours; their addresses, plain and by TLS ("" = there is none). Raises OSError."""
+        """Open the ports, if they are ours; their addresses, plain and by TLS ("" = there is none). Raises OSError, InvalidRequest."""
         if self._served_at is not None:
             return self._served_at
-        ports, names, plain, secure = self._ports, self._names, "", ""
-        if names.opens_plain:
-            self._doors.append(await ports.network.listen(names.bind_host, names.port, self._accept))
-            plain = f"pulsar://{names.advertised_host}:{self._doors[-1].port}"
-        if ports.tls is not None:
-            accept = partial(self._accept, over_tls(INTERNAL_LISTENER))
-            self._doors.append(await ports.tls.listen(names.bind_host, names.tls_port, accept))
-            secure = f"pulsar+ssl://{names.advertised_host}:{self._doors[-1].port}"
-        return plain, secure
+        return await open_doors(self._ports, self._names, self._accept, self._doors)
 
     async def _recover(self, claim: CoordinatorClaim, store: MetadataStore) -> None:
         """Bring the number's transactions back. Raises StorageError, CorruptData."""
@@ -261,6 +258,18 @@ class Coordinator:
             except StoreError as error:
                 log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
+
+    async def _follow_listeners(self, claim: CoordinatorClaim, listeners: Listeners) -> None:
+        """Have clients told of the addresses that we advertise from now on."""
+
+        async def tell() -> bool:
+            await claim.advertise(listeners.advertised)
+            return True
+
+        try:
+            await follow_addresses(self._names, listeners, self._settings.listeners_check_s, tell)
+        except StorageError as error:
+            self.fail(str(error))
 
     async def _report(self, claim: CoordinatorClaim) -> None:
         """While the number retires, say how many transactions are left."""
