@@ -22,7 +22,14 @@ from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.links import Links
-from magnetar.transactions.open_parts import ConfirmedPart, LowestNumbers, PartAhead, producers_in_state, producers_of_state
+from magnetar.transactions.open_parts import (
+    ConfirmedPart,
+    LowestNumbers,
+    OpenSpans,
+    PartAhead,
+    producers_in_state,
+    producers_of_state,
+)
 from magnetar.transactions.participant_records import (
     NO_SEQUENCE,
     NOWHERE,
@@ -104,10 +111,10 @@ class TransactionBuffer:
         self._in_flight: deque[BufferChange] = deque()
         self._fences = Fences()
         self._committed: dict[TxnId, dict[str, tuple[int, Place]]] = {}
-        self._translations = Translations()
-        self._links = Links()
+        self._translations, self._links = Translations(), Links()
         self._inquired: dict[TxnId, int] = {}
         self._lowest, self._remembered = LowestNumbers(), LowestNumbers()
+        self._spans = OpenSpans(self._is_there)
 
     # --- sending ----------------------------------------------------------------------------------------------------------------
 
@@ -191,7 +198,9 @@ class TransactionBuffer:
         ahead = self._begin(change)
         ahead.entries += count
         ahead.size += size
-        ahead.spans.append(Span(*first, count, send_point))
+        span = Span(*first, count, send_point)
+        ahead.spans.append(span)
+        self._spans.add(txn, span)
         if highest != NO_SEQUENCE:
             ahead.producers[producer] = (highest, (first[0], first[1] + count - 1))
         return change
@@ -309,6 +318,8 @@ class TransactionBuffer:
                 self._apply_commit(change, known)
             else:
                 self._apply_abort(change, known)
+        if known is not None:
+            self._spans.ended(len(known.spans))
         if self._fences.raise_floor(change.txn.most, change.floor):
             for txn in self._remembered.below(self._fences.floor, self._committed):
                 del self._committed[txn]
@@ -335,6 +346,7 @@ class TransactionBuffer:
             known.spans[-1] = last._replace(entries=last.entries + change.count)
         else:
             known.spans.append(Span(ledger, first, change.count, change.send_point))
+        self._spans.add(change.txn, Span(ledger, first, change.count, change.send_point))
         if change.highest != NO_SEQUENCE:
             known.producers[change.producer] = (change.highest, self._last)
 
@@ -383,11 +395,15 @@ class TransactionBuffer:
         found = self._translations.find(position)
         if found is not None:
             return found
-        for spans in (*(known.spans for known in self._open.values()), *(ahead.spans for ahead in self._ahead.values())):
-            for span in spans:
-                if span.ledger == position[0] and span.first <= position[1] < span.first + span.entries:
-                    return Translated(span.send_point, False)
-        return None
+        waiting = self._spans.find(position)
+        return Translated(waiting.send_point, False) if waiting is not None else None
+
+    def waits(self, position: Place) -> bool:
+        """Whether a sidecar entry is of a transaction whose end is not durable yet."""
+        return self._spans.find(position) is not None
+
+    def _is_there(self, txn: TxnId) -> bool:
+        return txn in self._open or txn in self._ahead
 
     def source_of(self, position: Place) -> tuple[Place, int] | None:
         """The sidecar entry that an entry of the partition is, and how many follow it on both sides; None if it was published plainly."""
@@ -402,11 +418,6 @@ class TransactionBuffer:
         found = self._translations.find(position)
         return found.position if found is not None and found.exact else None
 
-    def open_spans(self) -> list[tuple[int, int, int]]:
-        """(ledger, first, count) in the sidecar of what open transactions need, in order."""
-        spans = [span[:3] for known in self._open.values() for span in known.spans]
-        return sorted([*spans, *(span[:3] for ahead in self._ahead.values() for span in ahead.spans)])
-
     def open_transactions(self) -> Iterator[OpenTransaction]:
         """Those with durable entries here, the longest open first."""
         return (OpenTransaction(txn, known.since_ms, known.entries, known.size) for txn, known in self._open.items())
@@ -418,34 +429,20 @@ class TransactionBuffer:
 
     def durable_bytes(self, txn: TxnId) -> int:
         """Bytes of the durable entries of an open transaction; 0 for any other."""
-        known = self._open.get(txn)
-        return known.size if known is not None else 0
+        return self._open[txn].size if txn in self._open else 0
 
     def durable_spans(self, txn: TxnId) -> tuple[Span, ...]:
         """Where the durable entries of an open transaction lie; () for any other."""
-        known = self._open.get(txn)
-        return tuple(known.spans) if known is not None else ()
+        return tuple(self._open[txn].spans) if txn in self._open else ()
 
     def is_open(self, txn: TxnId) -> bool:
         """Whether entries of the transaction wait here, durable or on their way."""
         return (txn in self._open or txn in self._ahead) and self._going_on(txn)
 
     @property
-    def first_needed(self) -> Place | None:
-        """The first sidecar position that an open transaction needs, or None: what lies before it and is linked by no marker is dead."""
-        firsts = [transaction.spans[0] for transaction in self._open.values()]
-        firsts += [transaction.spans[0] for transaction in self._ahead.values() if transaction.spans]
-        return min(((span.ledger, span.first) for span in firsts), default=None)
-
-    @property
     def next_entry(self) -> int:
         """Entry id that the next sidecar entry of this term gets."""
         return self._next_entry
-
-    @property
-    def memory_bytes(self) -> int:
-        """What ended transactions take: fences, translations and links."""
-        return self._fences.memory_bytes + self._translations.memory_bytes + self._links.memory_bytes
 
     @property
     def fences(self) -> Fences:
@@ -479,6 +476,7 @@ class TransactionBuffer:
                 found.since_ms, found.size, entries, list(found.spans), producers_of_state(found.producers)
             )
             buffer._lowest.add(found.txn, buffer._open)
+        buffer._spans = OpenSpans(buffer._is_there, ((span, found.txn) for found in state.open for span in found.spans))
         buffer._fences = Fences(state.fences)
         for committed in state.committed:
             buffer._committed[committed.txn] = producers_of_state(committed.producers)

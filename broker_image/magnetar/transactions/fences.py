@@ -75,10 +75,6 @@ class IdSet:
         if self._firsts and self._firsts[0] < limit:
             self._firsts[0] = limit
 
-    @property
-    def memory_bytes(self) -> int:
-        return 16 * len(self._firsts)
-
 
 class _Coordinator:
     """What one coordinator's transactions have come to."""
@@ -143,11 +139,6 @@ class Fences:
         known.committed.drop_below(floor)
         known.aborted.drop_below(floor)
         return True
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the numbers take."""
-        return sum(known.committed.memory_bytes + known.aborted.memory_bytes for known in self._coordinators.values())
 
     def to_state(self) -> tuple[FenceState, ...]:
         """For a checkpoint, by coordinator."""

@@ -117,8 +117,3 @@ class Links:
         if gone:
             for column in (self._ledgers, self._entries, self._source_ledgers, self._source_firsts, self._counts):
                 del column[:gone]
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the numbers take."""
-        return 36 * len(self._counts)

@@ -1,12 +1,13 @@
 """What a transaction buffer keeps of one open transaction.
 
 Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; how states hold producers; `LowestNumbers`, which finds
-transactions below a floor. Imports: ids, participant_records. Pure.
+transactions below a floor; `OpenSpans`, which finds whose an entry is. Imports: ids, participant_records. Pure.
 Invariant: producers are known by name, each with its highest sequence id and where that entry lies.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from magnetar.transactions.participant_records import Outcome, Place, Span
 
 GONE_HELD_MAX = 1_000
 """Transactions that have gone which `LowestNumbers` may hold, besides as many as are there: a floor may stay where it is for long."""
+
+_BEHIND = 1 << 62
+"""More entries than any span has."""
 
 
 @dataclass(slots=True)
@@ -71,6 +75,52 @@ class LowestNumbers:
                 heappush(heap, txn.least)
             found += left
         return found
+
+
+class OpenSpans:
+    """Spans of transactions in the order of their positions: those of ended ones are among them until they are as many.
+
+    `is_open` says of a transaction whether it has not ended; what has ended stays so.
+    """
+
+    __slots__ = ("_gone", "_is_open", "_spans", "_transactions")
+
+    def __init__(self, is_open: Callable[[TxnId], bool], known: Iterable[tuple[Span, TxnId]] = ()) -> None:
+        self._is_open, in_order = is_open, sorted(known)
+        self._spans = [span for span, _ in in_order]
+        self._transactions = [txn for _, txn in in_order]
+        self._gone = 0
+
+    def add(self, txn: TxnId, span: Span) -> None:
+        """Behind all others; nothing if it is there already."""
+        if self._spans:
+            last = self._spans[-1]
+            end = (last.ledger, last.first + last.entries)
+            if (span.ledger, span.first) < end:
+                return
+            if (span.ledger, span.first) == end and txn == self._transactions[-1] and span.send_point == last.send_point:
+                self._spans[-1] = last._replace(entries=last.entries + span.entries)
+                return
+        self._spans.append(span)
+        self._transactions.append(txn)
+
+    def find(self, position: Place) -> Span | None:
+        """The span of an open transaction that holds a position."""
+        at = bisect_right(self._spans, (*position, _BEHIND)) - 1
+        if at < 0:
+            return None
+        span = self._spans[at]
+        within = span.ledger == position[0] and position[1] < span.first + span.entries
+        return span if within and self._is_open(self._transactions[at]) else None
+
+    def ended(self, spans: int) -> None:
+        """A transaction of so many spans has ended."""
+        self._gone += spans
+        if self._gone > GONE_HELD_MAX + len(self._spans) // 2:
+            left = [at for at, txn in enumerate(self._transactions) if self._is_open(txn)]
+            self._spans = [self._spans[at] for at in left]
+            self._transactions = [self._transactions[at] for at in left]
+            self._gone = 0
 
 
 def producers_in_state(known: dict[str, tuple[int, Place]]) -> tuple[tuple[str, int, Place], ...]:

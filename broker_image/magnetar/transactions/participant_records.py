@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -199,8 +199,3 @@ class ParticipantState:
 
     buffer: BufferState | None = None
     pending: Mapping[str, PendingState] = field(default_factory=dict)
-
-
-def state_bytes(arrays: Sequence[array[int]]) -> int:
-    """Bytes that the numbers of these arrays take in memory."""
-    return sum(len(numbers) * numbers.itemsize for numbers in arrays)

@@ -300,11 +300,6 @@ class PendingAcks:
         """Whether the transaction holds something here."""
         return txn in self._held
 
-    def held_by(self, txn: TxnId) -> PendingAck | None:
-        """What an open transaction holds here; None if it holds nothing."""
-        held = self._held.get(txn)
-        return None if held is None else self._record(txn, held.entries, held.batches())
-
     def holders(self, ordinal: int) -> list[TxnId]:
         """Transactions that hold an entry, or messages of it."""
         return [txn for txn, held in self._held.items() if ordinal in held.entries or ordinal in held.messages]

@@ -172,11 +172,6 @@ class Translations:
         code = runs.codes[index]
         return self._targets[code >> 1], runs.entries[index] + (runs.counts[index] - 1 if code & 1 else 0)
 
-    @property
-    def memory_bytes(self) -> int:
-        """What the numbers take."""
-        return 24 * sum(len(runs.firsts) for runs in self._ledgers.values())
-
     def to_state(self) -> tuple[TranslationState, ...]:
         """For a checkpoint, by sidecar ledger; equal contents give equal states."""
         return tuple(self._state(ledger, runs) for ledger, runs in sorted(self._ledgers.items()))

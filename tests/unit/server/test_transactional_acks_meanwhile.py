@@ -303,8 +303,7 @@ def test_sizes_of_batches_are_read_from_storage_if_need_be(tmp_path: Path) -> No
         topic.index.drop_before(1)
         assert topic.index.run_of(0) is None
         assert await ack_in(peer, A, some_of(batch, 0b110)) == DONE
-        held = (await pending_of(broker)).held_by(A)
-        assert held is not None
+        (held,) = [found for found in (await pending_of(broker)).to_state().pending if found.txn == A]
         assert held.partial == ((batch.ledgerId, 0, 3, (0b110,)),)
 
     play(tmp_path, script)
@@ -394,8 +393,7 @@ def test_ids_of_receipts_name_what_became_of_them(tmp_path: Path) -> None:
         await acknowledge(peer, receipts[0])
         assert [*host.core.cursor.unacknowledged(0, 8)] == [(0, 2), (3, 8)]
         assert await ack_in(peer, C, receipts[1]) == DONE
-        held = (await pending_of(broker)).held_by(C)
-        assert held is not None
+        (held,) = [found for found in (await pending_of(broker)).to_state().pending if found.txn == C]
         assert held.ranges == ((ids[0].ledgerId, 3, 3),)
         assert await ack_in(peer, C, receipts[3], cumulative=True) == DONE
         assert (await ack_in(peer, TxnId(4, 0), lost[0]))[0] == CONFLICT, "aborted: there is no such message"

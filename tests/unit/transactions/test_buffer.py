@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
+from magnetar.transactions import open_parts
 from magnetar.transactions.buffer import BufferLimits, Judgement, OpenTransaction, TransactionBuffer, Verdict, is_sidecar
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.open_parts import GONE_HELD_MAX
-from magnetar.transactions.participant_records import NO_SEQUENCE, NOWHERE, Abort, Append, Commit
+from magnetar.transactions.participant_records import NO_SEQUENCE, NOWHERE, Abort, Append, BufferChange, Commit
 from magnetar.transactions.translations import Translated
 
 TOPIC = "persistent://a/b/c"
@@ -58,7 +58,7 @@ def test_a_marker_takes_an_id_for_each_entry_in_the_order_of_sending() -> None:
     abort(buffer, SECOND)
     assert buffer.translate((14, 3)) == Translated((15, 6), False), "aborted: the same"
     assert buffer.translate((14, 6)) is None
-    assert buffer.first_needed is None
+    assert not any(buffer.waits((14, entry)) for entry in range(8))
 
 
 def test_repetitions_inside_a_transaction_are_duplicates() -> None:
@@ -132,7 +132,8 @@ def test_a_commit_counts_what_is_durable_and_what_is_on_its_way() -> None:
         buffer.append(FIRST, "p", count=1, highest=9, size=1, send_point=(15, 0), now_ms=0)
     change = buffer.commit(FIRST, (15, 1), 0, 50)
     assert change.spans == ((14, 0, 6),)
-    for found in (*runs[1:], change):
+    rest: list[BufferChange] = [*runs[1:], change]
+    for found in rest:
         buffer.confirm(found)
     assert buffer.translate((14, 5)) == Translated((15, 6), True)
 
@@ -193,7 +194,7 @@ def test_orphans_and_transactions_that_are_open_for_long() -> None:
     assert not buffer.is_open(FIRST)
     assert buffer.is_open(THIRD)
     buffer.confirm(ending)
-    assert buffer.first_needed == (14, 1)
+    assert [entry for entry in range(8) if buffer.waits((14, entry))] == [1, 2]
 
 
 def test_a_hole_in_the_log_is_not_passed_over() -> None:
@@ -233,43 +234,44 @@ def test_what_ends_behind_the_trimming_needs_no_translation() -> None:
     assert buffer.to_state().trimmed_to == (15, 9)
 
 
-def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes() -> None:
+def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the worst order (nothing joins anything): a fence and a translation each, in arrays. Other orders join, and cost next to nothing."""
-    scattered, joined = TransactionBuffer(TOPIC, 7), TransactionBuffer(TOPIC, 7)
-    count = 2_000
-    for number in range(count):
-        send(scattered, TxnId(0, 2 * number + 1), 0, after=number)
-        abort(scattered, TxnId(0, 2 * number + 1))
-        send(joined, TxnId(0, number), 0)
-        abort(joined, TxnId(0, number))
-    assert scattered.memory_bytes <= 40 * count
-    assert joined.memory_bytes == 40
-    assert len(scattered.to_state().open) == 0
+    monkeypatch.setattr(open_parts, "GONE_HELD_MAX", 10)
+    count, taken = 5_000, []
+    for step in (2, 1):
+        buffer = TransactionBuffer(TOPIC, 7)
+        tracemalloc.start()
+        try:
+            for number in range(count):
+                send(buffer, TxnId(0, step * number + 1), 0, after=number if step > 1 else 0)
+                abort(buffer, TxnId(0, step * number + 1))
+            taken.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        assert len(buffer.to_state().open) == 0
+        assert len(buffer.to_state().fences[0].aborted) == 2 * (count if step > 1 else 1)
+    assert taken[0] < 50 * count
+    assert taken[1] < 5 * count, "hardly anything"
 
 
-def test_ended_transactions_leave_nothing_behind_while_the_floor_stays_where_it_is() -> None:
+def test_ended_transactions_leave_nothing_behind_while_the_floor_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old transaction that stays open holds the floor; those that have ended above it are a run of numbers and not one each."""
-    buffer = TransactionBuffer(TOPIC, 7)
+    monkeypatch.setattr(open_parts, "GONE_HELD_MAX", 10)
+    buffer, count = TransactionBuffer(TOPIC, 7), 5_000
     send(buffer, TxnId(0, 0), 0)
-    for number in range(1, 2 * GONE_HELD_MAX):  # until everything that is held at most is there
-        abort_one(buffer, number)
     tracemalloc.start()
     try:
-        for number in range(2 * GONE_HELD_MAX, 12 * GONE_HELD_MAX):
-            abort_one(buffer, number)
+        for number in range(1, count):
+            send(buffer, TxnId(0, number), number)
+            abort(buffer, TxnId(0, number))
         grown = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert grown < 10 * GONE_HELD_MAX * 16, "less than a number and a pointer to it for each"
+    assert grown < 5 * count, "less than a pointer each"
     assert buffer.orphans() == []
     abort(buffer, TxnId(1, 5), 0)
-    assert buffer.abort(TxnId(0, 12 * GONE_HELD_MAX), 1) is not None
+    assert buffer.abort(TxnId(0, count), 1) is not None
     assert buffer.orphans() == [TxnId(0, 0)], "the one that is open is found all the same"
-
-
-def abort_one(buffer: TransactionBuffer, number: int) -> None:
-    send(buffer, TxnId(0, number), number)
-    abort(buffer, TxnId(0, number))
 
 
 def test_commits_below_the_floor_are_forgotten_and_others_are_not() -> None:

@@ -218,11 +218,10 @@ class BufferCourse(RuleBasedStateMachine):
         assert self.buffer.orphans() == orphans
 
     @invariant()
-    def nothing_needed_is_given_up(self) -> None:
-        waiting = [entry for entries in self.reading.open.values() for entry in entries]
-        waiting += [entry for entries in self.confirmed.open.values() for entry in entries]
-        first = self.buffer.first_needed
-        assert all(first is not None and first <= entry for entry in waiting)
+    def entries_wait_for_the_durable_end_of_their_transaction(self) -> None:
+        sent = [change for change in self.log if isinstance(change, Append) and change.txn not in self.confirmed.outcomes]
+        waiting = {(change.first[0], change.first[1] + at) for change in sent for at in range(change.count)}
+        assert {entry for entry in self.reading.meaning if self.buffer.waits(entry)} == waiting
 
     @invariant()
     def every_receipt_translates(self) -> None:

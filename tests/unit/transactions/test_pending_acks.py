@@ -41,6 +41,11 @@ def stage(
     return topic, subscription, PendingAcks(subscription, topic.ledgers, limits=limits)
 
 
+def held_by(pending: PendingAcks, txn: TxnId) -> PendingAck | None:
+    """What a checkpoint says that a transaction holds."""
+    return next((found for found in pending.to_state().pending if found.txn == txn), None)
+
+
 def delivered(subscription: Subscription) -> list[int]:
     """Ordinals that go out now."""
     found: list[int] = []
@@ -276,8 +281,8 @@ def test_long_held_transactions_are_asked_about_again_and_again() -> None:
     assert pending.to_inquire(1_199) == [B]
     pending.end(B, ABORT, 0)
     assert pending.to_inquire(1_400) == [A]
-    assert pending.held_by(A) == PendingAck(A, ((15, 0, 0),))
-    assert pending.held_by(B) is None
+    assert held_by(pending, A) == PendingAck(A, ((15, 0, 0),))
+    assert held_by(pending, B) is None
 
 
 def test_what_is_trimmed_is_gone_whoever_held_it() -> None:

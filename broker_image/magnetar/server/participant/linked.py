@@ -9,7 +9,6 @@ marker: whoever reads files without the log, as jobs do, finds no entry whose pr
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,7 +58,6 @@ def sidecar_share(host: TopicHost, runs: Sequence[Run], below: int, segments: Se
     used = host.transactions
     if used is None:
         return SidecarShare(0, False)
-    spans = used.buffer.open_spans()
     live, pinned = 0, False
     for run in runs:
         target = used.buffer.committed_to((run.ledger, run.first_entry))
@@ -67,7 +65,7 @@ def sidecar_share(host: TopicHost, runs: Sequence[Run], below: int, segments: Se
             loose = run._replace(ledger=target[0], first_entry=target[1])
             live += sum(existing_bytes(host, part) for part in outside(loose, segments))
             pinned = pinned or _is_behind(host, target, below)
-        elif _is_in(spans, (run.ledger, run.first_entry)):
+        elif used.buffer.waits((run.ledger, run.first_entry)):
             live += sum(run.lengths)
             pinned = True
     return SidecarShare(live, pinned)
@@ -106,8 +104,3 @@ def existing_bytes(host: TopicHost, run: Run) -> int:
 def _is_behind(host: TopicHost, position: tuple[int, int], below: int) -> bool:
     ordinal = host.core.ledgers.find(position)
     return ordinal is not None and ordinal >= below
-
-
-def _is_in(spans: Sequence[tuple[int, int, int]], position: tuple[int, int]) -> bool:
-    at = bisect_right(spans, (*position, 1 << 62)) - 1
-    return at >= 0 and spans[at][0] == position[0] and position[1] < spans[at][1] + spans[at][2]
