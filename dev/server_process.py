@@ -15,6 +15,8 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from dev.ports import free_port
 
@@ -26,7 +28,7 @@ POLL_S = 0.02
 class ServerProcess:
     """One server: a standalone, or a broker of a cluster if `store` is given. `volume` "" is a directory below `directory`.
 
-    `role` "coordinator" makes it a transaction coordinator of that cluster instead of a broker.
+    `role` "coordinator" makes it a transaction coordinator of that cluster instead of a broker. As a context it is ready, and stopped in the end.
     """
 
     def __init__(
@@ -88,6 +90,19 @@ class ServerProcess:
     def running(self) -> bool:
         """Whether the process exists (it may be stopped by SIGSTOP)."""
         return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        """Ready; nothing runs if that fails."""
+        try:
+            self.start()
+        except BaseException:
+            if self.running:
+                self.kill()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
 
     def start(self, wait: bool = True) -> float:
         """Start (again) on the same directory and ports; seconds until ready."""

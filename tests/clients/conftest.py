@@ -7,7 +7,8 @@ Imports: dev.server_process, foreign, places, rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pulsar
@@ -16,7 +17,7 @@ import pytest
 from dev.server_process import ServerProcess
 from tests.clients.cluster import Cluster
 from tests.clients.foreign import Client, Driver
-from tests.clients.places import Place
+from tests.clients.places import KINDS, NAMES, REFERENCE_DIFFERS, Place
 from tests.clients.rest import Admin
 
 QUICK_SETTINGS = {
@@ -51,10 +52,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A standalone server, ready."""
-    process = ServerProcess(tmp_path)
-    process.start()
-    yield process
-    process.stop()
+    with ServerProcess(tmp_path) as process:
+        yield process
 
 
 @pytest.fixture
@@ -109,6 +108,43 @@ def plain_server(module_plain_server: ServerProcess) -> ServerProcess:
 def foreign(shared_server: ServerProcess, driver: Driver) -> Iterator[Client]:
     """The official Java or Go client, connected to `shared_server`."""
     connected = driver.client(shared_server.service_url)
+    yield connected
+    connected.close()
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Place]]:
+    """Where transactions run, by name, started when it is asked for; it stays up for the module. What did not start is stopped as well."""
+    started: dict[str, Place] = {}
+    with ExitStack() as stack:
+
+        def find(name: str) -> Place:
+            if name not in started:
+                made = KINDS[name](tmp_path_factory.mktemp(name))
+                stack.callback(made.stop)
+                made.start()
+                started[name] = made
+            return started[name]
+
+        yield find
+
+
+@pytest.fixture(params=NAMES)
+def place(request: pytest.FixtureRequest, places: Callable[[str], Place]) -> Place:
+    """A place that serves transactions."""
+    if request.param == "apache":
+        if request.node.originalname.endswith("_crash"):
+            pytest.skip("the reference wipes its data when it starts")
+        differs = REFERENCE_DIFFERS.get(request.node.originalname) or REFERENCE_DIFFERS.get(request.node.name)
+        if differs:
+            request.applymarker(pytest.mark.xfail(strict=True, reason=differs))
+    return places(request.param)
+
+
+@pytest.fixture
+def app(place: Place, driver: Driver) -> Iterator[Client]:
+    """The official client with transactions enabled, at each place."""
+    connected = driver.client(place.service_url, transactions=True)
     yield connected
     connected.close()
 

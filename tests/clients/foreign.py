@@ -432,3 +432,9 @@ class Table(_Remote):
         entries = {name: base64.b64decode(found) for name, found in answer.items()}
         assert entries.get(key) == value, f"{key} is {entries.get(key)!r}"
         return entries
+
+
+def rest_is_empty(consumer: Consumer, client: Client, topic: str) -> None:
+    """A message sent now is the next one to come: nothing that was sent before is left."""
+    client.producer(topic).send(b"last", key="last")
+    assert consumer.values(1) == [b"last"]

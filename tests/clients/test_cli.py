@@ -45,10 +45,8 @@ def program(cluster: Cluster) -> Program:
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path_factory.mktemp("standalone"))
-    process.start()
-    yield process
-    process.stop()
+    with ServerProcess(tmp_path_factory.mktemp("standalone")) as process:
+        yield process
 
 
 @pytest.fixture

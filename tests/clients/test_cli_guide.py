@@ -26,10 +26,8 @@ def commands(where: str, guide: Path = GUIDE) -> list[str]:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Program]:
-    process = ServerProcess(tmp_path)
-    process.start()
-    yield Program(process.http_url, process.service_url)
-    process.stop()
+    with ServerProcess(tmp_path) as process:
+        yield Program(process.http_url, process.service_url)
 
 
 @pytest.mark.slow

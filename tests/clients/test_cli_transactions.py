@@ -18,10 +18,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path_factory.mktemp("server"))
-    process.start()
-    yield process
-    process.stop()
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+        yield process
 
 
 @pytest.fixture

@@ -1,109 +1,27 @@
 """The official Java and Go clients in transactions: what is committed is there once and in order, what is aborted never was.
 
-Every test runs on a standalone server and on brokers with coordinators; with PEER=1 on Apache Pulsar as well, where `REFERENCE_DIFFERS` says what
-does not hold there (`PEER=1 pytest -k apache` runs only that; strictly, so that the list stays true).
+Every test runs on a standalone server and on brokers with coordinators; with PEER=1 on Apache Pulsar as well, where `places.REFERENCE_DIFFERS` says
+what does not hold there (`PEER=1 pytest -k apache` runs only that; strictly, so that the list stays true).
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator
 
 import pytest
 
-from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.cluster import MOVED, UNAVAILABLE, request, wait_for
-from tests.clients.coordinators import Type, Wire
-from tests.clients.foreign import Client, Consumer, Driver, ForeignError, Received, Transaction
-from tests.clients.places import KINDS, Place
+from tests.clients.foreign import Client, Consumer, Driver, ForeignError, Received, rest_is_empty
+from tests.clients.places import ABORT, COMMIT, Place
 from tests.clients.rest import Admin
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]
 
-COMMIT, ABORT = 0, 1
 SHORT_S = 10.0
 """What is done in a transaction that is to time out must be done by then."""
 SEND_TIMEOUT_MS = 10_000
 NUMBERS = [b"%d" % number for number in range(10)]
-TYPES = ("Exclusive", "Failover", "Shared", "Key_Shared")
-NAMES = ["standalone", "cluster", *(["apache"] if os.environ.get("PEER") == "1" else [])]
-FORGETS = "it forgets an outcome at once: TransactionNotFound"
-LEAKS = (
-    "what the Go client sends in an aborted transaction is delivered: the name of the transaction is not in the message's metadata"
-)
-REFERENCE_DIFFERS = {
-    "test_ordinary_messages_pass_an_open_transaction": "they wait for the transaction to end",
-    "test_a_timeout_aborts": FORGETS,
-    "test_ending_again_gives_the_same_answer": FORGETS,
-    "test_the_same_transaction_may_acknowledge_again": "TransactionConflict",
-    "test_an_abort_leaves_nothing_and_gives_back[go-apache]": LEAKS,
-    "test_partitions_take_part_one_by_one[go-apache]": LEAKS,
-    "test_cumulative_acknowledgements": "after an abort nothing comes again to the Java client",
-    "test_a_second_transaction_conflicts[go-apache]": LEAKS,
-    "test_seek_over_committed_messages[go-apache]": LEAKS,
-    "test_consume_transform_produce[go-apache]": LEAKS,
-    "test_ids_of_receipts_say_where_to_begin[go-apache]": LEAKS,
-    "test_moves_under_open_transactions[go-apache]": LEAKS,
-    "test_a_message_in_chunks[go-apache]": LEAKS,
-    "test_a_batch_with_the_name_of_an_ended_transaction": "such batches are taken, as parts of a transaction that has ended",
-    "test_parts_of_a_batch[go-apache]": "an abort gives nothing back: the Go client does not tell the size of the batch",
-    "test_a_table_shows_what_is_committed[go-apache]": "the schema of the Go client's view is refused beside a producer without one",
-}
-"""Test (and perhaps client) -> what Apache Pulsar 4.0.8 does instead."""
-
-
-@pytest.fixture(scope="module")
-def places() -> Iterator[dict[str, Place]]:
-    """Those that were asked for so far; they stay up, whatever the order of the tests."""
-    started: dict[str, Place] = {}
-    yield started
-    for place in started.values():
-        place.stop()
-
-
-@pytest.fixture(params=NAMES)
-def place(request: pytest.FixtureRequest, places: dict[str, Place], tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A place that serves transactions."""
-    name: str = request.param
-    if name == "apache":
-        if request.node.originalname.endswith("_crash"):
-            pytest.skip("the reference wipes its data when it starts")
-        differs = REFERENCE_DIFFERS.get(request.node.originalname) or REFERENCE_DIFFERS.get(request.node.name)
-        if differs:
-            request.applymarker(pytest.mark.xfail(strict=True, reason=differs))
-    if name not in places:
-        places[name] = KINDS[name](tmp_path_factory.mktemp(name))
-        places[name].start()
-    return places[name]
-
-
-@pytest.fixture
-def app(place: Place, driver: Driver) -> Iterator[Client]:
-    """The official client with transactions enabled."""
-    connected = driver.client(place.service_url, transactions=True)
-    yield connected
-    connected.close()
-
-
-def _rest_is_empty(consumer: Consumer, client: Client, topic: str) -> None:
-    """A message sent now is the next one to come: nothing that was sent before is left."""
-    client.producer(topic).send(b"last", key="last")
-    assert consumer.values(1) == [b"last"]
-
-
-def _ended(place: Place, txn: TxnId, action: int) -> api.CommandEndTxnResponse:
-    """What END_TXN answers to anybody who sends it again, by the bare protocol."""
-    wire = Wire(place.coordinator_ports[txn.most])
-    try:
-        wire.connect()
-        wire.ask(Type.TC_CLIENT_CONNECT_REQUEST, api.CommandTcClientConnectRequest(tc_id=txn.most))
-        body = api.CommandEndTxn(txnid_most_bits=txn.most, txnid_least_bits=txn.least, txn_action=action)  # type: ignore[arg-type]
-        answer: api.CommandEndTxnResponse = wire.ask(Type.END_TXN, body)
-        return answer
-    finally:
-        wire.close()
 
 
 @pytest.mark.parametrize("batching", [False, True], ids=["single", "batched"])
@@ -135,7 +53,7 @@ def test_ordinary_messages_pass_an_open_transaction(app: Client, topic: str) -> 
     assert [message.value for message in rest] == NUMBERS
     positions = [(message.id.ledger, message.id.entry) for message in (first, *rest)]
     assert positions == sorted(set(positions))
-    _rest_is_empty(consumer, app, topic)
+    rest_is_empty(consumer, app, topic)
 
 
 def test_an_abort_leaves_nothing_and_gives_back(app: Client, topic: str) -> None:
@@ -152,9 +70,9 @@ def test_an_abort_leaves_nothing_and_gives_back(app: Client, topic: str) -> None
     inputs.ack(message, txn=txn)
     txn.abort()
     assert txn.state == "ABORTED"
-    _rest_is_empty(watching, app, topic)
+    rest_is_empty(watching, app, topic)
     assert inputs.values(1) == [b"in"]
-    _rest_is_empty(inputs, app, source)
+    rest_is_empty(inputs, app, source)
 
 
 def test_a_timeout_aborts(place: Place, app: Client, topic: str) -> None:
@@ -171,10 +89,10 @@ def test_a_timeout_aborts(place: Place, app: Client, topic: str) -> None:
     with pytest.raises(ForeignError, match=r"InvalidTxnStatus|InvalidStatus|actual: TxnTimeout|NotOpen"):
         txn.commit()
     assert txn.state in ("TIMEOUT", "ERROR")  # by the client's own clock, or by the coordinator's answer
-    _rest_is_empty(watching, app, topic)
-    late = _ended(place, txn.id, COMMIT)
+    rest_is_empty(watching, app, topic)
+    late = place.ended(txn.id, COMMIT)
     assert (late.error, "ABORT" in late.message) == (api.InvalidTxnStatus, True), late
-    assert not _ended(place, txn.id, ABORT).HasField("error")
+    assert not place.ended(txn.id, ABORT).HasField("error")
 
 
 def test_two_producers_share_a_transaction(app: Client, topic: str) -> None:
@@ -215,123 +133,6 @@ def test_partitions_take_part_one_by_one(place: Place, app: Client, topic: str) 
     after = [b"after-%d" % number for number in range(9)]
     producer.send_all(after)
     assert sorted(consumer.values(9)) == after
-
-
-def test_a_second_transaction_conflicts(place: Place, driver: Driver, app: Client, topic: str) -> None:
-    """The holder of an acknowledgement keeps it; the other's client is told TransactionConflict, and cannot commit what it has sent."""
-    source = f"{topic}-source"
-    inputs = app.consumer(source, "work", type="Shared")
-    app.producer(source).send(b"in")
-    watching, producer = app.consumer(topic, "watch"), app.producer(topic)
-    (message,) = inputs.receive(1)
-    holder, late = app.transaction(), app.transaction()
-    producer.send(b"late", late)
-    inputs.ack(message, txn=holder)
-    with pytest.raises(ForeignError, match="TransactionConflict"):
-        inputs.ack(message, txn=late)
-    with pytest.raises(ForeignError, match=r"TransactionHasOperationFailed|actual: TxnError"):
-        late.commit()
-    assert late.state == {"java": "ABORTED", "go": "ERROR"}[driver.language]
-    producer.send(b"kept", holder)
-    holder.commit()
-    if driver.language == "go":  # it can neither commit nor abort a transaction with a failed part
-        assert not _ended(place, late.id, ABORT).HasField("error")
-    assert watching.values(1) == [b"kept"]
-    inputs.close()
-    _rest_is_empty(app.consumer(source, "work", type="Shared"), app, source)
-
-
-def test_the_same_transaction_may_acknowledge_again(app: Client, topic: str) -> None:
-    """A repetition within the transaction is no conflict."""
-    inputs = app.consumer(topic, "work", type="Shared")
-    app.producer(topic).send(b"in")
-    (message,) = inputs.receive(1)
-    txn = app.transaction()
-    inputs.ack(message, txn=txn)
-    inputs.ack(message, txn=txn)
-    txn.commit()
-    inputs.close()
-    _rest_is_empty(app.consumer(topic, "work", type="Shared"), app, topic)
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_acknowledgements_of_every_type(app: Client, topic: str, kind: str) -> None:
-    """Half is acknowledged and committed, half aborted: the latter comes again, in the order of its keys; then nothing is left."""
-    consumer, producer = app.consumer(topic, "s", type=kind), app.producer(topic)
-    for value in NUMBERS:
-        producer.send(value, key=f"key-{int(value) % 3}")
-    received = consumer.receive(10)
-    committed, aborted = app.transaction(), app.transaction()
-    for number, message in enumerate(received):
-        consumer.ack(message, txn=committed if number % 2 else aborted)
-    committed.commit()
-    aborted.abort()
-    again = _distinct(consumer, 5)
-    assert sorted(message.value for message in again) == sorted(message.value for message in received[::2])
-    if kind != "Shared":
-        assert all(_in_order(again, key) for key in {message.key for message in again})
-    consumer.close()
-    _rest_is_empty(app.consumer(topic, "s", type=kind), app, topic)
-
-
-def _distinct(consumer: Consumer, count: int) -> list[Received]:
-    """The next `count` different messages, acknowledged; a client that asks for redelivery may see one twice."""
-    found: dict[bytes, Received] = {}
-    while len(found) < count:
-        for message in consumer.receive(1, ack=True):
-            found.setdefault(message.value, message)
-    return list(found.values())
-
-
-def _in_order(messages: list[Received], key: str | None) -> bool:
-    values = [int(message.value) for message in messages if message.key == key]
-    return values == sorted(values)
-
-
-@pytest.mark.parametrize("driver", ["java"], indirect=True)  # the Go client has no cumulative acknowledgement in a transaction
-def test_cumulative_acknowledgements(app: Client, topic: str) -> None:
-    """Up to a message: an abort gives everything back, another transaction conflicts, a commit is for good."""
-    consumer = app.consumer(topic, "s")
-    app.producer(topic).send_all(NUMBERS)
-    aborted = app.transaction()
-    consumer.ack_cumulative(consumer.receive(10)[4], txn=aborted)
-    aborted.abort()
-    received = consumer.receive(10)
-    assert [message.value for message in received] == NUMBERS
-    holder, late = app.transaction(), app.transaction()
-    consumer.ack_cumulative(received[4], txn=holder)
-    with pytest.raises(ForeignError, match="TransactionConflict"):
-        consumer.ack_cumulative(received[2], txn=late)
-    late.abort()
-    holder.commit()
-    consumer.close()
-    again = app.consumer(topic, "s")
-    assert again.values(5) == NUMBERS[5:]
-    _rest_is_empty(again, app, topic)
-
-
-def test_parts_of_a_batch(app: Client, topic: str) -> None:
-    """Two of four messages of one entry in a committed transaction, one more in an aborted one: two are left."""
-    consumer = app.consumer(topic, "s", type="Shared", batch_index_ack=True)
-    app.producer(topic, batching=True, batching_max_messages=4, batching_delay_ms=60_000).send_all(NUMBERS[:4])
-    received = consumer.receive(4)
-    assert [message.id.batch_index for message in received] == [0, 1, 2, 3]
-    _ack_in(app.transaction(), consumer, received[:2]).commit()
-    consumer.close()
-    consumer = app.consumer(topic, "s", type="Shared", batch_index_ack=True)
-    received = consumer.receive(2)
-    assert [message.value for message in received] == NUMBERS[2:4]
-    _ack_in(app.transaction(), consumer, received[:1]).abort()
-    consumer.close()
-    consumer = app.consumer(topic, "s", type="Shared", batch_index_ack=True)
-    assert consumer.values(2) == NUMBERS[2:4]
-    _rest_is_empty(consumer, app, topic)
-
-
-def _ack_in(txn: Transaction, consumer: Consumer, messages: list[Received]) -> Transaction:
-    for message in messages:
-        consumer.ack(message, txn=txn)
-    return txn
 
 
 def test_seek_over_committed_messages(app: Client, topic: str) -> None:
@@ -375,23 +176,6 @@ def test_ids_of_receipts_say_where_to_begin(app: Client, topic: str) -> None:
     assert app.reader(topic, receipts[2], start_inclusive=True).values(2) == expected[4:]
 
 
-def test_what_is_held_is_not_given_out(app: Client, topic: str) -> None:
-    """Neither to a client that asks for it again, nor to the next consumer; an abort gives it to whoever is there."""
-    consumer = app.consumer(topic, "s", type="Shared", nack_delay_ms=100)
-    app.producer(topic).send_all([b"held", b"free"])
-    held, free = consumer.receive(2)
-    txn = app.transaction()
-    consumer.ack(held, txn=txn)
-    consumer.nack(held, free)
-    assert consumer.receive(1)[0].value == b"free"
-    consumer.close()
-    consumer = app.consumer(topic, "s", type="Shared")
-    assert consumer.values(1) == [b"free"]
-    _rest_is_empty(consumer, app, topic)
-    txn.abort()
-    assert consumer.values(1) == [b"held"]
-
-
 def test_moves_under_open_transactions(place: Place, app: Client, topic: str) -> None:
     """Both topics are unloaded twice, on a cluster to wherever they belong: the transactions go on, and end as they are told to."""
     source = f"{topic}-source"
@@ -412,7 +196,7 @@ def test_moves_under_open_transactions(place: Place, app: Client, topic: str) ->
     assert watching.distinct_values(2) == [b"one", b"two"]
     assert inputs.distinct_values(1) == [b"b"]
     inputs.close()
-    _rest_is_empty(app.consumer(source, "work", type="Shared"), app, source)
+    rest_is_empty(app.consumer(source, "work", type="Shared"), app, source)
 
 
 def _unload(place: Place, *topics: str) -> None:
@@ -443,9 +227,11 @@ def test_a_message_in_chunks(app: Client, topic: str) -> None:
     committed.commit()
     (message,) = consumer.receive(1)
     assert message.value == large
-    _ack_in(app.transaction(), consumer, [message]).commit()
+    txn = app.transaction()
+    consumer.ack(message, txn=txn)
+    txn.commit()
     consumer.close()
-    _rest_is_empty(app.consumer(topic, "s"), app, topic)
+    rest_is_empty(app.consumer(topic, "s"), app, topic)
 
 
 @pytest.mark.parametrize("driver", ["go"], indirect=True)
@@ -464,7 +250,7 @@ def test_a_batch_with_the_name_of_an_ended_transaction(app: Client, topic: str) 
     with pytest.raises(ForeignError, match="Timeout"):
         producer.send(b"refused")
     assert consumer.values(4) == [b"one", b"two", b"three", b"four"]
-    _rest_is_empty(consumer, app, topic)
+    rest_is_empty(consumer, app, topic)
 
 
 def test_a_table_shows_what_is_committed(app: Client, topic: str) -> None:
@@ -505,9 +291,9 @@ def test_consume_transform_produce(app: Client, topic: str) -> None:
                 inputs.close()
                 inputs = app.consumer(source, "work")
     assert watching.values(20) == [b"<%d>" % number for number in range(20)]
-    _rest_is_empty(watching, app, topic)
+    rest_is_empty(watching, app, topic)
     inputs.close()
-    _rest_is_empty(app.consumer(source, "work"), app, source)
+    rest_is_empty(app.consumer(source, "work"), app, source)
 
 
 def _expected(consumer: Consumer, numbers: range) -> list[Received]:
@@ -526,15 +312,15 @@ def test_ending_again_gives_the_same_answer(place: Place, driver: Driver, app: C
     aborted.abort()
     for _ in range(2):
         for txn, right, outcome in ((committed, COMMIT, "COMMITTED"), (aborted, ABORT, "ABORTED")):
-            assert not _ended(place, txn.id, right).HasField("error")
-            wrong = _ended(place, txn.id, 1 - right)
+            assert not place.ended(txn.id, right).HasField("error")
+            wrong = place.ended(txn.id, 1 - right)
             assert (wrong.error, outcome in wrong.message) == (api.InvalidTxnStatus, True), wrong
             if driver.language == "java":
                 txn.end_again(commit=right == COMMIT)
                 with pytest.raises(ForeignError, match=f"InvalidTxnStatusException.*{outcome}"):
                     txn.end_again(commit=right != COMMIT)
     assert watching.values(1) == [b"kept"]
-    _rest_is_empty(watching, app, topic)
+    rest_is_empty(watching, app, topic)
 
 
 def test_transactions_outlive_a_crash(place: Place, app: Client, topic: str) -> None:
@@ -557,8 +343,8 @@ def test_transactions_outlive_a_crash(place: Place, app: Client, topic: str) -> 
     left_open.commit()
     assert watching.distinct_values(3) == [b"c1", b"c2", b"c3"]
     for txn, right in ((committed, COMMIT), (aborted, ABORT), (left_open, COMMIT)):
-        assert not _ended(place, txn.id, right).HasField("error")
-        assert _ended(place, txn.id, 1 - right).error == api.InvalidTxnStatus
-    _rest_is_empty(watching, app, topic)
+        assert not place.ended(txn.id, right).HasField("error")
+        assert place.ended(txn.id, 1 - right).error == api.InvalidTxnStatus
+    rest_is_empty(watching, app, topic)
     inputs.close()
-    _rest_is_empty(app.consumer(source, "work", type="Shared"), app, source)
+    rest_is_empty(app.consumer(source, "work", type="Shared"), app, source)

@@ -38,10 +38,8 @@ def storage() -> Iterator[S3Server]:
 @pytest.fixture
 def server(tmp_path: Path, storage: S3Server) -> Iterator[ServerProcess]:
     """A standalone server whose messages are on S3."""
-    process = ServerProcess(tmp_path, volume=storage.url(f"standalone/{uuid4()}"), environment=CREDENTIALS)
-    process.start()
-    yield process
-    process.stop()
+    with ServerProcess(tmp_path, volume=storage.url(f"standalone/{uuid4()}"), environment=CREDENTIALS) as process:
+        yield process
 
 
 def test_what_was_acknowledged_survives_sigkill(server: ServerProcess, storage: S3Server) -> None:

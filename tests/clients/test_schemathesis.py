@@ -37,10 +37,8 @@ KNOWN = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path_factory.mktemp("server"), environment={"MAGNETAR_PARK_TIMEOUT_S": "2"})
-    process.start()
-    yield process
-    process.stop()
+    with ServerProcess(tmp_path_factory.mktemp("server"), environment={"MAGNETAR_PARK_TIMEOUT_S": "2"}) as process:
+        yield process
 
 
 def furnish(admin: Admin) -> None:

@@ -94,9 +94,8 @@ class Secured:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """One server for all tests here."""
     found = Secured(tmp_path_factory.mktemp("secured"))
-    found.process.start()
-    yield found
-    found.process.stop()
+    with found.process:
+        yield found
 
 
 def test_the_python_client_gets_in_by_token_or_certificate(secured: Secured, topic: str) -> None:

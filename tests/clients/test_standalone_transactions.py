@@ -30,10 +30,8 @@ RESIDENT_BYTES_MAX = 80 << 20
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    server = ServerProcess(tmp_path_factory.mktemp("transactions"))
-    server.start()
-    yield server
-    server.stop()
+    with ServerProcess(tmp_path_factory.mktemp("transactions")) as server:
+        yield server
 
 
 def _stored(server: ServerProcess) -> set[str]:

@@ -153,10 +153,8 @@ def test_a_full_disk_holds_publishers_up_loses_nothing_and_is_over_when_there_is
 @pytest.fixture
 def quick_server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A standalone server on the machine's own disk that rolls early and does not rewrite by age."""
-    process = ServerProcess(tmp_path, environment=QUICK)
-    process.start()
-    yield process
-    process.stop()
+    with ServerProcess(tmp_path, environment=QUICK) as process:
+        yield process
 
 
 def roll(server: ServerProcess, topic: str) -> None:

@@ -33,10 +33,8 @@ QUICK = {
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A standalone server that looks at its topics all the time, and keeps unused topics unless a test says otherwise."""
-    process = ServerProcess(tmp_path, environment=QUICK)
-    process.start()
-    yield process
-    process.stop()
+    with ServerProcess(tmp_path, environment=QUICK) as process:
+        yield process
 
 
 @pytest.fixture

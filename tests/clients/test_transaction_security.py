@@ -26,11 +26,10 @@ TIMEOUT_S = 120.0
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A standalone server, and two roles that may use its topics."""
     found = Secured(tmp_path_factory.mktemp("secured"))
-    found.process.start()
-    for role in ("ann", "eve"):
-        found.permit(role, "produce", "consume")
-    yield found
-    found.process.stop()
+    with found.process:
+        for role in ("ann", "eve"):
+            found.permit(role, "produce", "consume")
+        yield found
 
 
 def _client(secured: Secured, role: str) -> Client:

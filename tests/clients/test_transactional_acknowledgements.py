@@ -23,13 +23,11 @@ TYPES = ["Exclusive", "Shared", "Failover", "Key_Shared"]
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    server = ServerProcess(
+    with ServerProcess(
         tmp_path_factory.mktemp("acknowledgements"),
         environment={"MAGNETAR_FAILOVER_DELAY_MS": "0"},
-    )
-    server.start()
-    yield server
-    server.stop()
+    ) as server:
+        yield server
 
 
 async def receive(consumer: Consumer[bytes], count: int) -> list[Message[bytes]]:
