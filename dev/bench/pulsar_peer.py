@@ -53,6 +53,11 @@ class PulsarPeer:
         self.log_path = directory / "pulsar.log"
 
     @property
+    def http_url(self) -> str:
+        """Where its REST is."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
     def service_url(self) -> str:
         return f"pulsar://127.0.0.1:{self.broker_port}"
 
@@ -90,7 +95,7 @@ class PulsarPeer:
             if self._process.poll() is not None:
                 raise BenchFailed(f"Apache Pulsar exited with {self._process.returncode}:\n{self.log_tail()}")
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/admin/v2/brokers/health", timeout=10) as answer:
+                with urllib.request.urlopen(f"{self.http_url}/admin/v2/brokers/health", timeout=10) as answer:
                     if answer.read().strip() == b"ok":
                         return
             except (urllib.error.URLError, OSError):

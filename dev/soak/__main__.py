@@ -9,13 +9,11 @@ fault; the brokers' logs are kept, with the seed, when it is another; everything
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,10 +21,12 @@ import structlog
 
 from dev.soak.foreign import ForeignTraffic
 from dev.soak.history import TopicHistory, violations
+from dev.soak.namespaces import create_namespace
 from dev.soak.nemesis import Nemesis
 from dev.soak.report import fault_table, progress_line, summary
 from dev.soak.traffic import NAMESPACES, OfficialTraffic, OwnTraffic, plan_topics
 from tests.clients.cluster import LEASE_S, Cluster
+from tests.clients.rest import Admin
 
 PROGRESS_S = 10.0
 WARM_UP_S = 3.0
@@ -37,32 +37,19 @@ SLACK_S = 4.0
 ANSWERED_S = 60.0
 CAUGHT_UP_S = 120.0
 POLL_S = 0.1
-FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-NUM_BUNDLES = 4
 
 
 def create_namespaces(cluster: Cluster) -> None:
-    """The namespaces of the soak: everything is kept, so that it can be read back."""
-    http = cluster.brokers[cluster.entry].http_url
+    """The namespaces of the soak."""
     for name, deduplicated in NAMESPACES.items():
-        policies = {
-            "bundles": {"numBundles": NUM_BUNDLES},
-            "retention_policies": FOR_EVER,
-            "deduplicationEnabled": deduplicated,
-        }
-        _put(f"{http}/admin/v2/namespaces/public/{name}", policies)
+        create_namespace(cluster.brokers[cluster.entry], f"public/{name}", deduplicated=deduplicated)
 
 
 def create_partitioned(cluster: Cluster, topics: list[TopicHistory]) -> None:
-    http = cluster.brokers[cluster.entry].http_url
+    admin = Admin(cluster.brokers[cluster.entry])
     for topic in topics:
         if len(topic.partitions) > 1:
-            _put(f"{http}/admin/v2/persistent/{topic.name.removeprefix('persistent://')}/partitions", len(topic.partitions))
-
-
-def _put(url: str, body: object) -> None:
-    headers = {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers, method="PUT"), timeout=20).close()
+            admin.topic("PUT", topic.name, "partitions", len(topic.partitions))
 
 
 def wait(what: str, reached: Callable[[], bool], timeout_s: float) -> str:

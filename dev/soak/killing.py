@@ -7,9 +7,7 @@ Invariants: brokers and coordinators take turns; what was killed serves again be
 from __future__ import annotations
 
 import itertools
-import json
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,21 +15,10 @@ from typing import Self
 
 from dev.server_process import ServerProcess
 from dev.soak.coordinators import Coordinators
+from dev.soak.namespaces import create_namespace
 from tests.clients.cluster import Cluster
 
 COORDINATORS = 2
-
-
-def create_namespace(http_url: str, name: str) -> None:
-    """One that deduplicates, so that a producer's repetitions do not count, and keeps everything, so that it can be read back."""
-    policies = {
-        "bundles": {"numBundles": 4},
-        "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
-        "deduplicationEnabled": True,
-    }
-    headers = {"Content-Type": "application/json"}
-    url = f"{http_url}/admin/v2/namespaces/{name}"
-    urllib.request.urlopen(urllib.request.Request(url, json.dumps(policies).encode(), headers, method="PUT"), timeout=60).close()
 
 
 class KilledCluster:
@@ -57,7 +44,7 @@ class KilledCluster:
         try:
             self.cluster.start()
             self.coordinators.start()
-            create_namespace(self.http_url, self.namespace)
+            create_namespace(self, self.namespace, deduplicated=True)
         except BaseException:
             self._stop()
             raise

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import grpc  # type: ignore[import-untyped]
 
+from dev.server_process import ServerProcess
 from magnetar.metadata import keys
 from tests.clients.cluster import LEASE_S, Cluster, request, wait_for
 from tests.contract.metadata.etcd_admin import EtcdAdmin
@@ -146,12 +147,15 @@ class Nemesis:
         return ()
 
     def _terminate(self, target: str, chance: random.Random) -> tuple[str, ...]:
-        broker = self._cluster.brokers[target]
-        code = broker.stop()
+        return self._end_planned(self._cluster.brokers[target], chance, self._start)
+
+    def _end_planned(self, process: ServerProcess, chance: random.Random, start: Callable[[str], None]) -> tuple[str, ...]:
+        """SIGTERM, on which it must exit with 0; `start` starts it again, by its name."""
+        code = process.stop()
         time.sleep(chance.uniform(0.0, LEASE_S))
-        self._start(target)
+        start(process.name)
         if code != 0:
-            self.problems.append(f"{target} exited with {code} after SIGTERM")
+            self.problems.append(f"{process.name} exited with {code} after SIGTERM")
         return (f"exit {code}",)
 
     def _pause(self, target: str, seconds: float) -> tuple[str, ...]:

@@ -77,12 +77,7 @@ class TransactionNemesis(Nemesis):
         return ()
 
     def _terminate_coordinator(self, name: str, chance: random.Random) -> tuple[str, ...]:
-        code = self._coordinators.processes[name].stop()
-        time.sleep(chance.uniform(0.0, LEASE_S))
-        self._start_coordinator(name)
-        if code != 0:
-            self.problems.append(f"{name} exited with {code} after SIGTERM")
-        return (f"exit {code}",)
+        return self._end_planned(self._coordinators.processes[name], chance, self._start_coordinator)
 
     def _stop_for(self, name: str, seconds: float) -> tuple[str, ...]:
         process = self._coordinators.processes[name]

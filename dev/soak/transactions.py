@@ -21,7 +21,8 @@ import structlog
 
 from dev.bench.pulsar_distribution import ensure
 from dev.bench.pulsar_peer import TRANSACTIONS, PulsarPeer
-from dev.soak.killing import KilledCluster, create_namespace
+from dev.soak.killing import KilledCluster
+from dev.soak.namespaces import create_namespace
 from dev.soak.report import fault_table
 from dev.soak.transaction_nemesis import TransactionNemesis
 from dev.soak.transaction_traffic import TransactionTraffic
@@ -102,7 +103,7 @@ def run_on_peer(directory: Path, *, transactions: int, minutes: float, seed: int
     peer = PulsarPeer(ensure(), directory / "peer", TRANSACTIONS)
     try:
         print(f"Apache Pulsar is ready after {peer.start():.0f} s", flush=True)
-        create_namespace(f"http://127.0.0.1:{peer.http_port}", NAMESPACE)
+        create_namespace(peer, NAMESPACE, deduplicated=True)
         traffic = TransactionTraffic(peer.service_url, NAMESPACE, seed, rate, languages, directory)
         return run_calmly(traffic, transactions=transactions, minutes=minutes)
     finally:

@@ -145,7 +145,7 @@ class ApachePulsar(Place):
 
     def __init__(self, directory: Path) -> None:
         self._peer = PulsarPeer(ensure(), directory, TRANSACTIONS)
-        super().__init__(self._peer.service_url, f"http://127.0.0.1:{self._peer.http_port}", [self._peer.broker_port] * 16)
+        super().__init__(self._peer.service_url, self._peer.http_url, [self._peer.broker_port] * 16)
 
     def start(self) -> None:
         """Its health says nothing of its coordinators, which it makes afterwards."""
