@@ -25,6 +25,7 @@ HAPPENED_PER_SEED = {
     "coordinator.waits": 4,
     "coordinator stopped": 1.2,
     "scaled down": 0.5,
+    "lease outlived": 0.8,
     "takeover": 4,
     "trace: crash": 6,
     "trace: pause": 0.7,

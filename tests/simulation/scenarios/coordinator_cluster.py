@@ -27,6 +27,7 @@ from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.transaction_log import TransactionLog
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History
+from tests.simulation.kernel.store import STORE_HOST
 from tests.simulation.kernel.world import Environment
 from tests.simulation.scenarios.tracer_cluster import PORT, Cluster, SimulatedUsage, small
 
@@ -38,6 +39,8 @@ CHECKPOINT_BYTES = 2 << 10
 STOPPED_EVERY_S = (2.0, 12.0)
 SCALED_EVERY_S = (1.0, 6.0)
 RETIRING_PATIENCE_S = 6.0
+OUTLIVED_EVERY_S = (2.0, 6.0)
+OUTLIVED_FOR_S = (1.0, 3.0)
 LOOK_S = 0.1
 START_S = 20.0
 ENDINGS = ("lease", "claim claims/", "claim: ", "has another holder", "was taken over", "fenced")
@@ -119,6 +122,23 @@ class CoordinatorCluster(Cluster):
                 await asyncio.sleep(chance.uniform(*SCALED_EVERY_S))
             self._away_from = NUMBERS
             self._tell_limit(NUMBERS)
+
+    async def outlive_leases(self, until_s: float) -> None:
+        """Holders of a number go on when their lease has ended and another one begins: the store's clock is ahead, and it cannot be asked."""
+        chance = random.Random(f"{self.seed}/outlived")
+        while True:
+            await asyncio.sleep(chance.uniform(*OUTLIVED_EVERY_S))
+            if self.now >= until_s:
+                return
+            number = NUMBERS - 1  # there is somebody who waits for it
+            holders = [name for name, found in self.coordinators.items() if found.ready and found.tcid == number]
+            for name in holders:
+                self.fabric.partition(name, STORE_HOST)
+                self.store.expire_leases_of(name)
+                self.evidence.counts["lease outlived"] += 1
+            await asyncio.sleep(chance.uniform(*OUTLIVED_FOR_S))
+            for name in holders:
+                self.fabric.heal(name, STORE_HOST)
 
     def _announced(self) -> int:
         item = self.store.core.get(keys.COORDINATOR_SET)

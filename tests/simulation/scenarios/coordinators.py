@@ -69,6 +69,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[Ledger, Eviden
             cluster.node(f"client-{number}", partial(transact, ledger, PARTICIPANTS), on_volume=False)
         Nemesis(cluster, (*BROKERS, *COORDINATORS)).start(until_s=trouble_until_s)
         cluster.script(cluster.scale_now_and_then(trouble_until_s - 1.0))
+        cluster.script(cluster.outlive_leases(trouble_until_s))
         cluster.run(TROUBLE_S)
         cluster.settle()
         _finish(cluster, ledger)

@@ -113,9 +113,9 @@ async def produce_subscribed(history: History, topic: str, environment: Environm
     await produce_keyed(history, topic, environment)
 
 
-async def subscribe_once(client: Client, topic: str) -> None:
+async def subscribe_once(client: Client, topic: str, subscription: str = "subscription", kind: str = "Shared") -> None:
     """Have a subscription there, without a consumer."""
-    consumer = await client.subscribe(topic, "subscription", type="Shared", initial_position="Earliest")
+    consumer = await client.subscribe(topic, subscription, type=kind, initial_position="Earliest")
     await consumer.close()
 
 

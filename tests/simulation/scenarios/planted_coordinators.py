@@ -17,7 +17,9 @@ from magnetar.metadata.records import LogRange
 from magnetar.server.coordinator import retired, transaction_log
 from magnetar.server.coordinator.transaction_log import TransactionLog
 from magnetar.server.coordinator.transactions import Transactions
-from magnetar.storage import collection
+from magnetar.storage import collection, coordinator_log
+from magnetar.storage.fencing import SealedFile, seal
+from magnetar.storage.recovery import list_log_files
 from magnetar.storage.volume import Volume
 from magnetar.transactions.coordinator import CoordinatorCore
 from magnetar.transactions.coordinator_events import Drive, EndRequested, JoinRequested, Write
@@ -154,6 +156,15 @@ def what_has_ended_takes_more(patch: Patch) -> None:
     patch.setattr(CoordinatorCore, "_joined", lax)
 
 
+def a_former_life_is_not_fenced(patch: Patch) -> None:
+    """Who takes a number reads the log of the life before, and does not end it."""
+
+    async def length(volume: Volume, incarnation: str) -> list[SealedFile]:
+        return [SealedFile(number, await seal(volume, incarnation, number)) for number in await list_log_files(volume, incarnation)]
+
+    patch.setattr(coordinator_log, "fence", length)
+
+
 def collector_forgets_coordinators(patch: Patch) -> None:
     """Log files go as soon as no bundle needs them."""
     dead = collection.dead_log_files
@@ -179,6 +190,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         a_failure_counts_as_an_answer,
         the_watermark_is_the_highest_ended,
         what_has_ended_takes_more,
+        a_former_life_is_not_fenced,
         collector_forgets_coordinators,
     )
 }

@@ -14,8 +14,10 @@ import pytest
 
 from magnetar.server.participant import committing
 from magnetar.server.participant.sidecar import SidecarRuns
+from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.participant.topic_transactions import TopicTransactions
-from magnetar.transactions.participant_records import BufferChange, Commit, EndAcks, Outcome, ParticipantState, PendingChange
+from magnetar.transactions.buffer import TransactionBuffer
+from magnetar.transactions.participant_records import Commit, EndAcks, Outcome, ParticipantState, PendingChange
 from magnetar.transactions.pending_acks import PendingAcks
 from tests.simulation.scenarios import transactions
 from tests.simulation.scenarios.planted import planting
@@ -38,13 +40,11 @@ def checkpoint_without_held_acknowledgements(patch: Patch) -> None:
 
 def commits_are_not_replayed(patch: Patch) -> None:
     """A new owner leaves a committed transaction open."""
-    apply = TopicTransactions._apply_to_buffer
 
-    def forgetful(found: TopicTransactions, index: Any, change: BufferChange) -> None:
-        if not isinstance(change, Commit):
-            apply(found, index, change)
+    def forgetful(_found: TopicTransactions, _index: Any, _change: Commit) -> None:
+        return
 
-    patch.setattr(TopicTransactions, "_apply_to_buffer", forgetful)
+    patch.setattr(TopicTransactions, "_apply_commit", forgetful)
 
 
 def held_acknowledgements_are_not_replayed(patch: Patch) -> None:
@@ -65,6 +65,27 @@ def conflicts_are_not_looked_for(patch: Patch) -> None:
         return list(held.entries.missing(start, end))
 
     patch.setattr(PendingAcks, "_fresh", generous)
+
+
+def acknowledgement_confirmed_before_the_flush(patch: Patch) -> None:
+    """What a transaction is to hold is confirmed when its record is handed to the log."""
+    write = SubscriptionTransactions._write
+
+    def hasty(found: SubscriptionTransactions, change: PendingChange | None, confirmed: Callable[[], None] | None) -> None:
+        if confirmed is not None:
+            confirmed()
+        write(found, change, None)
+
+    patch.setattr(SubscriptionTransactions, "_write", hasty)
+
+
+def a_repetition_is_taken_again(patch: Patch) -> None:
+    """A SEND that comes again, for its receipt was lost, is another message."""
+
+    def forgetful(_found: TransactionBuffer, _txn: Any, _producer: str) -> None:
+        return
+
+    patch.setattr(TransactionBuffer, "_highest", forgetful)
 
 
 def an_abort_keeps_what_it_held(patch: Patch) -> None:
@@ -104,6 +125,8 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         commits_are_not_replayed,
         held_acknowledgements_are_not_replayed,
         conflicts_are_not_looked_for,
+        acknowledgement_confirmed_before_the_flush,
+        a_repetition_is_taken_again,
         an_abort_keeps_what_it_held,
         an_abort_commits,
         runs_are_linked_backwards,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from dev.histories.transactions import Fate, History, Input, Place, TransactionHistory
@@ -37,6 +37,8 @@ BATCH_MESSAGES_MAX = 4
 TIMEOUT_S = (3.0, 8.0)
 RECEIVE_S = 2.0
 PAUSE_S = (0.05, 0.5)
+GIVEN_UP_S = (0.0, 0.02)
+"""How long a client that gives up waits for the outcome: a commit takes about half of it."""
 SESSION_TRANSACTIONS = 6
 QUIET_S = 4.0
 """A subscription that gives nothing for so long has nothing left."""
@@ -146,16 +148,23 @@ async def read_along(history: History, topics: Sequence[str], environment: Envir
 # --- moving -----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Reached:
+    """How far a subscription is acknowledged cumulatively, by all lives of its only consumer."""
+
+    done: MessageId | None = None
+    """Everything up to it was acknowledged in a transaction that took place."""
+    unsettled: dict[Input, None] = field(default_factory=dict)
+    """What was acknowledged since, in transactions that may not have taken place."""
+
+
 class Mover:
     """What two ways of moving share: producers, a session of the consumer, and sends that are in the history."""
 
-    def __init__(self, history: History, route: Route, environment: Environment) -> None:
+    def __init__(self, history: History, route: Route, environment: Environment, reached: Reached | None = None) -> None:
         self.history, self.route, self.environment, self.clock = history, route, environment, environment.clock
         self.client = RecordingClient(history, environment)
-        self.done: MessageId | None = None
-        """Everything up to it was acknowledged in a transaction that took place."""
-        self.unsettled: dict[Input, None] = {}
-        """What was acknowledged since, in transactions that may not have taken place."""
+        self.reached = reached or Reached()
         self._outputs: dict[str, Producer] = {}
 
     async def output(self, topic: str) -> Producer:
@@ -190,10 +199,10 @@ class Mover:
         """Have everything up to the last of these acknowledged in a transaction. Raises as Consumer.acknowledge_cumulative does."""
         found = dict.fromkeys(map(self.route.input, messages))
         # It covers as well what an earlier transaction held while this session began, should that have been aborted since.
-        for earlier in self.unsettled:
+        for earlier in self.reached.unsettled:
             if earlier not in found:
                 txn.record.acknowledge(*earlier)
-        self.unsettled.update(found)
+        self.reached.unsettled.update(found)
         acknowledged = [txn.record.acknowledge(*one) for one in found]
         await consumer.acknowledge_cumulative(messages[-1], txn=txn)
         for one in acknowledged:
@@ -246,18 +255,22 @@ async def move_once(history: History, route: Route, environment: Environment) ->
             await consumer.close()
 
 
-async def move_by_hand(history: History, route: Route, environment: Environment) -> None:
-    """One transaction after the other: some are committed, some aborted, some left to their timeouts; in an Exclusive subscription cumulatively."""
-    mover = Mover(history, route, environment)
+async def move_by_hand(history: History, route: Route, environment: Environment, reached: Reached | None = None) -> None:
+    """One transaction after the other: some are committed, some aborted, some left to their timeouts, and some commits to whoever carries them out.
+
+    In an Exclusive subscription cumulatively.
+    """
+    mover = Mover(history, route, environment, reached)
     while True:
+        consumer = await until_done(environment, mover.consumer)
         try:
-            consumer = await until_done(environment, mover.consumer)
             for _ in range(SESSION_TRANSACTIONS):
                 if not await _move_some(mover, consumer):
                     break
-            await consumer.close()
         except ALLOWED:
             await asyncio.sleep(mover.clock.uniform(*PAUSE_S))
+        with contextlib.suppress(*ALLOWED):
+            await consumer.close()
 
 
 async def _move_some(mover: Mover, consumer: Consumer) -> bool:
@@ -267,9 +280,9 @@ async def _move_some(mover: Mover, consumer: Consumer) -> bool:
         return False
     for message in messages:
         mover.received(message)
-    if mover.route.kind == "Exclusive" and mover.done is not None:
+    if mover.route.kind == "Exclusive" and mover.reached.done is not None:
         # What a broker has delivered again waits in our queue, whatever was acknowledged since; a cumulative acknowledgement does not tell.
-        messages = [message for message in messages if message.id > mover.done]
+        messages = [message for message in messages if message.id > mover.reached.done]
         if not messages:
             return True
     txn = mover.client.transaction(timeout_s=mover.clock.uniform(*TIMEOUT_S))
@@ -285,9 +298,10 @@ async def _move_some(mover: Mover, consumer: Consumer) -> bool:
     if choice == 1:
         await txn.abort()
         return True
-    await txn.commit()
-    mover.done = messages[-1].id
-    mover.unsettled.clear()
+    async with asyncio.timeout(mover.clock.uniform(*GIVEN_UP_S) if choice == 2 else None):
+        await txn.commit()
+    mover.reached.done = messages[-1].id
+    mover.reached.unsettled.clear()
     return True
 
 

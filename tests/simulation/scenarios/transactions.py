@@ -1,18 +1,21 @@
 """Transactions from end to end on a bad day: coordinators, topics and subscriptions, and the client.
 
 Owns: the scenario `run(seed)`. Movers consume, transform and produce in transactions over three brokers and two coordinators that crash (at any
-append above all), pause, lose power, leases, store and network, while bundles move and split, logs roll, chains are shortened and topics are
-trimmed. Then everything heals, every transaction ends, all is read back, and the history of it is judged: no anomaly.
+append above all), pause, lose power, leases, store and network, while bundles move and split, logs roll, chains are shortened, topics are
+trimmed, and clients end without a word and begin anew. Then everything heals, every transaction ends, all is read back, and the history of it is
+judged: no anomaly.
 Imports: the kernel, the cluster with coordinators, the clients of transactions, dev.histories.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Sequence
 from functools import partial
 
 from dev.histories.anomalies import Anomaly, anomalies
-from dev.histories.transactions import History
+from dev.histories.transactions import Fate, History
 from magnetar.metadata import keys
 from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import Put
@@ -24,11 +27,13 @@ from tests.simulation.kernel.nemesis import Nemesis
 from tests.simulation.kernel.world import Environment, Main
 from tests.simulation.scenarios.coordinator_cluster import COORDINATORS, LOOK_S, CoordinatorCluster
 from tests.simulation.scenarios.coordinators import FAULTS as COORDINATOR_FAULTS
+from tests.simulation.scenarios.durable_clients import subscribe_once
 from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
-from tests.simulation.scenarios.tracer_clients import until_done
+from tests.simulation.scenarios.tracer_clients import client_of, until_done
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Evidence
 from tests.simulation.scenarios.transaction_clients import (
     TIMEOUT_S,
+    Reached,
     RecordingClient,
     Route,
     feed,
@@ -42,15 +47,22 @@ from tests.simulation.scenarios.transaction_clients import (
 INPUT = "persistent://public/once/input"
 OUTPUT = "persistent://public/kept/output"
 SECOND = "persistent://public/kept/second"
-TOPICS = (INPUT, OUTPUT, SECOND)
-NAMESPACES = {"once": {"deduplicationEnabled": True, "retention_policies": FOR_EVER}, "kept": {"retention_policies": FOR_EVER}}
+HANDED = "persistent://public/trimmed/handed"
+TOPICS = (INPUT, OUTPUT, SECOND, HANDED)
+TRIMMED = (INPUT, HANDED)
+"""What every subscription of theirs is rid of goes at once."""
+NAMESPACES = {"once": {"deduplicationEnabled": True}, "kept": {"retention_policies": FOR_EVER}, "trimmed": {}}
 ROUTES = (
     Route(INPUT, "once", "Shared", (OUTPUT, SECOND)),
-    Route(INPUT, "shared", "Shared", (SECOND,)),
+    Route(INPUT, "shared", "Shared", (SECOND, HANDED)),
     Route(INPUT, "cumulative", "Exclusive", (OUTPUT,)),
+    Route(HANDED, "downstream", "Shared", (OUTPUT,)),
 )
 BUNDLES = 2
 HELD_MAX = 1000
+INQUIRE_S = 2.0
+SUBSCRIBED_S = 20.0
+CLIENT_ENDS_EVERY_S = (1.0, 6.0)
 TROUBLE_S = 14.0
 END_S = TIMEOUT_S[1] + 20.0
 READ_BACK_S = 90.0
@@ -77,24 +89,41 @@ def counted(seed: int) -> dict[str, int]:
 def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evidence]:
     """As `run`, with what the run went through."""
     history = History()
-    with CoordinatorCluster(seed, PlainHistory(), faults or FAULTS) as cluster:
+    history.trimmed.update(TRIMMED)
+    with CoordinatorCluster(seed, PlainHistory(), faults or FAULTS, txn_inquire_s=INQUIRE_S) as cluster:
         # As many as the default sizes of records let it be: here they are so small that a name of the longest kind would not fit.
         cluster.patch.setattr(topic_transactions, "held_max_of", lambda _bytes: HELD_MAX)
         _make_namespaces(cluster)
         cluster.start_all()
+        cluster.complete(_subscribe(cluster.outsider("subscriber")), SUBSCRIBED_S)
         trouble_until_s = cluster.now + TROUBLE_S
-        for name, main in _mains(history).items():
-            cluster.node(name, main, on_volume=False)
+        mains = _mains(history)
+        for name, main in mains.items():
+            cluster.node(name, main, on_volume=False, restarts=True)
         Nemesis(cluster, (*BROKERS, *COORDINATORS)).start(until_s=trouble_until_s)
         cluster.script(cluster.scale_now_and_then(trouble_until_s - 1.0))
+        cluster.script(cluster.outlive_leases(trouble_until_s))
+        cluster.script(_end_clients(cluster, sorted(mains), trouble_until_s))
         cluster.run(TROUBLE_S)
         cluster.settle()
+        cluster.keep_down(mains)
         _finish(cluster, history)
         evidence = cluster.evidence
+    _count(evidence, history)
+    return history, evidence
+
+
+def _count(evidence: Evidence, history: History) -> None:
+    """What a run must have met to prove anything."""
     for txn in history.transactions:
         evidence.counts[txn.fate.value] += 1
+        evidence.counts["acknowledged, outcome unknown"] += txn.fate is Fate.UNKNOWN and any(
+            acknowledged.confirmed_at is not None for acknowledged in txn.acknowledgements
+        )
     evidence.counts["moved"] = sum(len(entries) for topic, entries in history.stored.items() if topic != INPUT)
-    return history, evidence
+    for topic in TRIMMED:
+        received = {value for session in history.sessions if session.topic == topic for _, _, value in session.received}
+        evidence.counts[f"trimmed: {topic}"] = len(received - {entry.value for entry in history.stored[topic]})
 
 
 def _make_namespaces(cluster: CoordinatorCluster) -> None:
@@ -106,6 +135,7 @@ def _make_namespaces(cluster: CoordinatorCluster) -> None:
 
 def _mains(history: History) -> dict[str, Main]:
     """Every client is a process of its own, on a machine of its own."""
+    reached = Reached()
     return {
         "feeder": partial(feed, history, INPUT),
         "publisher": partial(feed, history, OUTPUT),
@@ -114,20 +144,38 @@ def _mains(history: History) -> dict[str, Main]:
         "once-b": partial(move_once, history, ROUTES[0]),
         "hand-a": partial(move_by_hand, history, ROUTES[1]),
         "hand-b": partial(move_by_hand, history, ROUTES[1]),
-        "cumulative": partial(move_by_hand, history, ROUTES[2]),
+        "cumulative": partial(move_by_hand, history, ROUTES[2], reached=reached),
+        "downstream": partial(move_once, history, ROUTES[3]),
     }
+
+
+async def _subscribe(environment: Environment) -> None:
+    """Have every subscription there: what nobody has subscribed to may be trimmed unseen."""
+    client = client_of(environment)
+    for route in ROUTES:
+        await until_done(environment, partial(subscribe_once, client, route.source, route.subscription, route.kind))
+
+
+async def _end_clients(cluster: CoordinatorCluster, names: Sequence[str], until_s: float) -> None:
+    """One after the other, at any moment: what it has open is nobody's then, and what it has asked for is answered to nobody."""
+    chance = random.Random(f"{cluster.seed}/clients")
+    while True:
+        await asyncio.sleep(chance.uniform(*CLIENT_ENDS_EVERY_S))
+        if cluster.now >= until_s:
+            return
+        name = chance.choice(names)
+        cluster.evidence.counts["client ended"] += cluster.alive(name)
+        cluster.crash(name)
 
 
 def _finish(cluster: CoordinatorCluster, history: History) -> None:
     """From the moment everything heals: all answer again in time, every transaction ends, all is read back and judged."""
-    for name in cluster.names():
-        if name not in (*BROKERS, *COORDINATORS):
-            cluster.crash(name)
     deadline = cluster.now + LEASES * cluster.settings.lease_ttl_s + SLACK_S
     while found := [*cluster.unready(), *homeless(cluster)]:
         assert cluster.now < deadline, f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
         cluster.run(LOOK_S)
-    cluster.run_until(lambda: not cluster.open_transactions(), END_S)
+    # A number whose life has ended meanwhile tells nothing: what it has open is not over.
+    cluster.run_until(lambda: not cluster.unready() and not cluster.open_transactions(), END_S)
     cluster.complete(_read_back(history, cluster.outsider("auditor")), READ_BACK_S)
     cluster.check_endings()
     if contradictions := anomalies(history):
