@@ -68,13 +68,28 @@ def _follow_lists(client: Client, admin: Admin, topic: str) -> None:
     consumer.close()
 
 
+def _transact(client: Client, topic: str) -> None:
+    consumer, producer = client.consumer(topic, "s", type="Shared"), client.producer(topic + "-out")
+    client.producer(topic).send_all(NUMBERS[:2])
+    watching = client.consumer(topic + "-out", "s")
+    committed, aborted = client.transaction(), client.transaction()
+    for message, txn in zip(consumer.receive(2), (committed, aborted), strict=True):
+        producer.send(message.value, txn)
+        consumer.ack(message, txn=txn)
+    committed.commit()
+    aborted.abort()
+    assert watching.values(1) == NUMBERS[:1]
+    assert consumer.values(1) == NUMBERS[1:2]
+
+
 def test_clients_complain_of_nothing(server: ServerProcess, fresh_driver: Driver) -> None:
     """Without failures and refusals neither client logs a warning or an error."""
     topic = f"quiet-{fresh_driver.language}"
-    client = fresh_driver.client(server.service_url)
+    client = fresh_driver.client(server.service_url, transactions=True)
     _publish_and_consume(client, topic)
     _wait_and_repeat(client, f"{topic}-2")
     _follow_lists(client, Admin(server), f"{topic}-3")
+    _transact(client, f"{topic}-4")
     client.close()
     text = fresh_driver.log_path.read_text()
     assert [

@@ -19,6 +19,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.cluster import request
 from tests.clients.conftest import QUIET
 from tests.clients.coordinators import Type, Wire, outcomes_survive
+from tests.clients.foreign import Driver, ForeignError
 
 pytestmark = pytest.mark.slow
 
@@ -164,3 +165,13 @@ def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_
         finally:
             server.stop()
     assert found[1] > found[0]
+
+
+@pytest.mark.java
+def test_switched_off_the_official_clients_fail_at_once(tmp_path: Path, driver: Driver) -> None:
+    """A client that enables transactions is not made, as where a cluster has no coordinators: it never waits for one."""
+    with ServerProcess(tmp_path, environment={SWITCH: "0"}) as server:
+        with pytest.raises(ForeignError) as refused:
+            driver.client(server.service_url, transactions=True)
+        assert "The broker doesn't enable the transaction coordinator" in refused.value.message
+        driver.client(server.service_url).close()

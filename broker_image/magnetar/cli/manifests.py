@@ -68,7 +68,7 @@ def _apply(rest: Rest, resource: Resource) -> str:
     from magnetar_operator.models import DataJob, TopicNamespace, TransactionCoordinator
 
     if isinstance(resource, TransactionCoordinator):
-        return "skipped (no transactions are kept here; coordinators are pods that only Kubernetes makes: kubectl apply)"
+        return "skipped (coordinators are pods that only Kubernetes makes: kubectl apply; a standalone server has transactions without it)"
     if isinstance(resource, TopicNamespace):
         return _apply_namespace(rest, resource)
     if isinstance(resource, DataJob):
