@@ -118,6 +118,8 @@ def test_a_broker_answers_for_all_coordinators(stage: Stage, holders: list[Holde
     assert (status, sorted(slow)) == (200, sorted([str(txn), str(other)]))
     assert _pulsar(broker, f"slowTransactions/{TIMEOUT_MS}") == (200, {})
     assert list(_pulsar(broker, "slowTransactions/1?coordinatorId=0")[1]) == [str(other)]
+    listed = [_ask(broker, f"/magnetar/v1/transactions?limit={limit}")[1] for limit in (1, 2)]
+    assert [(len(found["transactions"]), found["more"]) for found in listed] == [(1, True), (2, False)]
     assert not holders[0].end(other, COMMIT).HasField("error")
     status, ended = _pulsar(broker, f"transactionMetadata/{other.most}/{other.least}")
     assert (status, ended["status"]) == (200, "COMMITTED")

@@ -16,6 +16,8 @@ from magnetar.admin.ports import CoordinatorPort
 INTERNAL = "/internal/v1/coordinator"
 LISTED = 1000
 """Transactions of a list, if nobody says how many."""
+LISTED_MAX = 10_000
+"""Transactions of a list at most; coordinators are asked for one more, so that whoever asks knows whether there are any."""
 
 
 def coordinator_router(port: CoordinatorPort) -> APIRouter:
@@ -29,7 +31,7 @@ def coordinator_router(port: CoordinatorPort) -> APIRouter:
 
     @router.get("/{tcid}/transactions")
     async def transactions(
-        tcid: int, older_ms: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1)] = LISTED
+        tcid: int, older_ms: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=LISTED_MAX + 1)] = LISTED
     ) -> list[dict[str, Any]]:
         """List transactions that have not ended everywhere, the oldest first."""
         return await port.transactions(tcid, older_ms, limit)

@@ -397,7 +397,9 @@ class TransactionPort(Protocol):
         ...
 
     async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
-        """`transactions` as `CoordinatorPort.transactions`, of all coordinators (None), and `unreachable`: numbers that do not answer."""
+        """`transactions` as `CoordinatorPort.transactions`, of all coordinators (None), `more`: whether there are others, and `unreachable`:
+        numbers that do not answer.
+        """
         ...
 
     async def transaction(self, txn: TxnId) -> dict[str, Any]:

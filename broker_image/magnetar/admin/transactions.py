@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from magnetar.admin.answers import NO_CONTENT, topic_name
-from magnetar.admin.coordinators import LISTED
+from magnetar.admin.coordinators import LISTED, LISTED_MAX
 from magnetar.admin.ports import AdminPort
-from magnetar.errors import NotAllowed, ServiceNotReady, UnsupportedCommand
+from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.transactions.ids import TxnId
 
@@ -78,10 +78,15 @@ def _add_transactions(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{PULSAR}/slowTransactions/{{timeout}}")
     async def slow(timeout: int, tcid: Tcid = None) -> dict[str, Any]:
         """Return the transactions of one or of all coordinators that began so many milliseconds ago and have not ended."""
-        found = await port.transactions(tcid, max(0, timeout), LISTED)
+        found = await port.transactions(tcid, max(0, timeout), LISTED_MAX)
         if found["unreachable"]:  # Pulsar's shape has no place for it
             raise ServiceNotReady(
                 f"transaction coordinators {found['unreachable']} do not answer; ask for one by coordinatorId, or GET {OURS}"
+            )
+        if found["more"]:
+            raise InvalidRequest(
+                f"timeout: more than {LISTED_MAX} transactions began {timeout} ms ago or earlier; ask with a longer time or for one coordinatorId, "
+                f"or GET {OURS}, which lists the oldest"
             )
         return {row["txn"]: _metadata(row) for row in found["transactions"]}
 
@@ -157,9 +162,11 @@ def _without_ledgers(what: str, topic: TopicName) -> UnsupportedCommand:
 def _add_ours(router: APIRouter, port: AdminPort) -> None:
     @router.get(OURS)
     async def transactions(
-        tcid: Tcid = None, older_ms: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1)] = LISTED
+        tcid: Tcid = None,
+        older_ms: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=LISTED_MAX)] = LISTED,
     ) -> dict[str, Any]:
-        """List transactions that have not ended everywhere, the oldest first, and the coordinators that do not answer."""
+        """List transactions that have not ended everywhere, the oldest first, whether there are more, and the coordinators that do not answer."""
         return await port.transactions(tcid, older_ms, limit)
 
     @router.get(f"{OURS}/{{most}}/{{least}}")

@@ -84,6 +84,10 @@ def _show(session: Session, coordinator: int | None, older_s: float, limit: int)
 
     def render() -> None:
         session.screen.table(COLUMNS, map(_row, found["transactions"]))
+        if found["more"]:
+            session.screen.note(
+                f"there are more than these {limit}, which are the oldest: ask for more with --limit, or for older ones"
+            )
         for number in found["unreachable"]:
             session.screen.note(f"coordinator {number} does not answer: its transactions are not listed")
 

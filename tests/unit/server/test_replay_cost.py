@@ -208,7 +208,7 @@ class World:
 
 @asynccontextmanager
 async def world(directory: Path, **settings: Any) -> AsyncIterator[World]:
-    async with running_broker(directory, **settings) as broker, open_peer(broker) as peer:
+    async with running_broker(directory, keep_alive_s=3600.0, **settings) as broker, open_peer(broker) as peer:
         await peer.lookup()
         await peer.produce(1)
         await peer.produce(2)
@@ -272,7 +272,9 @@ def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(tmp_
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with volume_in(tmp_path) as volume:
-            first = await Node(store, volume, "broker-0", replace(SETTINGS, checkpoint_records_max=100_000_000)).start()
+            first = await Node(
+                store, volume, "broker-0", replace(SETTINGS, keep_alive_s=3600.0, checkpoint_records_max=100_000_000)
+            ).start()
             async with open_peer(first) as peer:
                 await peer.lookup()
                 await peer.produce(1)

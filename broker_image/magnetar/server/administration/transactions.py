@@ -52,13 +52,15 @@ class TransactionAdministration(Administration):
         return found
 
     async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
-        """`transactions`: those of one number or of all, the oldest first; `unreachable`: numbers whose coordinator does not answer."""
+        """`transactions`: those of one number or of all, the oldest first, so many at most; `more`: whether there are others besides;
+        `unreachable`: numbers whose coordinator does not answer.
+        """
         if self._process.coordinator is not None:
             inspection = await self._process.coordinator.inspection()
-            rows = await inspection.transactions(tcid or FIRST, older_ms, limit)
-            return {"transactions": rows, "unreachable": []}
+            rows = await inspection.transactions(tcid or FIRST, older_ms, limit + 1)
+            return {"transactions": rows[:limit], "more": len(rows) > limit, "unreachable": []}
         numbers = [tcid] if tcid is not None else await self._numbers()
-        suffix = f"/transactions?{urlencode({'older_ms': older_ms, 'limit': limit})}"
+        suffix = f"/transactions?{urlencode({'older_ms': older_ms, 'limit': limit + 1})}"
         answers = await asyncio.gather(*(self._ask(number, "GET", suffix) for number in numbers), return_exceptions=True)
         found: list[dict[str, Any]] = []
         unreachable = []
@@ -69,7 +71,8 @@ class TransactionAdministration(Administration):
                 raise answer
             else:
                 found += answer
-        return {"transactions": sorted(found, key=lambda row: row["opened_ms"])[:limit], "unreachable": unreachable}
+        found.sort(key=lambda row: row["opened_ms"])
+        return {"transactions": found[:limit], "more": len(found) > limit, "unreachable": unreachable}
 
     async def transaction(self, txn: TxnId) -> dict[str, Any]:
         """As `CoordinatorInspection.transaction`. Raises TransactionNotFound."""

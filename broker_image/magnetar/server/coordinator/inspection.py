@@ -19,8 +19,6 @@ from magnetar.transactions.coordinator_events import Caller
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, LiveTransaction, Outcome, Participant
 
-TRANSACTIONS_MAX = 10_000
-"""Of one list."""
 NAMES_BYTES_MAX = 8 << 20
 """Of names of participants in one answer, about: transactions beyond it only say how many they have. Who asks takes 16 MiB (`peers`)."""
 NAME_BYTES = 48
@@ -59,7 +57,7 @@ class CoordinatorInspection:
         core, now_ms, room = await life.service.core_of(found, tcid), found.now_ms(), NAMES_BYTES_MAX
         rows: list[dict[str, Any]] = []
         for live in core.living():
-            if len(rows) >= min(limit, TRANSACTIONS_MAX):
+            if len(rows) >= limit:
                 break
             if max(0, now_ms - live.opened_ms) < older_ms:
                 continue  # not the last: the wall's clock may have gone back between two lives
