@@ -28,6 +28,7 @@ from magnetar_operator.etcd_access import ensure_users, secure
 from magnetar_operator.metadata_copies import copies_problem
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
+from magnetar_operator.planning import held_back
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.scale_story import Told
@@ -79,6 +80,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     replicas, shape = 0 if stopped else moves.scale.replicas, observed.etcd_shape
     observed = await _with_listener_services(world, cluster, observed, replicas)
     wanted = desired(cluster, world.defaults, replicas, observed.children, seen.digest, shape, authority=authority)
+    wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking)
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)

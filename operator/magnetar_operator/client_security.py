@@ -2,7 +2,8 @@
 
 Owns: reading the secrets that the spec names, the cluster's own key, and what follows for conditions and rolls. Imports: world, builders, conditions.
 Invariants: secrets are read by name, never listed or watched; the cluster's own key is kept as long as it will do and nobody asks for another one;
-while a secret is missing or unusable no pod is restarted, because its successor could not start; no Event, status or log holds what is in a secret.
+the key is written only as it was read; while a secret is missing or unusable no pod is restarted, and none gets a new template, because it could not
+start; no Event, status or log holds what is in a secret.
 """
 
 from __future__ import annotations
@@ -146,16 +147,23 @@ async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Pro
             owner = somebody.owner or "somebody else"
             return [Problem(Reason.NAME_TAKEN, f"Secret {name} exists and belongs to {owner}. {Reason.NAME_TAKEN.remedy}")]
         if known is None:
-            await world.api.apply(wanted)
+            await world.api.apply(_compared(wanted, found))
             await world.events.warning(cluster, "DriftCorrected", f"Secret {name}: its key would not do, and is a new one")
             return []
         requested = cluster.metadata.annotations.get(names.ROTATE_INTERNAL_KEY, "")
         keys, why = advanced(known, requested, world.clock.wall_ms(), draw)
         if why:
-            await world.api.apply(internal_secret(cluster, keys))
+            await world.api.apply(_compared(internal_secret(cluster, keys), found))
             await world.events.normal(cluster, "KeyRotation", f"Secret {name}: {why}")
         elif found["metadata"].get("annotations", {}).get(names.KEY_ID) != keys.id:
-            await world.api.apply(wanted)
+            await world.api.apply(_compared(wanted, found))
     except ApiRefused as error:
         return [Problem(Reason.REFUSED, str(error))]
     return []
+
+
+def _compared(secret: Manifest, read: Manifest) -> Manifest:
+    """To be applied only if the secret is still as it was read: a former leader whose pass has stood still must not undo a phase of its successor's,
+    or bring a key back that was replaced. The API server answers 409 otherwise."""
+    kept = {field: read["metadata"][field] for field in ("uid", "resourceVersion")}
+    return {**secret, "metadata": {**secret["metadata"], **kept}}

@@ -1,18 +1,19 @@
 """From what should exist and what exists to what must be done.
 
-Owns: the comparison of objects and the plan. Imports: builders.object, desired, names, quantities. Pure.
+Owns: the comparison of objects and the plan. Imports: builders.object, conditions, desired, names, quantities. Pure.
 Invariants: planning against what was just applied yields nothing, whatever the API server filled in; only what the operator wants is compared, so
 fields of other managers stay theirs; nothing that may hold data is ever deleted by a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, digest
+from magnetar_operator.conditions import Problem
 from magnetar_operator.desired import Identity, identity_of
 from magnetar_operator.quantities import amount
 
@@ -83,6 +84,21 @@ def plan(want: Iterable[Manifest], have: Mapping[Identity, Manifest], owner_uid:
         if ours and identity not in wanted and "deletionTimestamp" not in observed["metadata"]:
             steps.append(Remove(observed))
     return steps
+
+
+def held_back(
+    want: Iterable[Manifest], have: Mapping[Identity, Manifest], stateful_set: str, problems: Sequence[Problem]
+) -> list[Manifest]:
+    """`want` while `problems` would keep a pod of the new template from starting: the StatefulSet of that name keeps the template that it has,
+    so that a pod which ends by itself comes back as it was. Only its number of pods is followed; the rest of it waits."""
+    found = []
+    for manifest in want:
+        observed = have.get(identity_of(manifest)) if problems and identity_of(manifest) == ("StatefulSet", stateful_set) else None
+        if observed is None:
+            found.append(manifest)
+        elif observed["spec"].get("replicas") != manifest["spec"]["replicas"]:
+            found.append({**manifest, "spec": {**manifest["spec"], "template": observed["spec"]["template"]}})
+    return found
 
 
 def sealed(manifest: Manifest) -> Manifest:

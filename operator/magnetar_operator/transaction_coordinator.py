@@ -31,6 +31,7 @@ from magnetar_operator.desired import Identity, identity_of
 from magnetar_operator.metadata_restore import is_held
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
+from magnetar_operator.planning import held_back
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.storage_credentials import secrets_again_s, see_credentials
@@ -86,6 +87,7 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     replicas = 0 if stopped else scale.replicas
     observed = await _with_listener_services(world, resource, cluster, observed, replicas)
     wanted = desired_coordinators(resource, cluster, world.defaults, replicas, observed.children, seen.digest)
+    wanted = held_back(wanted, observed.children, names.coordinator_set(resource.name), security.blocking)
     problems += await apply_children(world, resource, wanted, observed.children)
     listeners = (unknown_listener(resource, cluster), pending_listener(coordinators_of(resource, cluster), observed.children))
     problems += [problem for problem in listeners if problem is not None]

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from dev.certificates import Authority
+from magnetar.cli.rest import HINTS
 from magnetar.security.keys import SecretKey
 from magnetar.security.tokens import make
 from tests.kubernetes.conftest import Node, Traffic
@@ -184,7 +185,19 @@ def test_roles_do_what_they_may(node: Node, secured: Secured) -> None:
     writer.close()
     reader.close()
 
-    cli = "cat > /tmp/token && magnetar status --url https://main.default.svc:8443 --tls-ca /etc/magnetar/tls/ca.crt"
-    inside = ("exec", "-i", "main-broker-0", "--", "sh", "-c")
-    assert "healthy" in node.run(*inside, f"{cli} --token-file /tmp/token", given=token("admin"))
-    assert "healthy" not in node.run(*inside, f"{cli} 2>&1 || true", given="")
+    cli = "cat > /tmp/token; magnetar status --url https://main.default.svc:8443 --tls-ca /etc/magnetar/tls/ca.crt"
+
+    def said(options: str, shown: str) -> str:
+        return node.run("exec", "-i", "main-broker-0", "--", "sh", "-c", f'{cli} {options} 2>&1; echo "exit $?"', given=shown)
+
+    with_token = "--token-file /tmp/token"
+    admitted = said(with_token, token("admin"))
+    assert "healthy" in admitted
+    assert admitted.endswith("exit 0\n")
+    stranger = make(SecretKey(b"a key that the cluster does not know"), "HS256", {"sub": "admin", "exp": time.time() + 3600})
+    refusals = {HINTS[401]: [said("", ""), said(with_token, stranger)], HINTS[403]: [said(with_token, token("orders-service"))]}
+    for hint, refused in refusals.items():
+        for text in refused:
+            assert hint in text, "refused by the server for this reason, not by a command that failed otherwise"
+            assert not text.endswith("exit 0\n")
+            assert "healthy" not in text

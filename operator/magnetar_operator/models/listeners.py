@@ -55,7 +55,7 @@ class WayIn(Model):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="LoadBalancer", description="Type of its services. ClusterIP is for a gateway or mesh that you run."
     )
-    port: int = Field(default=6650, ge=1, le=65535, description="Port of its services.")
+    port: int = Field(default=6650, ge=1, le=65535, description="Port of its services, with tls or without.")
     node_port: int = Field(
         default=0,
         ge=0,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from magnetar_operator.planning import Create, Remove, Taken, Update, describe, differences, plan, sealed
+from magnetar_operator.conditions import Problem, Reason
+from magnetar_operator.planning import Create, Remove, Taken, Update, describe, differences, held_back, plan, sealed
 
 OURS = {"app.kubernetes.io/managed-by": "magnetar-operator"}
 OWNER = [{"uid": "u-1", "controller": True, "kind": "BrokerCluster", "name": "main"}]
@@ -88,3 +89,21 @@ def test_only_what_holds_no_data_is_removed() -> None:
 )
 def test_only_real_differences_count(wanted: dict[str, Any], observed: dict[str, Any], same: bool) -> None:
     assert (not list(differences(wanted, observed))) == same
+
+
+def test_while_new_pods_could_not_start_a_stateful_set_keeps_its_template_and_follows_the_number_of_pods() -> None:
+    """A pod that ends by itself comes back as it was. One that is made first, and those of others, are what they should be."""
+
+    def brokers(image: str, replicas: int, name: str = "main-broker") -> dict[str, Any]:
+        template = {"spec": {"containers": [{"name": "broker", "image": image}]}}
+        return {"kind": "StatefulSet", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
+
+    missing = [Problem(Reason.TOKEN_KEY_MISSING, "secret tokens does not exist")]
+    etcd = brokers("new", 1, "main-etcd")
+    have = {("StatefulSet", "main-broker"): brokers("old", 2), ("StatefulSet", "main-etcd"): brokers("old", 1, "main-etcd")}
+    want = [service(), etcd, brokers("new", 2)]
+    assert held_back(want, have, "main-broker", missing) == [service(), etcd]
+    assert held_back([brokers("new", 3)], have, "main-broker", missing) == [brokers("old", 3)]
+    assert held_back(want, {}, "main-broker", missing) == held_back(want, have, "main-broker", []) == want
+    removed = [step for step in plan(held_back(want, have, "main-broker", missing), have, "u-1") if isinstance(step, Remove)]
+    assert removed == [], "what is left out of the plan stays"
