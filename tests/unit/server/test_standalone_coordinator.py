@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,23 +36,34 @@ class FillingVolume(PosixVolume):
         return await super().put_if_absent(name, data)
 
 
+def standalone_at(volume: PosixVolume, store: MemoryStore) -> tuple[StandaloneCoordinator, Callable[[], Broker]]:
+    """The coordinator of a server, and what makes an incarnation of its broker."""
+    lease = SETTINGS.lease_ttl_s
+    ports = BrokerPorts(CLOCK, AsyncioNetwork(), volume, store, lambda lost: LeaseKeeper(store, CLOCK, lease, lost), ProcessUsage())
+    identity = BrokerIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
+    coordinator = StandaloneCoordinator(ports, identity, SETTINGS)
+    return coordinator, lambda: Broker(ports, identity, SETTINGS, coordinator.begin)
+
+
+@asynccontextmanager
+async def incarnation(coordinator: StandaloneCoordinator, broker: Broker) -> AsyncIterator[None]:
+    """It serves, and ends as after a failure unless it was stopped."""
+    try:
+        await broker.start()
+        yield
+    finally:
+        await coordinator.close()
+        await broker.close()
+
+
 @asynccontextmanager
 async def standalone(volume: PosixVolume, store: MemoryStore) -> AsyncIterator[tuple[Broker, StandaloneCoordinator]]:
-    """A broker with a coordinator of its own; both end as after a failure unless they were stopped."""
+    """A broker with a coordinator of its own."""
+    coordinator, make = standalone_at(volume, store)
+    broker = make()
     try:
-        lease = SETTINGS.lease_ttl_s
-        ports = BrokerPorts(
-            CLOCK, AsyncioNetwork(), volume, store, lambda lost: LeaseKeeper(store, CLOCK, lease, lost), ProcessUsage()
-        )
-        identity = BrokerIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
-        coordinator = StandaloneCoordinator(ports, identity, SETTINGS)
-        broker = Broker(ports, identity, SETTINGS, coordinator.begin)
-        try:
-            await broker.start()
+        async with incarnation(coordinator, broker):
             yield broker, coordinator
-        finally:
-            await coordinator.close()
-            await broker.close()
     finally:
         await volume.close()
 
@@ -106,6 +117,33 @@ def test_a_planned_end_meets_a_coordinator_that_is_beginning(tmp_path: Path) -> 
             refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
             assert "starts or stops" in refused.message
             await broker.stop()
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_it_fails_with_its_broker_and_is_there_from_the_start_of_the_next_incarnation(tmp_path: Path) -> None:
+    """The number is lost under an open transaction: the broker ends and says why; the next one has the transaction before it serves anybody."""
+
+    async def scenario() -> None:
+        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+        coordinator, make = standalone_at(volume, store)
+        broker = make()
+        async with incarnation(coordinator, broker):
+            assert coordinator.exposition() == b""
+            async with connected(broker) as peer:
+                first = await peer.begin()
+                assert coordinator._life is not None
+                coordinator._life.fail("its number was taken over")
+                assert await asyncio.wait_for(broker.ended(), ANSWER_S) == "transaction coordinator: its number was taken over"
+                assert await peer.closed_by_broker()
+        broker = make()
+        async with incarnation(coordinator, broker):
+            assert b"magnetar_coordinator_transactions 1.0" in coordinator.exposition()
+            async with connected(broker) as peer:
+                assert not (await peer.end(first)).HasField("error")
+                assert await peer.begin() > first
+        await volume.close()
         await store.close()
 
     asyncio.run(scenario())
