@@ -106,6 +106,8 @@ FACTS: dict[str, Any] = {
         "topic_segments": 0,
         "topic_segment_bytes": 0,
         "compaction": 0,
+        "compacted_to": "",
+        "complete_to": "",
     },
     "recovery": {
         "checkpoint": "checkpoints/c",
@@ -266,6 +268,9 @@ def test_every_reason_has_words(reason: str, expected: str) -> None:
             {"topic": "non-persistent://public/default/t", "exists": False, "owned__topic": None},
             "live as long as they have clients",
         ),
+        ({"manifest__compaction": 2, "manifest__compacted_to": "17:3"}, "view, generation 2, stands for everything up to 17:3."),
+        ({"manifest__complete_to": "17:4"}, "all that they have published up to 17:4 is in segments"),
+        ({"manifest": {"error": "gone"}}, "broker-1"),
         ({"topic": None}, "This is bundle"),
         ({"leader": None}, "no leader now"),
         (

@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from magnetar.errors import ServiceNotReady
 from magnetar.names import TopicName
+from magnetar.server.admin_port import BrokerAdminPort
 from magnetar.server.broker import Broker
+from magnetar.server.process import BrokerProcess
 from magnetar.storage.manifest import Manifest, commit_manifest
 from magnetar.storage.posix import PosixVolume
 from magnetar.transactions.ids import TxnId
@@ -20,6 +23,7 @@ from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.inputs import Group, read_group
 from magnetar_jobs.planning import CompactionPlan, plan_topic
 from tests.unit.server.brokers import TOPIC, open_peer, running_broker
+from tests.unit.server.rest import Process
 from tests.unit.server.test_tidying import QUICK
 from tests.unit.server.test_transactional_course import STEPS, Course
 from tests.unit.server.transacting import ended, send_in
@@ -175,6 +179,9 @@ def test_a_job_waits_for_what_it_has_rolled(tmp_path: Path, monkeypatch: pytest.
             await ended(peer, TxnId(0, 0), commit=True)
             await peer.send(b"x", 3)
             rolled = await broker.service.roll(NAME)
+            told = await BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, broker))).explain(NAME, None)
+            assert told["manifest"]["complete_to"] == f"{rolled[0]}:0"
+            assert f"all that they have published up to {rolled[0]}:0 is in segments" in " ".join(told["summary"])
             late = await compact.plan_up_to(store, volume, NAME, rolled)
             assert (late.horizon, late.complete) == ((rolled[0], 0), (rolled[0], 0))
             assert not late.reaches(rolled)

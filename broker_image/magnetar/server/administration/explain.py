@@ -181,6 +181,8 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
             "topic_segments": len(own.level1) if own is not None else 0,
             "topic_segment_bytes": sum(found.bytes for found in own.level1) if own is not None else 0,
             "compaction": compacted.generation if compacted is not None else 0,
+            "compacted_to": _shown(compacted.horizon if compacted is not None else None),
+            "complete_to": _shown(own.complete if own is not None else None),
         }
 
     async def _sealed(self, record: BundleRecord | None, manifest: Manifest) -> dict[LogFile, LogFileRecord]:
@@ -307,6 +309,11 @@ def _replays(record: BundleRecord, file: LogFile) -> bool:
         span.incarnation == file[0] and span.start.file <= file[1] and (span.end is None or file[1] <= span.end.file)
         for span in record.chain
     )
+
+
+def _shown(position: tuple[int, int] | None) -> str:
+    """A position as people write it, ledger:entry; "" for none."""
+    return f"{position[0]}:{position[1]}" if position is not None else ""
 
 
 def _record(record: BundleRecord | None, revision: int) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ def _summary(facts: Facts) -> list[str]:
     bundle = f"bundle {facts['bundle']}, number {facts['number']} of {facts['bundles']} of namespace {facts['namespace']}"
     if facts["topic"] is not None:
         found.append(f"{facts['topic']} hashes to {facts['hash']}, which lies in {bundle}.")
-        found += _topic(facts)
+        found += [*_topic(facts), *_compaction(facts["manifest"])]
     else:
         found.append(f"This is {bundle}.")
     found.append(_state(facts))
@@ -75,6 +75,20 @@ def _topic(facts: Facts) -> list[str]:
     users = f"{_count(topic['producers'], 'producer')} and {_count(topic['subscriptions_total'], 'subscription')}"
     ended = "; it is terminated" if topic["terminated"] else ""
     return [f"{what} in {_count(len(topic['ledgers']) + topic['ledgers_before'], 'ledger')}, and has {users}{ended}."]
+
+
+def _compaction(manifest: Facts) -> list[str]:
+    """How far its compacted view is, and what keeps the next one from going further."""
+    found = []
+    if manifest.get("compaction"):
+        found.append(
+            f"Its compacted view, generation {manifest['compaction']}, stands for everything up to {manifest['compacted_to']}."
+        )
+    if manifest.get("complete_to"):
+        found.append(
+            f"Transactions have used it: all that they have published up to {manifest['complete_to']} is in segments, where compaction sees it."
+        )
+    return found
 
 
 def _state(facts: Facts) -> str:
