@@ -216,6 +216,15 @@ class BacklogQuotaRefused(BacklogQuotaExceeded):
     retry = Retry.NEVER
 
 
+class SendsGivenUp(MagnetarError):
+    """A producer is to fail what it has not heard of, one of which can never be taken, and to come again.
+
+    Of all errors of PRODUCER the one at which the Go client (0.19) does that, and tells its application why.
+    """
+
+    wire_code, http_status, retry = WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION, 409, Retry.AFTER_BACKOFF
+
+
 class InUse(MagnetarError):
     """Something that is to be deleted has clients or contents."""
 

@@ -237,19 +237,36 @@ def test_a_message_in_chunks(app: Client, topic: str) -> None:
 @pytest.mark.parametrize("driver", ["go"], indirect=True)
 def test_a_batch_with_the_name_of_an_ended_transaction(app: Client, topic: str) -> None:
     """The Go client names a producer's last transaction in its later batches without one, too: after a commit these are ordinary
-    messages; after an abort they are refused, which ends that producer, but is not lost in silence.
+    messages; after an abort they are refused, with the reason, until it sends in the next transaction.
     """
     consumer = app.consumer(topic, "s")
     producer = app.producer(topic, batching=True, send_timeout_ms=SEND_TIMEOUT_MS)
-    committed, aborted = app.transaction(), app.transaction()
+    committed, aborted, last = app.transaction(), app.transaction(), app.transaction()
     producer.send_all([b"one", b"two"], committed)
     committed.commit()
     producer.send_all([b"three", b"four"])
     producer.send(b"never", aborted)
     aborted.abort()
-    with pytest.raises(ForeignError, match="Timeout"):
-        producer.send(b"refused")
-    assert consumer.values(4) == [b"one", b"two", b"three", b"four"]
+    for _ in range(2):
+        with pytest.raises(ForeignError, match="begin another one"):
+            producer.send(b"refused")
+    producer.send_all([b"five", b"six"], last)
+    last.commit()
+    assert consumer.values(6) == [b"one", b"two", b"three", b"four", b"five", b"six"]
+    rest_is_empty(consumer, app, topic)
+
+
+def test_a_producer_outlives_a_refused_message(place: Place, app: Client, topic: str) -> None:
+    """A transaction that has ended behind its client's back: the SEND fails with the reason, and what the producer sends then is stored."""
+    consumer, producer = app.consumer(topic, "s"), app.producer(topic, send_timeout_ms=SEND_TIMEOUT_MS)
+    for number in range(3):
+        txn = app.transaction()
+        producer.send(b"never", txn)
+        assert not place.ended(txn.id, ABORT).HasField("error")
+        with pytest.raises(ForeignError, match="begin another one"):
+            producer.send(b"late", txn)
+        producer.send(b"ordinary %d" % number)
+    assert consumer.values(3) == [b"ordinary 0", b"ordinary 1", b"ordinary 2"]
     rest_is_empty(consumer, app, topic)
 
 

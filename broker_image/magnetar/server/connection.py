@@ -92,6 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self.in_flight = InFlight()
         self.slow = SlowPeer(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
+        self.withheld: dict[int, str] = {}
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
         self.client_version = self.peer = self.common_name = ""
@@ -418,6 +419,12 @@ class Connection(asyncio.BufferedProtocol):
         now = asyncio.get_running_loop().time()
         self._forgotten = {producer: until for producer, until in self._forgotten.items() if until > now}
         self._forgotten[session.producer_id] = now + FORGOTTEN_SENDS_S
+
+    def withhold(self, producer_id: int, text: str) -> None:
+        """The next PRODUCER of that id is refused, once, with `text`; of more of them than there may be producers the first is forgotten."""
+        self.withheld[producer_id] = text
+        if len(self.withheld) > self.settings.producers_per_connection_max:
+            del self.withheld[next(iter(self.withheld))]
 
     def forget_producer(self, session: ProducerSession) -> None:
         """A producer is closed: drop it here and on its topic."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, ServiceNotReady
+from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, SendsGivenUp, ServiceNotReady
 from magnetar.names import TopicName
 from magnetar.server.connection import Connection
 from magnetar.server.consuming import Consuming, TopicOpener
@@ -34,6 +34,9 @@ class Producing:
     async def create(self, connection: Connection, request: api.CommandProducer) -> None:
         """Answer PRODUCER; while the producer waits for exclusive access this goes on, and CLOSE_PRODUCER cancels it."""
         producer_id, pending = request.producer_id, connection.pending_producers
+        withheld = connection.withheld.pop(producer_id, None)
+        if withheld is not None:
+            raise SendsGivenUp(withheld)
         existing = connection.producers.get(producer_id)
         if existing is not None and not self._replaces(existing, request):
             self._answer(existing, request.request_id, await existing.topic.publishing.last_sequence(existing.name))

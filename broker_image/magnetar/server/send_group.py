@@ -54,7 +54,9 @@ class SendGroup:
         self.sequences.extend(range(sequence + 1, sequence + 1 + count))
 
     def publish(self) -> None:
-        """Hand them over; the topic copies the entries, since the receive buffer is reused."""
+        """Hand them over, unless the producer is closed by now; the topic copies the entries, since the receive buffer is reused."""
+        if self.session.leaving:
+            return
         if self.txn is None:
             self.session.topic.publish(self.session, self.entries, self.counts, self.sequences, self.highest_or_none())
         else:

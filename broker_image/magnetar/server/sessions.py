@@ -18,7 +18,7 @@ CONSUMER_COUNTERS = 5
 """What `statistics.consumer_rates` measures of one consumer."""
 
 if TYPE_CHECKING:
-    from magnetar.errors import MagnetarError
+    from magnetar.errors import MagnetarError, WireCode
     from magnetar.server.connection import Connection
     from magnetar.server.listeners import Successor
     from magnetar.server.subscription_host import SubscriptionHost
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from magnetar.topics.producers import Grant
 
 ACTIVE_CONSUMER_CHANGE_SINCE = 12
+"""Protocol version."""
 DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
 """Clients (4.2 and 0.19) that take REACHED_END_OF_TOPIC for an unknown command and close the connection, again and again."""
-"""Protocol version."""
+DEAF_AFTER_REFUSED_SEND = ("Pulsar-Go",)
+"""Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with NotAllowed: it hears of nothing any more."""
 
 
 class ProducerSession:
@@ -114,6 +116,22 @@ class ProducerSession:
         for number, sequence in enumerate(sequences):
             last = max(sequence, highest[number]) if highest is not None else sequence
             self.connection.queue(commands.send_error(self.producer_id, last, error.wire_code, str(error)))
+
+    def refuse_send(self, sequence: int, code: WireCode, text: str) -> None:
+        """Refuse a SEND for what it says, behind the answers to those before it.
+
+        Whoever would be deaf afterwards is closed instead, with all SENDs behind it, and is told `text` when it comes back.
+        """
+        if self.connection.client_version.startswith(DEAF_AFTER_REFUSED_SEND):
+            self.connection.withhold(self.producer_id, text)
+            self.close_by_broker(None)
+        else:
+            self.answer(commands.send_error(self.producer_id, sequence, code, text))
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it takes no SENDs any more."""
+        return self.closed or self._leaving
 
     def close_by_broker(self, successor: Successor | None) -> None:
         """Tell the client to reconnect, at the successor's address if known (PIP-307), after the receipts of what is under way.

@@ -155,6 +155,57 @@ def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Pat
     asyncio.run(scenario())
 
 
+def test_a_client_that_a_refusal_makes_deaf_comes_again_instead(tmp_path: Path) -> None:
+    """The Go client's producer is closed behind its receipts; its next PRODUCER tells why, the one after that works; nothing behind the refused
+    SEND was taken.
+    """
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, _peer), open_peer(broker, handshake=False) as go:
+            go.write(requests.connect("Pulsar-Go-0.19.0", 21))
+            await go.answer(Type.CONNECTED)
+            await go.produce(producer_name="p")
+            await send_in(go, A, b"never", 0)
+            await ended(go, A, commit=False)
+            go.write(
+                requests.send(1, 1, entry(b"one", 1))
+                + requests.send(1, 2, entry(b"late", 2), txn=A)
+                + requests.send(1, 3, entry(b"later", 3), txn=A)
+                + requests.send(1, 4, entry(b"ordinary", 4))
+            )
+            assert (await go.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 1
+            assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
+            assert await go.is_quiet()
+            refused = (await go.ask("producer", topic=TOPIC, producer_id=1, producer_name="p", epoch=1)).error
+            assert refused.error == int(WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION)
+            assert "begin another one" in refused.message
+            await go.produce(producer_name="p", epoch=2)
+            await go.send(b"two", 5)
+            assert await stored(broker) == entries_of((b"one", 1), (b"two", 5))
+
+    asyncio.run(scenario())
+
+
+def test_refusals_that_nobody_comes_for_are_bounded(tmp_path: Path) -> None:
+    """The first ones are forgotten."""
+
+    async def scenario() -> None:
+        async with (
+            connected_peer(tmp_path, producers_per_connection_max=2) as (broker, _peer),
+            open_peer(broker, handshake=False) as go,
+        ):
+            go.write(requests.connect("Pulsar-Go-0.19.0", 21))
+            await go.answer(Type.CONNECTED)
+            for producer_id in range(4):
+                await go.produce(producer_id)
+                go.write(requests.send(producer_id, 0, entry(b"forged", 0), txn=TxnId(COORDINATORS_MAX, 0)))
+                await go.answer(Type.CLOSE_PRODUCER)
+            answers = [await go.ask("producer", topic=TOPIC, producer_id=producer_id) for producer_id in (3, 2, 1, 0)]
+            assert [answer.type for answer in answers] == [Type.ERROR, Type.ERROR, Type.PRODUCER_SUCCESS, Type.PRODUCER_SUCCESS]
+
+    asyncio.run(scenario())
+
+
 def test_an_end_may_come_again_and_not_the_other_way(tmp_path: Path) -> None:
     """Without messages too: it leaves a fence. What is below the low watermark has ended, whatever it was."""
 

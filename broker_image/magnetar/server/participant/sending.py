@@ -73,9 +73,11 @@ class TransactionalSends:
         self._tops = highest_of(sequences, highest)
 
     def publish(self) -> None:
-        """Take them; every one is answered, now or when it is durable."""
+        """Take them; every one is answered, now or when it is durable, up to one whose refusal closes the producer."""
         begin, last = 0, NO_SEQUENCE
         for index, entry in enumerate(self._entries):
+            if self._session.leaving:
+                return  # one before it was refused: the client gives it up, too, or sends it again
             whole = is_whole(entry)
             if whole and last != NO_SEQUENCE and self._sequences[index] <= last:
                 self._append(begin, index)  # it may repeat one of those before it
@@ -121,7 +123,7 @@ class TransactionalSends:
 
     def _refuse(self, index: int, code: WireCode, text: str) -> None:
         self._topic.context.metrics.publish_errors += 1
-        self._session.answer(commands.send_error(self._session.producer_id, self._tops[index], code, text))
+        self._session.refuse_send(self._tops[index], code, text)
 
     def _publish_late(self, index: int) -> None:
         """Its transaction has committed without it: an ordinary message."""
@@ -132,7 +134,7 @@ class TransactionalSends:
 
     def _append(self, begin: int, end: int) -> None:
         """Those of them go to the log, as one run."""
-        if begin == end:
+        if begin == end or self._session.leaving:
             return
         topic, session = self._topic, self._session
         buffer, now_ms = topic.used_with_transactions().buffer, topic.context.clock.wall_ms()
