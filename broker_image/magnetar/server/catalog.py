@@ -38,6 +38,8 @@ from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 log = structlog.get_logger(__name__)
 
 INDEXES_HELD_MAX = 64
+INDEXED_RUNS_HELD_MAX = 100_000
+"""Runs of indexes in memory, about half a kilobyte each, beyond those of the index that was asked for last: a file of tiny runs has very many."""
 READ_BYTES_MAX = 4 << 20
 SEAL_WAIT_S = 5.0
 SEAL_LOOK_S = 0.1
@@ -85,6 +87,7 @@ class BundleCatalog:
     def __init__(self, context: BrokerContext, bundle: BundleName, manifest: Manifest | None) -> None:
         self._context, self._bundle, self._manifest = context, bundle, manifest
         self._indexes: OrderedDict[str, LevelZeroIndex] = OrderedDict()
+        self._runs_held = 0
         self._segments = SegmentCache(context.volume)
         self._belongs: dict[str, bool] = {}
 
@@ -104,6 +107,9 @@ class BundleCatalog:
         """Serve this committed manifest from now on, if it is newer than ours."""
         if self._manifest is None or manifest.generation > self._manifest.generation:
             self._manifest = manifest
+            listed = {names.index(file.incarnation, file.file) for file in manifest.level0}
+            for name in self._indexes.keys() - listed:
+                self._let_go(name)
 
     @property
     def manifest(self) -> Manifest:
@@ -193,11 +199,24 @@ class BundleCatalog:
         name = names.index(file.incarnation, file.file)
         held = self._indexes.get(name)
         if held is None:
-            held = self._indexes[name] = await self._read_index(file, name)
-            while len(self._indexes) > INDEXES_HELD_MAX:
-                self._indexes.popitem(last=False)
+            held = await self._read_index(file, name)
+            self._let_go(name)  # somebody may have been faster
+            self._indexes[name] = held
+            held.on_decoded = self._count
         self._indexes.move_to_end(name)
+        while len(self._indexes) > 1 and (len(self._indexes) > INDEXES_HELD_MAX or self._runs_held > INDEXED_RUNS_HELD_MAX):
+            self._let_go(next(iter(self._indexes)))
         return held
+
+    def _count(self, runs: int) -> None:
+        self._runs_held += runs
+
+    def _let_go(self, name: str) -> None:
+        """Forget an index; who uses it still has it."""
+        index = self._indexes.pop(name, None)
+        if index is not None:
+            self._runs_held -= index.runs_held
+            index.on_decoded = None
 
     async def _read_index(self, file: LevelZero, name: str) -> LevelZeroIndex:
         """Read, or built again from the file: everything in an index is in its file as well."""

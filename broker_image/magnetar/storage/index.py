@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -158,6 +158,9 @@ class LevelZeroIndex:
         self._entries = sum(place.entries for place in places.values())
         self._runs: dict[str, list[Run]] = {}
         self._starts: dict[str, list[tuple[int, int]]] = {}
+        self.runs_held = 0
+        self.on_decoded: Callable[[int], object] | None = None
+        """Is told how many runs were decoded, and are kept from then on."""
 
     @staticmethod
     def decode(data: bytes, name: str) -> LevelZeroIndex:
@@ -202,6 +205,9 @@ class LevelZeroIndex:
             if place is None:
                 return ()
             found = self._runs[topic] = self._decoded(place)
+            self.runs_held += len(found)
+            if self.on_decoded is not None:
+                self.on_decoded(len(found))
         return found
 
     def _decoded(self, place: _Place) -> list[Run]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from magnetar.errors import CorruptData, StoreError
 from magnetar.metadata import keys
 from magnetar.names import BundleName, TopicName
 from magnetar.server.broker import Broker
+from magnetar.server.catalog import BundleCatalog
 from magnetar.server.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, TopicSegments, commit_manifest, load_manifest
@@ -165,6 +166,42 @@ def test_covering_lists_every_file_once_and_says_nothing_new_twice(tmp_path: Pat
             await found.broker.service.roll(NAME)
             again, _, _ = await load_manifest(context.store, context.volume, found.bundle)
             assert again == first
+
+    asyncio.run(scenario())
+
+
+def test_indexes_in_memory_are_bounded_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of single messages has very many: what was not asked for lately goes, and so does what the manifest lists no more."""
+    monkeypatch.setattr("magnetar.server.catalog.INDEXED_RUNS_HELD_MAX", 10)
+
+    async def scenario() -> None:
+        async with world(tmp_path, 1) as found:
+            for turn in range(4):
+                for number in range(4):  # each awaited, and so a run
+                    await found.peer.send(b"message", 1 + 4 * turn + number)
+                await found.broker.service.roll(NAME)
+            context = found.broker.context
+            catalog = await BundleCatalog.open(context, found.bundle)  # one of our own, which no maintenance uses
+            old, *files = catalog.manifest.level0
+            assert len(files) == 4
+            held = [await catalog.index(file) for file in files]
+            for number, file in enumerate(files):
+                assert await catalog.index(file) is held[number]
+                assert len(held[number].runs(TOPIC)) == held[number].runs_held == 4
+            assert [await catalog.index(file) for file in files[2:]] == held[2:], "the newest are there"
+            kept, again = await catalog.index(files[3]), await catalog.index(files[0])
+            assert again is not held[0], "others had taken its room"
+            assert len(again.runs(TOPIC)) == 4
+            assert await catalog.index(files[3]) is kept
+            await commit_manifest(
+                context.store, context.volume, CLOCK, found.bundle, lambda manifest: replace(manifest, level0=(old, *files[1:]))
+            )
+            await catalog.refresh()
+            assert await catalog.index(files[3]) is kept
+            assert await catalog.index(files[0]) is not again, "nobody needs it any more"
+            for ordinal in range(5, 17):
+                entries, _ = await catalog.read(NAME, found.host.core.ledgers, ReadRequest(ordinal, 1), 1 << 20)
+                assert len(entries) == 1, "and all of it is read as before"
 
     asyncio.run(scenario())
 
