@@ -90,7 +90,11 @@ class Tidier:
         """Whether the file was found to be damaged lately: it is left alone for a while."""
         return self._damaged.get((file.incarnation, file.file), 0.0) > self._context.clock.monotonic()
 
-    def _note_damage(self, bundle: OwnedBundle, file: LevelZero, error: CorruptData) -> None:
+    async def _note_damage(self, bundle: OwnedBundle, file: LevelZero, error: CorruptData) -> None:
+        """Unless the file is gone because a commit of ours that we have not heard of has replaced it. Raises StoreError, StorageError."""
+        await bundle.catalog.refresh()
+        if file not in bundle.catalog.manifest.level0:
+            return
         self._damaged[file.incarnation, file.file] = self._context.clock.monotonic() + DAMAGED_RETRY_S
         about = f"{bundle.name} {names.log_file(file.incarnation, file.file)}"
         self._context.damage.note("rewriting", about, error, bundle=str(bundle.name))
@@ -103,7 +107,7 @@ class Tidier:
         try:
             state = await self._state(view, file)
         except CorruptData as error:
-            self._note_damage(bundle, file, error)
+            await self._note_damage(bundle, file, error)
             return None
         if self._damaged.pop((file.incarnation, file.file), None) is not None:
             self._context.damage.clear("rewriting", f"{bundle.name} {names.log_file(file.incarnation, file.file)}")
@@ -173,7 +177,7 @@ class Tidier:
             await self._abandon(intent, writer.written)
             if not isinstance(error, DamagedInput):
                 raise
-            self._note_damage(bundle, error.file, error.error)
+            await self._note_damage(bundle, error.file, error.error)
             return None
         if result.outcome is not Outcome.COMMITTED:
             await self._abandon(intent, writer.written)

@@ -333,6 +333,32 @@ def test_damage_is_not_carried_over_and_keeps_only_its_own_file(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_a_file_that_is_listed_no_more_is_not_taken_for_missing(tmp_path: Path) -> None:
+    """A broker that has not heard of its own commit goes on with the manifest before it, whose files are gone: it looks for a newer one."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            await found.publish(TOPIC, 10)
+            await found.roll()
+            before = await found.manifest(TOPIC)
+            await found.round()
+            await found.round()
+            after = await found.manifest(TOPIC)
+            gone = {names.log_file(file.incarnation, file.file) for file in before.level0}
+            assert gone
+            assert not gone & {*await found.files()}
+            context, bundle = found.broker.context, (await found.host(TOPIC)).bundle
+            bundle.catalog._manifest = before
+            await found.broker.maintenance.tidier.tidy(bundle)
+            assert context.damage.listed() == []
+            assert context.damage.met == 0
+            assert bundle.catalog.manifest == after
+            assert await found.read_all(TOPIC) == found.sent[TOPIC]
+
+    asyncio.run(scenario())
+
+
 def flip(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
