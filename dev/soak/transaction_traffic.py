@@ -47,6 +47,7 @@ from magnetar.client import (
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
+from magnetar.client.transactions import OUTCOME_WAIT_S
 from magnetar.errors import MagnetarError
 from magnetar.transactions.ids import TxnId
 
@@ -62,6 +63,8 @@ PAUSES_S = (0.0, 0.0, 0.05, 0.2)
 """Before a transaction: so that some have several messages."""
 FEED_PENDING_MAX = 500
 ASK_AGAIN_S = 60.0
+LOOKS_S = 300.0
+"""For reading everything once more when all has ended."""
 KEYS = 16
 
 
@@ -247,7 +250,9 @@ class TransactionTraffic:
 
     def settle(self, patience_s: float) -> list[Anomaly]:
         """Feed nothing more, let everything end, look at everything; what is wrong and stays so for `patience_s`."""
-        return list(self._call(self._settle(patience_s), 8 * patience_s + 300))
+        ends_s = 2 * OUTCOME_WAIT_S + ASK_AGAIN_S  # commits under way, and those that are asked for again, together
+        foreign_s = len(self._foreign) * 4 * OPERATION_TIMEOUT_S
+        return list(self._call(self._settle(patience_s), ends_s + foreign_s + 3 * patience_s + LOOKS_S))
 
     def all_counts(self) -> Counts:
         """Of all clients."""
@@ -280,10 +285,8 @@ class TransactionTraffic:
             if mover.is_alive():
                 raise RuntimeError(f"the {mover.language} mover has not ended: the history would be judged while it changes")
             await asyncio.to_thread(mover.leave)
-            for number, record in mover.unknown:
-                await self._ask_for(number, record)
-        for txn, record in self._unknown:
-            await self._ask(txn, record)
+        foreign = [self._ask_for(number, record) for mover in self._foreign for number, record in mover.unknown]
+        await asyncio.gather(*foreign, *(self._ask(txn, record) for txn, record in self._unknown))
         await asyncio.sleep(max(0.0, self._open_until - time.monotonic()))
         for watcher in self._watchers:
             if watcher.done():
