@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import structlog
 
 from magnetar.clock import Clock, back_off_s
+from magnetar.garbage import give_back
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.kubernetes_api import KubernetesApi
@@ -32,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 LIST_PAGE_OBJECTS = 100
 """Small pages: decoding one holds the loop up for a millisecond or two only."""
+LONG_LIST_OBJECTS = 1000
+"""After a list of so many it is worth some milliseconds to give back what its pages took: 5 of 178 MiB with ten thousand objects."""
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 30.0
 STEADY_S = 60.0
 """A watch that held for so long begins its back-off anew."""
@@ -233,6 +236,8 @@ class Informers:
                     return False
             self._cache.finish(listing)
             self._count(state, listing)
+            if len(listing.seen) >= LONG_LIST_OBJECTS:
+                give_back()
         return True
 
     def _count(self, state: WatchedKind, listing: Listing) -> None:

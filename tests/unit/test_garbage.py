@@ -1,15 +1,18 @@
-"""The collector's schedule: full collections only in quiet moments, or when it is high time."""
+"""The collector's schedule: full collections only in quiet moments, or when it is high time; and what goes back to the system."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import resource
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from magnetar import garbage
-from magnetar.garbage import GarbageSchedule
+from magnetar.garbage import GarbageSchedule, give_back
 
 
 class _Node:
@@ -77,3 +80,19 @@ def test_the_interpreter_starts_no_full_collection_by_itself() -> None:
     kept = [[number] for number in range(garbage.YOUNG_OBJECTS * garbage.YOUNG_PER_MIDDLE * 3)]
     assert gc.get_stats()[2]["collections"] == full
     assert kept
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library gives back by itself, or not at all")
+def test_what_lies_free_between_what_is_kept_goes_back_to_the_system() -> None:
+    """Pages of JSON leave holes below the objects that were made of them, which the allocator keeps by itself."""
+    pieces = [b"%d" % number * 800 for number in range(20_000)]
+    kept = pieces[::50]  # each on a page of its own: none of the ends of the heap becomes free
+    full = _resident_bytes()
+    del pieces
+    give_back()
+    assert full - _resident_bytes() > 40_000_000
+    assert len(kept) == 400
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
