@@ -259,9 +259,17 @@ class TransactionConflict(MagnetarError):
 
 
 class TransactionNotFound(MagnetarError):
-    """No such transaction, or its outcome has been forgotten."""
+    """No such transaction, or its outcome has been forgotten.
+
+    `next_least` is the first number that its coordinator has not given yet (None: not told): from there on transactions have not begun, below it
+    they have ended. Those below `floor` have ended everywhere.
+    """
 
     wire_code, http_status, retry = WireCode.TRANSACTION_NOT_FOUND, 404, Retry.NEVER
+
+    def __init__(self, message: str, next_least: int | None = None, floor: int = 0) -> None:
+        super().__init__(message)
+        self.next_least, self.floor = next_least, floor
 
 
 class TransactionCoordinatorNotFound(MagnetarError):

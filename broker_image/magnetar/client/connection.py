@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import structlog
 
-from magnetar.client.failures import ConnectionLost, failure_of
+from magnetar.client.failures import ConnectionLost, failure_in, failure_of
 from magnetar.errors import ProtocolError, UnsupportedCommand
 from magnetar.wire import commands, frames, requests
 from magnetar.wire import pulsar_api_pb2 as api
@@ -299,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
         """A response that carries its own error."""
         response = getattr(command, commands.FIELD_OF_TYPE[command.type])
         failed = response.HasField("error")
-        self._answer(response.request_id, failure_of(response.error, response.message) if failed else command)
+        self._answer(response.request_id, failure_in(response) if failed else command)
 
     def _on_close_producer(self, command: api.BaseCommand) -> None:
         producer = self.producers.pop(command.close_producer.producer_id, None)

@@ -1,10 +1,12 @@
 """What can go wrong, seen from a client.
 
-Owns: the map from the wire's error codes to our error classes, and the errors that only a client sees. Imports: errors.
+Owns: the map from the wire's error codes to our error classes, and the errors that only a client sees. Imports: errors, wire.
 Invariant: `failure_of` returns an error whose `retry` says what to do next; final codes are those that stock clients treat as final.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from magnetar.errors import (
     ChecksumMismatch,
@@ -27,6 +29,7 @@ from magnetar.errors import (
     TransactionNotFound,
     WireCode,
 )
+from magnetar.wire.transactions import TELLS_NUMBERS
 
 
 class ConnectionLost(ServiceNotReady):
@@ -106,3 +109,16 @@ def failure_of(code: int, message: str) -> MagnetarError:
     if kind is not None:
         return kind(message)
     return BrokerUnready(known, message) if known in _RETRIED else BrokerRefused(known, message)
+
+
+def failure_in(response: Any) -> MagnetarError:
+    """The error that a response carries in fields of its own."""
+    failure = failure_of(response.error, response.message)
+    if (
+        isinstance(failure, TransactionNotFound)
+        and isinstance(response, TELLS_NUMBERS)
+        and response.HasField("txnid_least_bits_of_next")
+    ):
+        failure.next_least = response.txnid_least_bits_of_next
+        failure.floor = (response.txnid_least_bits_of_low_watermark + 1) % (1 << 64)
+    return failure

@@ -34,6 +34,8 @@ from magnetar.transactions.participant_records import (
     Place,
     Span,
     TranslationState,
+    Unbegun,
+    UnbegunAcks,
 )
 
 _HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
@@ -42,7 +44,7 @@ _APPEND_WORDS = _APPEND.size // 8
 
 
 class TransactionOperation(enum.IntEnum):
-    """APPEND, COMMIT and ABORT are of the topic's buffer, the others of a subscription."""
+    """APPEND, COMMIT, ABORT and UNBEGUN are of the topic's buffer, the others of a subscription."""
 
     APPEND = 1
     COMMIT = 2
@@ -50,6 +52,8 @@ class TransactionOperation(enum.IntEnum):
     ACKNOWLEDGE = 4
     COMMIT_ACKS = 5
     ABORT_ACKS = 6
+    UNBEGUN = 7
+    UNBEGUN_ACKS = 8
 
 
 class TransactionRecord(NamedTuple):
@@ -76,8 +80,12 @@ def transaction_payload(epoch: int, topic: str, change: Change, subscription: st
         words = [*change.marker, change.append_ms, *(number for span in change.spans for number in span)]
     elif isinstance(change, Abort):
         operation, floor = TransactionOperation.ABORT, change.floor
+    elif isinstance(change, Unbegun):
+        operation, words = TransactionOperation.UNBEGUN, [*change.last]
     elif isinstance(change, PendingAck):
         operation, words = TransactionOperation.ACKNOWLEDGE, _ack_words(change)
+    elif isinstance(change, UnbegunAcks):
+        operation = TransactionOperation.UNBEGUN_ACKS
     else:
         committed = change.outcome is Outcome.COMMITTED
         operation = TransactionOperation.COMMIT_ACKS if committed else TransactionOperation.ABORT_ACKS
@@ -127,8 +135,13 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
         return TransactionRecord(epoch, topic, PendingAck(txn, *_decode_ack(words)), name)
     if operation is TransactionOperation.COMMIT_ACKS:
         return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.COMMITTED, *_decode_ack(words)), name)
+    if operation is TransactionOperation.UNBEGUN:
+        ledger, entry = words
+        return TransactionRecord(epoch, topic, Unbegun(txn, (ledger, entry)))
     if len(words):
         raise ValueError(f"{operation.name} has {len(words)} words too many")
+    if operation is TransactionOperation.UNBEGUN_ACKS:
+        return TransactionRecord(epoch, topic, UnbegunAcks(txn), name)
     return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.ABORTED), name)
 
 

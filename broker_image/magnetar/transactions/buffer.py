@@ -1,8 +1,8 @@
 """The transaction buffer of one topic.
 
 Owns: which transactions are open here and where their entries lie in the topic's sidecar, deduplication inside transactions, the fences of ended
-ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, open_parts, fences, translations, links. Pure: made with the
-first transactional SEND; a topic that was never used with transactions has none.
+ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, judgement, open_parts, fences, translations, links. Pure:
+made with the first transactional SEND; a topic that was never used with transactions has none.
 Source: PIP-31 1.10 (sidecar, marker, dedup), DESIGN 8 (rules: ids, END_TXN, late sends).
 Invariants: `append`, `commit` and `abort` return what the log is to hold, and `confirm` takes it, in the same order, when it is durable: states for
 checkpoints hold confirmed changes only, verdicts know of all; ids of the sidecar are never given twice; an ended transaction stays ended; applying
@@ -12,20 +12,20 @@ without them would make a repetition a duplicate of what is missing.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.judgement import BufferLimits, Judgement, Verdict, repeated
 from magnetar.transactions.links import Links
 from magnetar.transactions.open_parts import (
     ConfirmedPart,
     LowestNumbers,
     OpenSpans,
+    OpenTransaction,
     PartAhead,
     producers_in_state,
     producers_of_state,
@@ -43,6 +43,7 @@ from magnetar.transactions.participant_records import (
     Outcome,
     Place,
     Span,
+    Unbegun,
 )
 from magnetar.transactions.translations import Translated, Translations
 
@@ -55,44 +56,6 @@ def sidecar_ledger(epoch: int) -> int:
 def is_sidecar(position: Place) -> bool:
     """Whether a position names an entry of a sidecar."""
     return position[0] >= 0 and position[0] % 2 == 0
-
-
-class Verdict(enum.Enum):
-    """What to do with an entry that names a transaction."""
-
-    NEW = enum.auto()
-    """Append it to the sidecar."""
-    DUPLICATE = enum.auto()
-    """It is there, or on its way: a receipt, through the log's queue."""
-    ORDINARY = enum.auto()
-    """Its transaction has committed without it (Go's batcher keeps an ended id): publish it as if it named none, and count that."""
-
-
-class Judgement(NamedTuple):
-    """A verdict; `position` is where a duplicate lies, NOWHERE if that is not remembered."""
-
-    verdict: Verdict
-    position: Place = NOWHERE
-
-
-@dataclass(frozen=True, slots=True)
-class BufferLimits:
-    """Per topic; `inquire_ms` is how long a transaction is open before its coordinator is asked about it, again and again."""
-
-    open_transactions_max: int = 10_000
-    entries_per_transaction_max: int = 100_000
-    transaction_bytes_max: int = 1 << 30
-    remembered_commits_max: int = 1_000
-    inquire_ms: int = 300_000
-
-
-class OpenTransaction(NamedTuple):
-    """What `explain` and metrics tell of an open transaction."""
-
-    txn: TxnId
-    since_ms: int
-    entries: int
-    size: int
 
 
 class TransactionBuffer:
@@ -113,6 +76,7 @@ class TransactionBuffer:
         self._committed: dict[TxnId, dict[str, tuple[int, Place]]] = {}
         self._translations, self._links = Translations(), Links()
         self._inquired: dict[TxnId, int] = {}
+        self._unchanged: set[TxnId] = set()  # since they were to be inquired after
         self._lowest, self._remembered = LowestNumbers(), LowestNumbers()
         self._spans = OpenSpans(self._is_there)
 
@@ -124,7 +88,6 @@ class TransactionBuffer:
         Raises NotAllowed if the transaction takes nothing more: it was aborted, or its end is so long ago that nothing is known of it, or too
         many are open here. (Of the protocol's errors this one fails the send; others make clients reconnect and send it again for ever.)
         """
-        ahead, known = self._ahead.get(txn), self._open.get(txn)
         outcome = self._outcome(txn)
         if outcome is Outcome.ABORTED:
             raise NotAllowed(f"transaction {txn} was ABORTED: begin another one; topic {self.topic} takes nothing more of it")
@@ -132,18 +95,24 @@ class TransactionBuffer:
             raise NotAllowed(f"transaction {txn} has ended: begin another one; topic {self.topic} takes nothing more of it")
         if outcome is Outcome.COMMITTED:
             return self._judge_late(txn, producer, sequence)
-        if ahead is None and known is None:
-            if self._is_full():
-                raise NotAllowed(
-                    f"topic {self.topic} has {self.limits.open_transactions_max} open transactions, the most it takes "
-                    "(txn_open_per_topic_max); end some"
-                )
+        if not self.is_open(txn):
+            self._check_room(txn)
             return Judgement(Verdict.NEW)
-        return _repeated(self._highest(txn, producer), sequence)
+        self._unchanged.discard(txn)
+        return repeated(self._highest(txn, producer), sequence)
 
-    def _is_full(self) -> bool:
+    def _check_room(self, txn: TxnId) -> None:
+        """Raises NotAllowed if one more transaction is too much."""
         most = self.limits.open_transactions_max
-        return len(self._open) + len(self._ahead) >= most and len(self._open.keys() | self._ahead.keys()) >= most
+        if len(self._open) + len(self._ahead) >= most and len(self._open.keys() | self._ahead.keys()) >= most:
+            raise NotAllowed(
+                f"topic {self.topic} has {most} open transactions, the most it takes (txn_open_per_topic_max); end some"
+            )
+        if self._fences.runs(txn.most) >= self.limits.fences_max:
+            raise NotAllowed(
+                f"topic {self.topic} remembers {self.limits.fences_max} runs of ended transactions of coordinator {txn.most}, the most it "
+                "does: end that coordinator's oldest transactions"
+            )
 
     def _judge_late(self, txn: TxnId, producer: str, sequence: int | None) -> Judgement:
         """The transaction has committed, or is about to."""
@@ -153,15 +122,20 @@ class TransactionBuffer:
                 f"transaction {txn} was committed, what it has sent here is not remembered any more: begin another one"
             )
         found = self._highest(txn, producer) if remembered is None else remembered.get(producer)
-        judgement = _repeated(found, sequence)
+        judgement = repeated(found, sequence)
         if judgement.verdict is Verdict.DUPLICATE:
             translated = self._translations.find(judgement.position)
             return judgement if translated is None else Judgement(Verdict.DUPLICATE, translated.position)
         return Judgement(Verdict.ORDINARY)
 
+    def _standing(self, txn: TxnId) -> ConfirmedPart | None:
+        """The confirmed part of an open transaction, if it is not about to be void."""
+        ahead = self._ahead.get(txn)
+        return None if ahead is not None and ahead.voids else self._open.get(txn)
+
     def _highest(self, txn: TxnId, producer: str) -> tuple[int, Place] | None:
         """The highest sequence id of a producer in an open transaction, and where it went."""
-        ahead, known = self._ahead.get(txn), self._open.get(txn)
+        ahead, known = self._ahead.get(txn), self._standing(txn)
         found = ahead.producers.get(producer) if ahead is not None else None
         if found is None and known is not None:
             found = known.producers.get(producer)
@@ -182,7 +156,7 @@ class TransactionBuffer:
         `highest` is the highest sequence id of the run, or NO_SEQUENCE. Raises NotAllowed if the transaction would become too large.
         """
         assert count > 0, count
-        ahead, known = self._ahead.get(txn), self._open.get(txn)
+        ahead, known = self._ahead.get(txn), self._standing(txn)
         assert ahead is None or ahead.outcome is None, (txn, ahead)
         entries = count + (ahead.entries if ahead else 0) + (known.entries if known else 0)
         total = size + (ahead.size if ahead else 0) + (known.size if known else 0)
@@ -213,13 +187,13 @@ class TransactionBuffer:
         Raises InvalidTxnStatus if the transaction was aborted here.
         """
         if self._may_end(txn, Outcome.COMMITTED):
-            ahead, known = self._ahead.get(txn), self._open.get(txn)
+            ahead, known = self._ahead.get(txn), self._standing(txn)
             return (ahead.entries if ahead else 0) + (known.entries if known else 0)
         return None
 
     def commit(self, txn: TxnId, marker: Place, floor: int, now_ms: int) -> Commit:
         """The partition has given the ids from `marker` on to the transaction's entries (NOWHERE if there are none)."""
-        ahead, known = self._ahead.get(txn), self._open.get(txn)
+        ahead, known = self._ahead.get(txn), self._standing(txn)
         spans = [*(known.spans if known else ()), *(ahead.spans if ahead else ())]
         joined: list[tuple[int, int, int]] = []
         for ledger, first, count, _ in spans:
@@ -240,22 +214,34 @@ class TransactionBuffer:
         self._end(change, Outcome.ABORTED)
         return change
 
+    def unbegun(self, txn: TxnId) -> Unbegun | None:
+        """What to write when the coordinator has said, after `to_inquire` named it, that the transaction has not begun.
+
+        None if something was sent in it since, a repetition even: it may have begun meanwhile. Inquire again, then.
+        """
+        known = self._open.get(txn)
+        if known is None or txn in self._ahead or txn not in self._unchanged:
+            return None
+        change = Unbegun(txn, known.spans[-1].last)
+        self._begin(change).voids = True
+        return change
+
     def orphans(self) -> list[TxnId]:
         """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
-        return [txn for txn in self._lowest.below(self._floor, self._open) if self._going_on(txn)]
+        return [txn for txn in self._lowest.below(self._floor, self._open) if self.is_open(txn)]
 
-    def to_inquire(self, now_ms: int) -> list[TxnId]:
+    def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
         """Transactions that have been open for long (or long since the last time): ask their coordinators, and end those that have ended."""
-        due = []
-        for txn, known in self._open.items():
-            if now_ms - self._inquired.get(txn, known.since_ms) >= self.limits.inquire_ms and self._going_on(txn):
-                self._inquired[txn] = now_ms
-                due.append(txn)
-        return due
+        due = (txn for txn, known in self._open.items() if self._is_due(txn, known, now_ms))
+        found = list(islice(due, at_most))
+        self._inquired.update(dict.fromkeys(found, now_ms))
+        self._unchanged.update(found)
+        return found
 
-    def _going_on(self, txn: TxnId) -> bool:
+    def _is_due(self, txn: TxnId, known: ConfirmedPart, now_ms: int) -> bool:
         ahead = self._ahead.get(txn)
-        return ahead is None or ahead.outcome is None
+        going_on = ahead is None or (ahead.outcome is None and not ahead.voids)
+        return going_on and now_ms - self._inquired.get(txn, known.since_ms) >= self.limits.inquire_ms
 
     def _may_end(self, txn: TxnId, wanted: Outcome) -> bool:
         """False if it has ended so already. Raises InvalidTxnStatus if it has ended the other way."""
@@ -266,12 +252,12 @@ class TransactionBuffer:
 
     def _outcome(self, txn: TxnId) -> Outcome | None:
         """How the transaction has ended, or is about to; None if it is open or unknown."""
-        ahead = self._ahead.get(txn)
-        if (txn in self._open or ahead is not None) and (ahead is None or ahead.outcome is None):
+        if self.is_open(txn):
             return None
         if txn.least < self._floor(txn.most):
             return Outcome.ENDED
-        return ahead.outcome if ahead is not None else self._fences.outcome(txn)
+        ahead = self._ahead.get(txn)
+        return ahead.outcome if ahead is not None and ahead.outcome is not None else self._fences.outcome(txn)
 
     def _floor(self, coordinator: int) -> int:
         return max(self._floors_ahead.get(coordinator, 0), self._fences.floor(coordinator))
@@ -302,6 +288,8 @@ class TransactionBuffer:
             ahead.spans.popleft()
             ahead.entries -= change.count
             ahead.size -= change.size
+        elif isinstance(change, Unbegun):
+            ahead.voids = False
         if not ahead.changes:
             del self._ahead[change.txn]
         self.apply(change)
@@ -311,18 +299,26 @@ class TransactionBuffer:
         if isinstance(change, Append):
             self._apply_append(change)
             return
-        known = self._open.pop(change.txn, None)
-        self._inquired.pop(change.txn, None)
+        known = self._open.get(change.txn)
+        if isinstance(change, Unbegun):
+            if known is not None and known.spans[-1][:2] <= change.last:  # else it has begun since, in what the state holds already
+                self._forget_open(change.txn)
+            return
+        self._forget_open(change.txn)
         if known is not None or self._fences.outcome(change.txn) is None:
             if isinstance(change, Commit):
                 self._apply_commit(change, known)
             else:
                 self._apply_abort(change, known)
-        if known is not None:
-            self._spans.ended(len(known.spans))
         if self._fences.raise_floor(change.txn.most, change.floor):
             for txn in self._remembered.below(self._fences.floor, self._committed):
                 del self._committed[txn]
+
+    def _forget_open(self, txn: TxnId) -> None:
+        if (known := self._open.pop(txn, None)) is not None:
+            self._spans.ended(len(known.spans))
+        self._inquired.pop(txn, None)
+        self._unchanged.discard(txn)
 
     def _apply_append(self, change: Append) -> None:
         ledger, first = change.first
@@ -437,7 +433,9 @@ class TransactionBuffer:
 
     def is_open(self, txn: TxnId) -> bool:
         """Whether entries of the transaction wait here, durable or on their way."""
-        return (txn in self._open or txn in self._ahead) and self._going_on(txn)
+        ahead = self._ahead.get(txn)
+        waits = ahead is not None and (ahead.entries > 0 or self._standing(txn) is not None)
+        return txn in self._open if ahead is None else waits and ahead.outcome is None
 
     @property
     def next_entry(self) -> int:
@@ -491,10 +489,3 @@ class TransactionBuffer:
         ledger = sidecar_ledger(epoch)
         assert ledger > self._last[0], (ledger, self._last)
         self._ledger, self._next_entry = ledger, 0
-
-
-def _repeated(found: tuple[int, Place] | None, sequence: int | None) -> Judgement:
-    """Whether an entry of this sequence id is there already."""
-    if found is None or sequence is None or sequence > found[0]:
-        return Judgement(Verdict.NEW)
-    return Judgement(Verdict.DUPLICATE, found[1] if sequence == found[0] else NOWHERE)

@@ -374,8 +374,9 @@ class CoordinatorCore:
         """Why a caller is told nothing more about a transaction."""
         found = self._live.get(least) or self._outcomes.get(least)
         if found is None:
+            what = "it has not begun" if least >= self._next else "it ended so long ago that its outcome is forgotten"
             return TransactionNotFound(
-                f"transaction {self._named(least)} is not known: it never began, or ended so long ago that its outcome is forgotten"
+                f"transaction {self._named(least)} is not known: {what}", self._next, floor=self.low_watermark + 1
             )
         if found.owner and found.owner != caller.principal and not caller.superuser:
             return NotAllowed(f"transaction {self._named(least)} was begun by another role than {caller.principal!r}")

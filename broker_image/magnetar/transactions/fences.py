@@ -15,6 +15,9 @@ from collections.abc import Iterable
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import FenceState, Outcome
 
+FENCES_MAX = 1 << 20
+"""Runs of numbers of one coordinator that a topic or a subscription remembers before it takes no more transactions: 16 MiB."""
+
 
 class IdSet:
     """A set of u64 as runs, inclusive at both ends: sorted, neither overlapping nor touching."""
@@ -113,6 +116,11 @@ class Fences:
     def floors(self) -> dict[int, int]:
         """`floor` of every coordinator that anything is known of."""
         return {coordinator: known.floor for coordinator, known in sorted(self._coordinators.items())}
+
+    def runs(self, coordinator: int) -> int:
+        """Runs of numbers, 16 bytes each, that are kept of one coordinator's transactions."""
+        known = self._coordinators.get(coordinator)
+        return len(known.committed) + len(known.aborted) if known is not None else 0
 
     def aborted(self) -> int:
         """Aborted transactions that are remembered, of all coordinators."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, Place, Span
@@ -36,7 +37,7 @@ class ConfirmedPart:
 
 @dataclass(slots=True)
 class PartAhead:
-    """What of a transaction is on its way to stable storage."""
+    """What of a transaction is on its way to stable storage. `voids`: first, that its confirmed part is void."""
 
     changes: int = 0
     size: int = 0
@@ -44,6 +45,16 @@ class PartAhead:
     spans: deque[Span] = field(default_factory=deque)
     producers: dict[str, tuple[int, Place]] = field(default_factory=dict)
     outcome: Outcome | None = None
+    voids: bool = False
+
+
+class OpenTransaction(NamedTuple):
+    """What `explain` and metrics tell of an open transaction."""
+
+    txn: TxnId
+    since_ms: int
+    entries: int
+    size: int
 
 
 class LowestNumbers:
@@ -80,7 +91,8 @@ class LowestNumbers:
 class OpenSpans:
     """Spans of transactions in the order of their positions: those of ended ones are among them until they are as many.
 
-    `is_open` says of a transaction whether it has not ended; what has ended stays so.
+    `is_open` says of a transaction whether it has not ended. What has ended stays so, but for ids that were named before they were given: what was
+    void is found again while a transaction that has begun since is open, which keeps files for as long and changes no message.
     """
 
     __slots__ = ("_gone", "_is_open", "_spans", "_transactions")

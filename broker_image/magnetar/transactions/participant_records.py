@@ -40,6 +40,11 @@ class Span(NamedTuple):
     entries: int
     send_point: Place
 
+    @property
+    def last(self) -> Place:
+        """Its last entry."""
+        return self.ledger, self.first + self.entries - 1
+
 
 # --- changes: records of the log -----------------------------------------------------------------------------------------------
 
@@ -91,6 +96,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Unbegun:
+    """Entries up to `last`, in the sidecar, named a transaction that had not begun: they are void. A transaction may yet begin under that id."""
+
+    txn: TxnId
+    last: Place
+
+
+@dataclass(frozen=True, slots=True)
 class PendingAck:
     """Acknowledgements that take effect when the transaction commits.
 
@@ -117,8 +130,15 @@ class EndAcks:
     partial: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
 
 
-BufferChange = Append | Commit | Abort
-PendingChange = PendingAck | EndAcks
+@dataclass(frozen=True, slots=True)
+class UnbegunAcks:
+    """As `Unbegun`: what is held here for that id is to be delivered again."""
+
+    txn: TxnId
+
+
+BufferChange = Append | Commit | Abort | Unbegun
+PendingChange = PendingAck | EndAcks | UnbegunAcks
 Change = BufferChange | PendingChange
 
 

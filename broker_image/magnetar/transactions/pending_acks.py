@@ -22,10 +22,10 @@ from magnetar.topics.intervals import IntervalSet
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.withheld import known_within
-from magnetar.transactions.fences import Fences
+from magnetar.transactions.fences import FENCES_MAX, Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.open_parts import LowestNumbers
-from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState
+from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState, UnbegunAcks
 
 HELD_MAX = 200_000
 MESSAGES_PER_SHARE, SHARE_BYTES_MAX, NAMES_BYTES_MAX = 64, 40, 132_000
@@ -37,12 +37,14 @@ class PendingLimits:
     """Per subscription. `held_max` (at most HELD_MAX) bounds what transactions hold together, in shares: a run of entries is one, a batch of which
     only some messages are held one and another per 64 of its messages.
 
-    `inquire_ms` is how long a transaction holds something before its coordinator is asked about it, again and again.
+    `inquire_ms` is how long a transaction holds something before its coordinator is asked about it, again and again; `fences_max` as in
+    `BufferLimits`.
     """
 
     open_transactions_max: int = 10_000
     held_max: int = HELD_MAX
     inquire_ms: int = 300_000
+    fences_max: int = FENCES_MAX
 
 
 def held_max_of(record_bytes_max: int) -> int:
@@ -100,6 +102,7 @@ class PendingAcks:
         self._shares = 0
         self._fences = Fences()
         self._inquired: dict[TxnId, int] = {}
+        self._unchanged: set[TxnId] = set()  # since they were to be inquired after
         self._lowest = LowestNumbers()
 
     # --- acknowledging ----------------------------------------------------------------------------------------------------------
@@ -118,6 +121,7 @@ class PendingAcks:
         acknowledged, InvalidTxnStatus if the transaction has ended here, NotAllowed at a limit: then nothing is changed.
         """
         self._check_open(txn)
+        self._unchanged.discard(txn)
         held = self._held.get(txn, _Held())
         fresh = [run for start, end in ranges for run in self._fresh(txn, held, start, end)]
         covered = IntervalSet(fresh)
@@ -176,6 +180,11 @@ class PendingAcks:
             raise NotAllowed(
                 f"{len(self._held)} open transactions hold messages of subscription {self._subscription.name!r}, the most it takes "
                 "(txn_open_per_topic_max); end some"
+            )
+        if self._fences.runs(txn.most) >= self.limits.fences_max:
+            raise NotAllowed(
+                f"subscription {self._subscription.name!r} remembers {self.limits.fences_max} runs of ended transactions of coordinator "
+                f"{txn.most}, the most it does: end that coordinator's oldest transactions"
             )
 
     def _fresh(self, txn: TxnId, held: _Held, start: int, end: int) -> Iterable[tuple[int, int]]:
@@ -264,30 +273,47 @@ class PendingAcks:
         return change, self._end(change)
 
     def _end(self, change: EndAcks) -> bool:
-        held, committed = self._held.pop(change.txn, None), change.outcome is Outcome.COMMITTED
-        self._inquired.pop(change.txn, None)
-        if held is not None:
-            self._shares -= held.shares
-            self._subscription.release(list(held.entries), list(held.messages.items()), again=not committed)
-        unblocked = self._subscription.settle(*self._ordinals(change)) if committed else held is not None
+        committed = change.outcome is Outcome.COMMITTED
+        released = self._let_go(change.txn, again=not committed)
+        unblocked = self._subscription.settle(*self._ordinals(change)) if committed else released
         self._fences.end(change.txn, change.outcome)
         self._fences.raise_floor(change.txn.most, change.floor)
         return unblocked
+
+    def _let_go(self, txn: TxnId, *, again: bool) -> bool:
+        """Whether the transaction held anything; with `again` that is delivered again."""
+        held = self._held.pop(txn, None)
+        self._inquired.pop(txn, None)
+        self._unchanged.discard(txn)
+        if held is not None:
+            self._shares -= held.shares
+            self._subscription.release(list(held.entries), list(held.messages.items()), again=again)
+        return held is not None
+
+    def unbegun(self, txn: TxnId) -> tuple[UnbegunAcks | None, bool]:
+        """As `end`, when the coordinator has said, after `to_inquire` named it, that the transaction has not begun.
+
+        None if something was acknowledged in it since, once more even: it may have begun meanwhile. Inquire again, then.
+        """
+        if txn not in self._unchanged:
+            return None, False
+        return UnbegunAcks(txn), self._let_go(txn, again=True)
 
     def orphans(self) -> list[TxnId]:
         """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
         return self._lowest.below(self._fences.floor, self._held)
 
-    def to_inquire(self, now_ms: int) -> list[TxnId]:
+    def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
         """Transactions that have held something for long (or long since the last time): ask their coordinators, and end those that have ended.
 
         How long is counted from the first call that finds them, so that a restart begins anew.
         """
-        due = []
+        due: list[TxnId] = []
         for txn in self._held:
-            if now_ms - self._inquired.setdefault(txn, now_ms) >= self.limits.inquire_ms:
+            if len(due) < at_most and now_ms - self._inquired.setdefault(txn, now_ms) >= self.limits.inquire_ms:
                 self._inquired[txn] = now_ms
                 due.append(txn)
+        self._unchanged.update(due)
         return due
 
     # --- questions --------------------------------------------------------------------------------------------------------------
@@ -313,7 +339,9 @@ class PendingAcks:
 
     def apply(self, change: PendingChange) -> None:
         """Replay one change; one that the state holds may come again."""
-        if isinstance(change, PendingAck):
+        if isinstance(change, UnbegunAcks):
+            self._let_go(change.txn, again=True)
+        elif isinstance(change, PendingAck):
             if change.txn in self._held or self._fences.outcome(change.txn) is None:
                 self._apply_ack(change)
         elif change.txn in self._held or self._fences.outcome(change.txn) is None:
@@ -334,7 +362,7 @@ class PendingAcks:
                 messages[ordinal] = (((1 << size) - 1) & ~mask, size)
         self._hold(change.txn, None, runs, messages)
 
-    def _ordinals(self, change: PendingChange) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def _ordinals(self, change: PendingAck | EndAcks) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """What a change names, as `Subscription.acknowledge` takes it; what exists no more is left out."""
         runs = [self._ledgers.span(*span) for span in change.ranges]
         found = [(self._ledgers.find((ledger, entry)), mask_of_words(words)) for ledger, entry, _, words in change.partial]

@@ -2152,11 +2152,16 @@ class CommandAddPartitionToTxnResponse(_message.Message):
     TXNID_MOST_BITS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    TXNID_LEAST_BITS_OF_NEXT_FIELD_NUMBER: _builtins.int
+    TXNID_LEAST_BITS_OF_LOW_WATERMARK_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     txnid_least_bits: _builtins.int
     txnid_most_bits: _builtins.int
     error: Global___ServerError.ValueType
     message: _builtins.str
+    txnid_least_bits_of_next: _builtins.int
+    """Ours, beside TransactionNotFound: the first number that the coordinator has not given yet, and its low watermark (2^64-1: none)."""
+    txnid_least_bits_of_low_watermark: _builtins.int
     def __init__(
         self,
         *,
@@ -2165,10 +2170,12 @@ class CommandAddPartitionToTxnResponse(_message.Message):
         txnid_most_bits: _builtins.int | None = ...,
         error: Global___ServerError.ValueType | None = ...,
         message: _builtins.str | None = ...,
+        txnid_least_bits_of_next: _builtins.int | None = ...,
+        txnid_least_bits_of_low_watermark: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_least_bits_of_low_watermark", b"txnid_least_bits_of_low_watermark", "txnid_least_bits_of_next", b"txnid_least_bits_of_next", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_least_bits_of_low_watermark", b"txnid_least_bits_of_low_watermark", "txnid_least_bits_of_next", b"txnid_least_bits_of_next", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2212,11 +2219,16 @@ class CommandAddSubscriptionToTxnResponse(_message.Message):
     TXNID_MOST_BITS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    TXNID_LEAST_BITS_OF_NEXT_FIELD_NUMBER: _builtins.int
+    TXNID_LEAST_BITS_OF_LOW_WATERMARK_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     txnid_least_bits: _builtins.int
     txnid_most_bits: _builtins.int
     error: Global___ServerError.ValueType
     message: _builtins.str
+    txnid_least_bits_of_next: _builtins.int
+    """Ours, beside TransactionNotFound: the first number that the coordinator has not given yet, and its low watermark (2^64-1: none)."""
+    txnid_least_bits_of_low_watermark: _builtins.int
     def __init__(
         self,
         *,
@@ -2225,10 +2237,12 @@ class CommandAddSubscriptionToTxnResponse(_message.Message):
         txnid_most_bits: _builtins.int | None = ...,
         error: Global___ServerError.ValueType | None = ...,
         message: _builtins.str | None = ...,
+        txnid_least_bits_of_next: _builtins.int | None = ...,
+        txnid_least_bits_of_low_watermark: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_least_bits_of_low_watermark", b"txnid_least_bits_of_low_watermark", "txnid_least_bits_of_next", b"txnid_least_bits_of_next", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message", b"message", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_least_bits_of_low_watermark", b"txnid_least_bits_of_low_watermark", "txnid_least_bits_of_next", b"txnid_least_bits_of_next", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

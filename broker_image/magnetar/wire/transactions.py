@@ -19,10 +19,12 @@ Type = api.BaseCommand.Type
 
 
 class Refusal(NamedTuple):
-    """Why a request failed."""
+    """Why a request failed. Of a transaction that is not known: the first number that has not begun (None: not told), and the floor."""
 
     code: WireCode
     message: str
+    next_least: int | None = None
+    floor: int = 0
 
 
 R = TypeVar(
@@ -34,6 +36,10 @@ R = TypeVar(
     api.CommandEndTxnOnPartitionResponse,
     api.CommandEndTxnOnSubscriptionResponse,
 )
+
+
+TELLS_NUMBERS = (api.CommandAddPartitionToTxnResponse, api.CommandAddSubscriptionToTxnResponse)
+"""By these participants ask after transactions."""
 
 
 def new_txn_response(request_id: int, outcome: TxnId | Refusal) -> bytes:
@@ -86,4 +92,7 @@ def _answer(body: R, *parts: TxnId | Refusal | None) -> R:
             body.txnid_most_bits, body.txnid_least_bits = part
         elif part is not None:
             body.error, body.message = api.ServerError.ValueType(int(part.code)), part.message
+            if part.next_least is not None and isinstance(body, TELLS_NUMBERS):
+                body.txnid_least_bits_of_next = part.next_least
+                body.txnid_least_bits_of_low_watermark = (part.floor - 1) % (1 << 64)
     return body

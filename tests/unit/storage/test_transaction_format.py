@@ -33,6 +33,8 @@ from magnetar.transactions.participant_records import (
     PendingState,
     Span,
     TranslationState,
+    Unbegun,
+    UnbegunAcks,
 )
 
 TXN = TxnId(3, 9)
@@ -76,6 +78,18 @@ GOLDEN: list[tuple[Change, str, str]] = [
         "060000003f0000000500000000000000030000000000000009000000000000000700000000000000060012000100000000000000"
         "70657273697374656e743a2f2f612f622f6373",
     ),
+    (
+        Unbegun(TXN, (14, 4)),
+        "",
+        "060000004e0000000500000000000000030000000000000009000000000000000000000000000000070012000000000002000000"
+        "70657273697374656e743a2f2f612f622f630e000000000000000400000000000000",
+    ),
+    (
+        UnbegunAcks(TXN),
+        "s",
+        "060000003f0000000500000000000000030000000000000009000000000000000000000000000000080012000100000000000000"
+        "70657273697374656e743a2f2f612f622f6373",
+    ),
 ]
 
 
@@ -115,13 +129,13 @@ ENDS = st.builds(EndAcks, TXNS, U64, st.just(Outcome.COMMITTED), RANGES, PARTIAL
 )
 
 
-@given(APPENDS | st.builds(Commit, TXNS, U64, PLACES, RANGES, I64) | st.builds(Abort, TXNS, U64))
+@given(APPENDS | st.builds(Commit, TXNS, U64, PLACES, RANGES, I64) | st.builds(Abort, TXNS, U64) | st.builds(Unbegun, TXNS, PLACES))
 def test_changes_of_buffers_come_back(change: Change) -> None:
     [(_, record)] = decode_records(memoryview(encoded(change, "")))
     assert record == TransactionRecord(5, "persistent://a/b/c", change)
 
 
-@given(PENDING | ENDS, TEXT)
+@given(PENDING | ENDS | st.builds(UnbegunAcks, TXNS), TEXT)
 def test_changes_of_subscriptions_come_back(change: Change, subscription: str) -> None:
     [(_, record)] = decode_records(memoryview(encoded(change, subscription)))
     assert record == TransactionRecord(5, "persistent://a/b/c", change, subscription)

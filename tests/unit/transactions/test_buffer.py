@@ -8,8 +8,10 @@ import pytest
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.transactions import open_parts
-from magnetar.transactions.buffer import BufferLimits, Judgement, OpenTransaction, TransactionBuffer, Verdict, is_sidecar
+from magnetar.transactions.buffer import TransactionBuffer, is_sidecar
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.judgement import BufferLimits, Judgement, Verdict
+from magnetar.transactions.open_parts import OpenTransaction
 from magnetar.transactions.participant_records import NO_SEQUENCE, NOWHERE, Abort, Append, BufferChange, Commit
 from magnetar.transactions.translations import Translated
 
@@ -184,7 +186,7 @@ def test_orphans_and_transactions_that_are_open_for_long() -> None:
     send(buffer, FIRST, 0)
     send(buffer, THIRD, 0, 2)
     assert list(buffer.open_transactions()) == [OpenTransaction(FIRST, 1000, 1, 10), OpenTransaction(THIRD, 1000, 2, 10)]
-    assert [buffer.to_inquire(now) for now in (1499, 1500, 1999, 2000)] == [[], [FIRST, THIRD], [], [FIRST, THIRD]]
+    assert [buffer.to_inquire(now, 9) for now in (1499, 1500, 1999, 2000)] == [[], [FIRST, THIRD], [], [FIRST, THIRD]]
     assert buffer.orphans() == []
     commit(buffer, SECOND, 0, floor=2)
     assert buffer.orphans() == [FIRST]
@@ -286,3 +288,38 @@ def test_commits_below_the_floor_are_forgotten_and_others_are_not() -> None:
     send(buffer, TxnId(0, 10), 10)
     commit(buffer, TxnId(0, 10), 6, floor=6)
     assert [found.txn for found in buffer.to_state().committed] == [TxnId(0, 9), TxnId(0, 7), TxnId(1, 2), TxnId(0, 10)]
+
+
+def test_invented_ids_leave_nothing_however_many_there_are() -> None:
+    """Each was open until its coordinator said that it has not begun; neither fences nor receipts nor numbers of open ones are kept."""
+    buffer = TransactionBuffer(TOPIC, 7, limits=BufferLimits(inquire_ms=0))
+    wide = 1_000
+    for first in range(0, 10_000, wide):
+        for number in range(first, first + wide):
+            send(buffer, TxnId(number % 16, 3 * number), 0)
+        for txn in buffer.to_inquire(2000, wide):
+            change = buffer.unbegun(txn)
+            assert change is not None
+            buffer.confirm(change)
+    assert not buffer.has_open
+    state = buffer.to_state()
+    assert (state.open, state.fences, state.translations) == ((), (), ())
+    assert not any(buffer.waits((14, entry)) for entry in range(10_000))
+
+
+def test_ended_transactions_that_are_remembered_are_bounded() -> None:
+    """At the bound none of that coordinator begins to send here; what is open goes on and ends, and once the floor rises others begin."""
+    buffer = TransactionBuffer(TOPIC, 7, limits=BufferLimits(fences_max=3))
+    open_one = TxnId(0, 1)
+    send(buffer, open_one, 0)
+    for number in (2, 4, 6):
+        abort(buffer, TxnId(0, number))
+    with pytest.raises(NotAllowed, match="3 runs of ended transactions of coordinator 0"):
+        buffer.judge(TxnId(0, 8), "p", 0)
+    with pytest.raises(NotAllowed, match="ABORTED"):
+        buffer.judge(TxnId(0, 4), "p", 0)
+    assert buffer.judge(TxnId(1, 0), "p", 0) == Judgement(Verdict.NEW)
+    assert buffer.judge(open_one, "p", 1) == Judgement(Verdict.NEW)
+    abort(buffer, TxnId(0, 10))
+    commit(buffer, open_one, 0, floor=6)
+    assert buffer.judge(TxnId(0, 8), "p", 0) == Judgement(Verdict.NEW)

@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from magnetar.errors import InvalidTxnStatus, NotAllowed
 from magnetar.storage.transaction_format import participant_document, participant_state
-from magnetar.transactions.buffer import BufferLimits, Judgement, TransactionBuffer, Verdict
+from magnetar.transactions.buffer import TransactionBuffer
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.judgement import BufferLimits, Judgement, Verdict
 from magnetar.transactions.participant_records import (
     NOWHERE,
     Append,
@@ -23,6 +24,7 @@ from magnetar.transactions.participant_records import (
     Outcome,
     ParticipantState,
     Place,
+    Unbegun,
 )
 from magnetar.transactions.translations import Translated
 
@@ -59,6 +61,12 @@ class Reading:
             self.open.setdefault(change.txn, []).extend(entries)
             self.highest[change.txn, change.producer] = (change.highest, entries[-1])
             self.meaning |= {entry: Translated(change.send_point, False) for entry in entries}
+        elif isinstance(change, Unbegun):
+            entries = self.open.pop(change.txn)
+            assert entries[-1] == change.last, "all that was there, and nothing that came later"
+            for entry in entries:
+                del self.meaning[entry]
+            self.highest = {known: found for known, found in self.highest.items() if known[0] != change.txn}
         else:
             entries = self.open.pop(change.txn, [])
             self.outcomes[change.txn] = Outcome.COMMITTED if isinstance(change, Commit) else Outcome.ABORTED
@@ -95,6 +103,7 @@ class BufferCourse(RuleBasedStateMachine):
         self.log: list[BufferChange | Trimmed] = []
         self.durable = 0
         self.reading, self.confirmed = Reading(), Reading()
+        self.asked_ms = 0
         self.partition = 0  # entries in this term's ledger
         self.checkpoints: list[tuple[int, BufferState]] = [(0, self.buffer.to_state())]
 
@@ -170,6 +179,25 @@ class BufferCourse(RuleBasedStateMachine):
             self.partition += count
             self.write(self.buffer.commit(txn, marker, floor, 50))
 
+    @rule(number=NUMBERS, again=st.sampled_from(("nothing", "nothing", "a repetition", "more")))
+    def not_begun(self, number: tuple[int, int], again: str) -> None:
+        """The coordinator is asked, and says so; what came while it was asked may be a transaction's that has begun since."""
+        txn = self.transaction(number)
+        self.asked_ms += 1 << 40
+        due = self.buffer.to_inquire(self.asked_ms, 1 << 10)
+        on_its_way = any(not isinstance(change, Trimmed) and change.txn == txn for change in self.log[self.durable :])
+        expected = txn in due and not on_its_way
+        assert set(due) <= self.confirmed.open.keys() & self.reading.open.keys()
+        if again != "nothing" and expected:
+            producer = next(name for named, name in self.reading.highest if named == txn)
+            self.send((txn.most, txn.least - self.reading.floors.get(txn.most, 0) + 1), producer, int(again == "more"), 1)
+            expected = False
+        change = self.buffer.unbegun(txn)
+        assert (change is not None) == expected
+        if change is not None:
+            assert self.buffer.unbegun(txn) is None
+            self.write(change)
+
     @rule(back=st.integers(0, 4))
     def trim(self, back: int) -> None:
         if self.partition:
@@ -215,13 +243,13 @@ class BufferCourse(RuleBasedStateMachine):
             for least in range(self.reading.floors.get(most, 0) + 4):
                 assert self.buffer.is_open(TxnId(most, least)) == (TxnId(most, least) in self.reading.open)
         orphans = [txn for txn in self.confirmed.open if txn in self.reading.open and txn.least < self.reading.floor(txn)]
-        assert self.buffer.orphans() == orphans
+        assert sorted(self.buffer.orphans()) == sorted(orphans)
 
     @invariant()
     def entries_wait_for_the_durable_end_of_their_transaction(self) -> None:
         sent = [change for change in self.log if isinstance(change, Append) and change.txn not in self.confirmed.outcomes]
         waiting = {(change.first[0], change.first[1] + at) for change in sent for at in range(change.count)}
-        assert {entry for entry in self.reading.meaning if self.buffer.waits(entry)} == waiting
+        assert {entry for entry in self.reading.meaning if self.buffer.waits(entry)} == waiting & self.reading.meaning.keys()
 
     @invariant()
     def every_receipt_translates(self) -> None:

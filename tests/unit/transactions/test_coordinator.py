@@ -149,6 +149,19 @@ def test_what_never_began_is_not_found() -> None:
         assert isinstance(refusal(found.handle(event)), TransactionNotFound)
 
 
+def test_who_asks_after_what_is_not_known_hears_whether_it_has_begun() -> None:
+    """The next number, and the floor below which all has ended everywhere: what is below the next one and not known has ended."""
+    found = core(outcome_kept_ms=10)
+    gone, live = begin(found, timeout_ms=1), begin(found, timeout_ms=MINUTE)
+    end(found, gone, ABORT)
+    found.handle(Ticked(11))
+    for least in (gone, live + 1, (1 << 64) - 1):
+        error = refusal(found.handle(JoinRequested("r", least, (A,), ANYBODY)))
+        assert isinstance(error, TransactionNotFound)
+        assert (error.next_least, error.floor) == (live + 1, live)
+        assert ("has not begun" in str(error)) == (least > live)
+
+
 def test_outcomes_are_forgotten_after_the_longer_of_timeout_and_retention() -> None:
     """The same END_TXN succeeds until then, and is not found afterwards."""
     found = core(outcome_kept_ms=1000)

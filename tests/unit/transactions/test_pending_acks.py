@@ -14,7 +14,7 @@ from magnetar.topics.ledgers import EARLIEST, Position
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck
+from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, UnbegunAcks
 from magnetar.transactions.pending_acks import (
     HELD_MAX,
     MESSAGES_PER_SHARE,
@@ -274,15 +274,41 @@ def test_long_held_transactions_are_asked_about_again_and_again() -> None:
     """From the first look on, at intervals; one that has ended is not asked about, and begins anew if it comes back."""
     _, _, pending = stage(limits=PendingLimits(inquire_ms=100))
     pending.acknowledge(A, "c", [(0, 1)])
-    assert pending.to_inquire(1_000) == []
+    assert pending.to_inquire(1_000, 9) == []
     pending.acknowledge(B, "c", [(1, 2)])
-    assert pending.to_inquire(1_060) == []
-    assert pending.to_inquire(1_100) == [A]
-    assert pending.to_inquire(1_199) == [B]
+    assert pending.to_inquire(1_060, 9) == []
+    assert pending.to_inquire(1_100, 9) == [A]
+    assert pending.to_inquire(1_199, 9) == [B]
     pending.end(B, ABORT, 0)
-    assert pending.to_inquire(1_400) == [A]
+    assert pending.to_inquire(1_400, 9) == [A]
     assert held_by(pending, A) == PendingAck(A, ((15, 0, 0),))
     assert held_by(pending, B) is None
+
+
+def test_ended_transactions_that_are_remembered_are_bounded() -> None:
+    """At the bound none begins to acknowledge here; what is held is ended as ever, and once the floor rises others begin."""
+    _, _, pending = stage(limits=PendingLimits(fences_max=2))
+    pending.acknowledge(TxnId(0, 1), "c", [(0, 1)])
+    for number in (2, 4):
+        pending.end(TxnId(0, number), ABORT, 0)
+    with pytest.raises(NotAllowed, match="2 runs of ended transactions of coordinator 0"):
+        pending.acknowledge(TxnId(0, 8), "c", [(1, 2)])
+    assert pending.acknowledge(TxnId(0, 1), "c", [(1, 2)])[0] is not None
+    pending.end(TxnId(0, 1), COMMIT, 3)
+    assert pending.acknowledge(TxnId(0, 8), "c", [(2, 3)])[0] is not None
+
+
+def test_what_is_acknowledged_again_meanwhile_is_not_void() -> None:
+    """It may be a transaction's that has begun since its coordinator was asked: it was told that it holds these."""
+    _, _, pending = stage(limits=PendingLimits(inquire_ms=0))
+    pending.acknowledge(A, "c", [(0, 1)])
+    assert pending.unbegun(A) == (None, False), "nobody has been asked"
+    assert pending.to_inquire(0, 9) == [A]
+    assert pending.acknowledge(A, "c", [(0, 1)]) == (None, False)
+    assert pending.unbegun(A) == (None, False)
+    assert pending.to_inquire(1, 9) == [A]
+    assert pending.unbegun(A)[0] == UnbegunAcks(A)
+    assert pending.acknowledge(A, "c", [(0, 1)])[0] is not None
 
 
 def test_what_is_trimmed_is_gone_whoever_held_it() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 
 import pytest
 
@@ -32,12 +33,13 @@ class Transactional(Course):
         self.bits: dict[TxnId, dict[int, int]] = {txn: {} for txn in self.whole}
         self.log: list[CursorDelta | PendingChange | tuple[CursorDelta, PendingState]] = []
         self.checkpoint = 0
-        self.conflicts = self.commits = self.aborts = 0
+        self.conflicts = self.commits = self.aborts = self.voided = self.asked_ms = 0
         self.events += [
             (14, self.acknowledge_in_transaction),
             (10, self.acknowledge_partly_in_transaction),
             (3, self.acknowledge_cumulatively_in_transaction),
             (10, self.end_transaction),
+            (2, self.void_transaction),
         ]
 
     # --- what is hidden ---------------------------------------------------------------------------------------------------------
@@ -224,6 +226,27 @@ class Transactional(Course):
             if self.left_of(ordinal):
                 self.returned(ordinal)
 
+    def void_transaction(self) -> None:
+        """The coordinator was asked, and says that it has not begun: as an abort, and another one may begin under the id."""
+        txn = self.random.choice(list(self.whole))
+        asked = False
+        for _ in range(2):  # the first look only finds them
+            self.asked_ms += 1 << 40
+            asked = txn in self.pending.to_inquire(self.asked_ms, 1 << 10)
+        assert asked == bool(self.whole[txn] or self.bits[txn])
+        change, _ = self.pending.unbegun(txn)
+        assert (change is not None) == asked
+        if change is None:
+            return
+        self.log.append(change)
+        assert self.pending.unbegun(txn) == (None, False)
+        self.voided += 1
+        whole, bits = self.whole[txn], self.bits[txn]
+        self.whole[txn], self.bits[txn] = set(), {}
+        for ordinal in sorted(whole | set(bits)):
+            if self.left_of(ordinal):
+                self.returned(ordinal)
+
     def durable_with_commit(self, whole: set[int], bits: dict[int, int]) -> None:
         """What a commit acknowledges is durable with its record, whether or not the cursor has been written since."""
         acknowledged, masks = self.durable
@@ -279,8 +302,13 @@ class Transactional(Course):
         self.write_log()
         live, state, pending = self.subscription, self.subscription.to_state(), self.pending.to_state()
         self.subscription = self.new_subscription()
-        again = self.replayed(self.random.randint(0, self.checkpoint))
-        assert (self.subscription.to_state(), again.to_state()) == (state, pending)
+        again = self.replayed(self.random.randint(0, self.checkpoint)).to_state()
+        by_id = attrgetter("txn")  # one that was void, and is used again, may change places
+        assert (self.subscription.to_state(), sorted(again.pending, key=by_id), again.fences) == (
+            state,
+            sorted(pending.pending, key=by_id),
+            pending.fences,
+        )
         self.subscription = live
 
     def check_everything_is_delivered(self) -> None:

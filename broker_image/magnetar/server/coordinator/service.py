@@ -22,6 +22,7 @@ from magnetar.errors import (
     NotAllowed,
     TopicNotFound,
     TransactionCoordinatorNotFound,
+    TransactionNotFound,
 )
 from magnetar.names import TopicName
 from magnetar.server.connection import Connection
@@ -104,9 +105,14 @@ class CoordinatorService:
             with self._metrics.request_s.labels(commands.FIELD_OF_TYPE[kind]).time():
                 answer = await self._handlers[kind](found, connection, body)
         except MagnetarError as error:
-            log.info("transaction.refused", command=commands.FIELD_OF_TYPE[kind], peer=connection.peer, error=str(error))
+            asked_after = isinstance(error, TransactionNotFound)  # by participants, many at once: they tell what they heard
+            tell = log.debug if asked_after else log.info
+            tell("transaction.refused", command=commands.FIELD_OF_TYPE[kind], peer=connection.peer, error=str(error))
             self._count(kind, "refused")
-            connection.queue(_refusal(kind, body, Refusal(error.wire_code, str(error))))
+            refusal = Refusal(error.wire_code, str(error))
+            if isinstance(error, TransactionNotFound):
+                refusal = refusal._replace(next_least=error.next_least, floor=error.floor)
+            connection.queue(_refusal(kind, body, refusal))
         else:
             self._count(kind, "done")
             connection.queue(answer)

@@ -15,7 +15,7 @@ import structlog
 from magnetar.errors import InvalidTxnStatus, ServiceNotReady, StorageError
 from magnetar.storage.log_format import encode_transaction
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.participant_records import NOWHERE, Abort, Commit
+from magnetar.transactions.participant_records import NOWHERE, Abort, Commit, Unbegun
 from magnetar.transactions.records import Action
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
     aborted. Raises InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
     """
     _check(topic)
-    buffer = topic.used_with_transactions().buffer
     try:
         if action is Action.COMMIT:
             _commit(topic, txn, floor)
@@ -41,21 +40,41 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
         await topic.context.log.barrier()  # the coordinator believes that the other end is for good
         raise
     await topic.context.log.barrier()
+    abort_orphans(topic)
+
+
+def abort_orphans(topic: TopicHost) -> None:
+    """What is open here below its coordinator's floor was never registered there: nobody ends it but we."""
     if topic.frozen:
         return
-    for orphan in buffer.orphans():
+    for orphan in topic.used_with_transactions().buffer.orphans():
         log.info("transaction.orphan_aborted", topic=str(topic.name), txn=str(orphan))
-        abort_forgotten(topic, orphan)
+        abort_forgotten(topic, orphan, 0)
 
 
-def abort_forgotten(topic: TopicHost, txn: TxnId) -> None:
+def abort_forgotten(topic: TopicHost, txn: TxnId, floor: int) -> None:
     """Nobody will tell how the transaction ended, and it is open here: it did not commit. Later, if nothing can be written now."""
+    if _may_write(topic) and topic.used_with_transactions().buffer.is_open(txn):
+        _abort(topic, txn, floor)
+
+
+def void_unbegun(topic: TopicHost, txn: TxnId) -> bool:
+    """The coordinator was asked, and says that the transaction has not begun: what was sent here in its name is void, and no fence stays.
+
+    False, for now, if nothing can be written, or something was sent since it was to be asked.
+    """
+    change = topic.used_with_transactions().buffer.unbegun(txn) if _may_write(topic) else None
+    if change is not None:
+        _write(topic, change)
+    return change is not None
+
+
+def _may_write(topic: TopicHost) -> bool:
     try:
         _check(topic)
     except (ServiceNotReady, StorageError):
-        return
-    if topic.used_with_transactions().buffer.is_open(txn):
-        _abort(topic, txn, 0)
+        return False
+    return True
 
 
 def _check(topic: TopicHost) -> None:
@@ -81,14 +100,14 @@ def _abort(topic: TopicHost, txn: TxnId, floor: int) -> None:
         _write(topic, change)
 
 
-def _write(topic: TopicHost, change: Commit | Abort) -> None:
+def _write(topic: TopicHost, change: Commit | Abort | Unbegun) -> None:
     encoded = encode_transaction(epoch=topic.bundle.epoch, topic=str(topic.name), change=change)
     topic.bundle.append(encoded, lambda _place: _durable(topic, change))
 
 
-def _durable(topic: TopicHost, change: Commit | Abort) -> None:
+def _durable(topic: TopicHost, change: Commit | Abort | Unbegun) -> None:
     used = topic.used_with_transactions()
-    if isinstance(change, Abort):
+    if isinstance(change, Abort | Unbegun):
         spans = used.buffer.durable_spans(change.txn)
         used.buffer.confirm(change)
         for run in used.forget(spans):

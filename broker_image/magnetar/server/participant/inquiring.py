@@ -4,19 +4,22 @@ Owns: `Inquiries`: a transaction that its client never registered here, or lost 
 Imports: client (connections), metadata, wire, server siblings. Source: DESIGN 8 (participant watchdog).
 The question is ADD_PARTITION_TO_TXN or ADD_SUBSCRIPTION_TO_TXN: an open transaction has the topic or subscription as a participant then, if it had
 not, and its end will be told here.
-Invariants: only "not found" aborts: a coordinator forgets a transaction when all its participants have carried out the end, and this one has not;
-of one that is ending, or has ended a short time ago, it is waited for that; whatever cannot be asked now is asked later.
+Invariants: only "not found" ends what is here. Of a transaction that has begun it means aborted: a coordinator forgets it when all its participants
+have carried out the end, and this one has not. Of one that has not begun it means that nothing here is its own: that is void, and no fence stays,
+for a transaction may yet begin under the id; what came since the question was due keeps it for the next one. Of one that is ending, or has ended a
+short time ago, the end is waited for; whatever cannot be asked now is asked later. A round is bounded, and shared fairly by topics.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
 
 import structlog
 
 from magnetar.client.connection import Credentials
-from magnetar.client.failures import failure_of
 from magnetar.client.pool import Pool
 from magnetar.errors import InvalidTxnStatus, MagnetarError, TransactionCoordinatorNotFound, TransactionNotFound
 from magnetar.metadata import keys
@@ -25,14 +28,29 @@ from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.context import BrokerContext
 from magnetar.server.coordinator.discovery import FIRST
 from magnetar.server.ownership import Ownership
-from magnetar.server.participant.committing import abort_forgotten
+from magnetar.server.participant.committing import abort_forgotten, abort_orphans, void_unbegun
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.topic_host import TopicHost
+from magnetar.transactions.buffer import TransactionBuffer
 from magnetar.transactions.ids import TxnId
-from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.transactions.pending_acks import PendingAcks
 from magnetar.wire import requests
 
 log = structlog.get_logger(__name__)
+
+
+ASKED_PER_ROUND_MAX = 1_000
+ASKED_AT_ONCE_MAX = 32
+ROUND_S_MAX = 5.0
+"""No further question is asked in a round after it."""
+
+
+class _Question(NamedTuple):
+    """About a transaction of the topic itself (subscription "") or of one of its subscriptions."""
+
+    topic: TopicHost
+    subscription: str
+    txn: TxnId
 
 
 class Inquiries:
@@ -41,6 +59,7 @@ class Inquiries:
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
         self._context, self._ownership = context, ownership
         self._pool: Pool | None = None
+        self._turn = 0
 
     async def close(self) -> None:
         """Close what connections there are."""
@@ -48,54 +67,63 @@ class Inquiries:
             await self._pool.close()
 
     async def look(self) -> None:
-        """Ask about what has become due; a coordinator that does not answer once is asked nothing more this time."""
-        deaf: set[int] = set()
-        for topic in list(self._topics()):
-            for subscription, txn in self._due(topic):
-                if txn.most not in deaf and not await self._inquire(topic, subscription, txn):
-                    deaf.add(txn.most)
+        """Ask about what has become due, as far as one round goes."""
+        questions = deque(self._due())
+        if questions:
+            await _Round(self._context, self._answer, questions).ask()
 
-    def _topics(self) -> Iterator[TopicHost]:
+    def _due(self) -> Iterator[_Question]:
+        """At most ASKED_PER_ROUND_MAX, shared evenly among topics and subscriptions; whoever had no turn is first next time."""
+        parts = list(self._parts())
+        now_ms, left = self._context.clock.wall_ms(), ASKED_PER_ROUND_MAX
+        start = self._turn % len(parts) if parts else 0
+        parts = parts[start:] + parts[:start]
+        self._turn = start + min(left, len(parts))
+        while left and parts:
+            share, more = max(1, left // len(parts)), []
+            for topic, name, part in parts:
+                due = part.to_inquire(now_ms, min(share, left))
+                yield from (_Question(topic, name, txn) for txn in due)
+                left -= len(due)
+                if len(due) == share:
+                    more.append((topic, name, part))
+            parts = more
+
+    def _parts(self) -> Iterator[tuple[TopicHost, str, TransactionBuffer | PendingAcks]]:
         for owned in self._ownership.owned.values():
-            yield from (topic for topic in owned.topics.values() if topic.transactions is not None and not topic.frozen)
+            for topic in owned.topics.values():
+                if (used := topic.transactions) is not None and not topic.frozen:
+                    yield topic, "", used.buffer
+                    yield from ((topic, name, pending) for name, pending in used.pending.items())
 
-    def _due(self, topic: TopicHost) -> list[tuple[str, TxnId]]:
-        """Transactions of the topic ("") and of its subscriptions."""
-        used, now_ms = topic.transactions, self._context.clock.wall_ms()
-        if used is None:
-            return []
-        return [
-            *(("", txn) for txn in used.buffer.to_inquire(now_ms)),
-            *((name, txn) for name, pending in used.pending.items() for txn in pending.to_inquire(now_ms)),
-        ]
-
-    async def _inquire(self, topic: TopicHost, subscription: str, txn: TxnId) -> bool:
-        """Whether its coordinator has answered."""
-        about = {"topic": str(topic.name), "subscription": subscription, "txn": str(txn)}
+    async def _answer(self, question: _Question, holders: dict[int, CoordinatorClaimRecord]) -> str:
+        """Ask, and carry out what follows; one of `_Round.told`. Raises MagnetarError, OSError if there is no answer."""
+        topic, subscription, txn = question
         try:
             async with asyncio.timeout(self._context.settings.transaction_participant_timeout_s):
-                await self._ask(str(topic.name), subscription, txn)
-            log.info("transaction.open_for_long", **about)
-        except TransactionNotFound:
-            log.warning("transaction.forgotten_aborted", **about)
-            self._abort(topic, subscription, txn)
-        except InvalidTxnStatus as error:
-            log.info("transaction.open_for_long", **about, answer=str(error))
-        except (MagnetarError, OSError) as error:
-            log.warning("transaction.inquiry_failed", **about, error=str(error))
-            return False
-        return True
+                if txn.most not in holders:
+                    holders[txn.most] = await self._holder(txn.most)
+                await self._ask(holders[txn.most], str(topic.name), subscription, txn)
+        except InvalidTxnStatus:
+            return "ending"
+        except TransactionNotFound as error:
+            host = topic.subscriptions.get(subscription) if subscription else None
+            if subscription and host is None:
+                return "gone"
+            if error.next_least is not None and txn.least >= error.next_least:
+                voided = SubscriptionTransactions(host).void_unbegun(txn) if host is not None else void_unbegun(topic, txn)
+                return "unbegun" if voided else "open"
+            if host is not None:
+                SubscriptionTransactions(host).abort_forgotten(txn, error.floor)
+                SubscriptionTransactions(host).abort_orphans()
+            else:
+                abort_forgotten(topic, txn, error.floor)
+                abort_orphans(topic)
+            return "forgotten"
+        return "open"
 
-    @staticmethod
-    def _abort(topic: TopicHost, subscription: str, txn: TxnId) -> None:
-        if not subscription:
-            abort_forgotten(topic, txn)
-        elif (host := topic.subscriptions.get(subscription)) is not None:
-            SubscriptionTransactions(host).abort_forgotten(txn)
-
-    async def _ask(self, topic: str, subscription: str, txn: TxnId) -> None:
-        """Raises what its coordinator says, TransactionCoordinatorNotFound if there is none now."""
-        claim = await self._holder(txn.most)
+    async def _ask(self, claim: CoordinatorClaimRecord, topic: str, subscription: str, txn: TxnId) -> None:
+        """Raises what its coordinator says."""
         door = self._context.tls
         url = claim.service_url_tls if door is not None and claim.service_url_tls else claim.service_url
         pool = self._pool
@@ -104,15 +132,10 @@ class Inquiries:
             pool = self._pool = Pool(self._context.network, url, self._credentials(), timeout_s)
         pool.begin_at(url, door.to_peers() if door is not None else None)
         connection, number = await pool.get(pool.assigned(url, False)), pool.next_request_id()
-        body: api.CommandAddPartitionToTxnResponse | api.CommandAddSubscriptionToTxnResponse
         if subscription:
-            answer = await connection.request(number, requests.add_subscription_to_txn(number, txn, topic, subscription))
-            body = answer.add_subscription_to_txn_response
+            await connection.request(number, requests.add_subscription_to_txn(number, txn, topic, subscription))
         else:
-            answer = await connection.request(number, requests.add_partitions_to_txn(number, txn, [topic]))
-            body = answer.add_partition_to_txn_response
-        if body.HasField("error"):
-            raise failure_of(body.error, body.message)
+            await connection.request(number, requests.add_partitions_to_txn(number, txn, [topic]))
 
     async def _holder(self, tcid: int) -> CoordinatorClaimRecord:
         """Who answers for a number: its holder, or the first coordinator.
@@ -123,7 +146,7 @@ class Inquiries:
         item = await store.get(keys.coordinator_claim(tcid))
         if item is None:
             if await store.get(keys.coordinator(tcid)) is None:
-                raise TransactionNotFound(f"there has never been a transaction coordinator {tcid}")
+                raise TransactionNotFound(f"there has never been a transaction coordinator {tcid}", next_least=0)
             item = await store.get(keys.coordinator_claim(FIRST))
         if item is not None:
             return CoordinatorClaimRecord.decode(item.value)
@@ -134,3 +157,54 @@ class Inquiries:
         if security is None:
             return Credentials()
         return Credentials(INTERNAL_METHOD, lambda: security.internal_token().encode())
+
+
+class _Round:
+    """Questions, so many at once; a coordinator that does not answer once is asked nothing more."""
+
+    told = "open", "ending", "forgotten", "unbegun", "gone", "unanswered"
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        answer: Callable[[_Question, dict[int, CoordinatorClaimRecord]], Awaitable[str]],
+        questions: deque[_Question],
+    ) -> None:
+        self._clock, self._answer, self._questions = context.clock, answer, questions
+        self._until = context.clock.monotonic() + ROUND_S_MAX
+        self._holders: dict[int, CoordinatorClaimRecord] = {}
+        self._deaf: dict[int, str] = {}
+        self._counts: dict[TopicHost, Counter[str]] = {}
+        self._examples: dict[TopicHost, TxnId] = {}
+
+    async def ask(self) -> None:
+        """Until all are answered, or it is time to stop; one line of the log for each topic."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(ASKED_AT_ONCE_MAX, len(self._questions))):
+                    group.create_task(self._work())
+        finally:
+            for topic, counts in self._counts.items():
+                self._tell(topic, counts)
+
+    async def _work(self) -> None:
+        while self._questions:
+            question = self._questions.popleft()
+            most, told = question.txn.most, "unanswered"
+            if most not in self._deaf and self._clock.monotonic() < self._until:
+                try:
+                    told = await self._answer(question, self._holders)
+                except (MagnetarError, OSError) as error:
+                    self._deaf[most] = repr(error)
+            self._counts.setdefault(question.topic, Counter())[told] += 1
+            if told in ("forgotten", "unbegun", "unanswered"):
+                self._examples[question.topic] = question.txn
+
+    def _tell(self, topic: TopicHost, counts: Counter[str]) -> None:
+        example = self._examples.get(topic)
+        about = {told: counts[told] for told in self.told if counts[told]}
+        if example is None:
+            log.info("transaction.inquired", topic=str(topic.name), **about)
+        else:
+            error = self._deaf.get(example.most, "")
+            log.warning("transaction.inquired", topic=str(topic.name), **about, example=str(example), error=error)

@@ -17,8 +17,8 @@ from magnetar.server.entry_index import Run
 from magnetar.server.publishing import highest_of, is_whole
 from magnetar.storage.log_format import encode_entries, encode_transaction
 from magnetar.storage.places import RecordPlace
-from magnetar.transactions.buffer import Judgement, Verdict
 from magnetar.transactions.ids import TxnId
+from magnetar.transactions.judgement import Judgement, Verdict
 from magnetar.transactions.participant_records import NO_SEQUENCE, Append
 from magnetar.wire import commands
 

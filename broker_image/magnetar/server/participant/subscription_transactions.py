@@ -18,7 +18,7 @@ import structlog
 from magnetar.errors import InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError
 from magnetar.storage.log_format import encode_transaction
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.participant_records import Outcome, PendingChange
+from magnetar.transactions.participant_records import Outcome, PendingAck, PendingChange
 from magnetar.transactions.pending_acks import PendingAcks
 from magnetar.transactions.records import Action
 
@@ -72,7 +72,7 @@ class SubscriptionTransactions:
         self._held(session, change, unblocked, confirmed)
 
     def _held(
-        self, session: ConsumerSession, change: PendingChange | None, unblocked: bool, confirmed: Callable[[], None] | None
+        self, session: ConsumerSession, change: PendingAck | None, unblocked: bool, confirmed: Callable[[], None] | None
     ) -> None:
         if change is not None:
             session.entries_acknowledged += sum(last - first + 1 for _, first, last in change.ranges)
@@ -94,25 +94,43 @@ class SubscriptionTransactions:
         except InvalidTxnStatus:
             await self._host.topic.context.log.barrier()  # the coordinator believes that the other end is for good
             raise
+        self.abort_orphans()
+        await self._host.topic.context.log.barrier()
+
+    def abort_forgotten(self, txn: TxnId, floor: int) -> None:
+        """Nobody will tell how the transaction ended, and it holds something here: it did not commit. Later, if nothing can be written now."""
+        if self._may_write() and self.core.is_open(txn):
+            self._end(txn, Outcome.ABORTED, floor)
+
+    def abort_orphans(self) -> None:
+        """What is held here below its coordinator's floor was never registered there: nobody ends it but we."""
         for orphan in self.core.orphans():
             log.info(
                 "transaction.orphan_released", topic=str(self._host.topic.name), subscription=self._host.core.name, txn=str(orphan)
             )
-            self._check()
-            self._end(orphan, Outcome.ABORTED, 0)  # it may be another coordinator's, left over: the floor is not about that one
-        await self._host.topic.context.log.barrier()
+            self.abort_forgotten(orphan, 0)  # it may be another coordinator's, left over: the floor is not about that one
 
-    def abort_forgotten(self, txn: TxnId) -> None:
-        """Nobody will tell how the transaction ended, and it holds something here: it did not commit. Later, if nothing can be written now."""
+    def void_unbegun(self, txn: TxnId) -> bool:
+        """The coordinator was asked, and says that the transaction has not begun: what is held in its name comes again, and no fence stays.
+
+        False, for now, if nothing can be written, or something was acknowledged since it was to be asked.
+        """
+        change, unblocked = self.core.unbegun(txn) if self._may_write() else (None, False)
+        if change is not None:
+            self._released(change, unblocked)
+        return change is not None
+
+    def _may_write(self) -> bool:
         try:
             self._check()
         except (ServiceNotReady, StorageError):
-            return
-        if self.core.is_open(txn):
-            self._end(txn, Outcome.ABORTED, 0)
+            return False
+        return True
 
     def _end(self, txn: TxnId, outcome: Outcome, floor: int) -> None:
-        change, unblocked = self.core.end(txn, outcome, floor)
+        self._released(*self.core.end(txn, outcome, floor))
+
+    def _released(self, change: PendingChange | None, unblocked: bool) -> None:
         self._write(change, None)
         if unblocked:
             self._host.schedule()

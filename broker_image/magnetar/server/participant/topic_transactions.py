@@ -17,7 +17,8 @@ from magnetar.storage.log_format import EntriesRecord
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.transaction_format import TransactionRecord
 from magnetar.topics.topic import TRIMMED, Topic, position_of_text
-from magnetar.transactions.buffer import BufferLimits, TransactionBuffer
+from magnetar.transactions.buffer import TransactionBuffer
+from magnetar.transactions.judgement import BufferLimits
 from magnetar.transactions.participant_records import (
     Abort,
     Append,
@@ -25,6 +26,7 @@ from magnetar.transactions.participant_records import (
     ParticipantState,
     PendingChange,
     Span,
+    Unbegun,
 )
 from magnetar.transactions.pending_acks import PendingAcks, PendingLimits, held_max_of
 
@@ -120,7 +122,7 @@ class TopicTransactions:
         return linked
 
     def forget(self, spans: tuple[Span, ...]) -> list[Run]:
-        """The entries of a transaction that was aborted are nobody's; their runs, as far as they are known."""
+        """The entries of a transaction that was aborted, or had not begun, are nobody's; their runs, as far as they are known."""
         return [run for span in spans for run in self.sidecar.drop(span[:3])]
 
     # --- replay -----------------------------------------------------------------------------------------------------------------
@@ -142,6 +144,11 @@ class TopicTransactions:
             self.forget(spans)
         elif isinstance(change, Commit):
             self._apply_commit(index, change)
+        elif isinstance(change, Unbegun):
+            spans = self.buffer.durable_spans(change.txn)
+            self.buffer.apply(change)
+            if not self.buffer.durable_spans(change.txn):  # else they are of one that has begun since
+                self.forget(spans)
         else:
             self._apply_pending(record.subscription, change)
 
