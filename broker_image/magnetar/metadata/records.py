@@ -29,6 +29,10 @@ LEFT_OUT = "left out"
 """The listener that every broker has."""
 COORDINATORS_MAX = 16
 """Transaction coordinators of one cluster."""
+REMEMBERED_RECORDS_MAX = 1024
+"""Decoded records that are kept: bundle records, above all, are read again and again by everybody who watches them."""
+REMEMBERED_BYTES_MAX = 4096
+"""Longer ones are decoded each time."""
 
 
 def _optional() -> Any:
@@ -72,17 +76,37 @@ class Record:
     @classmethod
     def decode(cls: type[R], data: bytes) -> R:
         """Parse `data`. Raises StoreError if it is not such a record or its schema is unknown."""
-        try:
-            body = json.loads(data)
-            schema = body.pop("schema")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise StoreError(f"{cls.__name__}: not a record: {data[:80]!r}") from error
-        if schema not in range(1, cls.SCHEMA + 1):
-            raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
-        try:
-            return typing.cast(R, _builder(typing.cast(Any, cls))(body))
-        except (TypeError, ValueError, KeyError) as error:
-            raise StoreError(f"{cls.__name__}: {error}: {data[:200]!r}") from error
+        kind = typing.cast(Any, cls)
+        decode = _remembered if len(data) <= REMEMBERED_BYTES_MAX and _immutable(kind) else _decoded
+        return typing.cast(R, decode(kind, data))
+
+
+def _decoded(cls: Any, data: bytes) -> Any:
+    try:
+        body = json.loads(data)
+        schema = body.pop("schema")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise StoreError(f"{cls.__name__}: not a record: {data[:80]!r}") from error
+    if schema not in range(1, cls.SCHEMA + 1):
+        raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
+    try:
+        return _builder(cls)(body)
+    except (TypeError, ValueError, KeyError) as error:
+        raise StoreError(f"{cls.__name__}: {error}: {data[:200]!r}") from error
+
+
+_remembered = lru_cache(maxsize=REMEMBERED_RECORDS_MAX)(_decoded)
+
+
+@lru_cache(maxsize=512)
+def _immutable(kind: Any) -> bool:
+    """Whether nothing in a value of declared type `kind` can change, so that all who decode the same bytes may have the same one."""
+    if get_origin(kind) in (types.UnionType, typing.Union, tuple):
+        return all(_immutable(argument) for argument in get_args(kind) if argument not in (type(None), Ellipsis))
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return all(_immutable(hints[field.name]) for field in dataclasses.fields(kind))
+    return isinstance(kind, type) and issubclass(kind, str | int | float)
 
 
 def _json(body: dict[str, Any]) -> bytes:

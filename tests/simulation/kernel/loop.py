@@ -30,7 +30,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEPS_MAX = 200_000_000
-INSTANT_STEPS_MAX = 200_000
+LOOK_EVERY_STEPS = 100_000
+"""How often the loop looks whether time passes; between two looks it has to."""
 COLLECT_EVERY_STEPS = 500_000
 RING_EVENTS_MAX = 400
 CANCELLED_TIMERS_SWEPT_FROM = 2_000
@@ -53,34 +54,100 @@ class UnhandledError(SimulationError):
 
 
 class Step(asyncio.TimerHandle):
-    """A scheduled callback of one node. Replaces the fields of asyncio's handle, of which it keeps only the interface."""
+    """A scheduled callback of one node; None once it was cancelled. Replaces the fields of asyncio's handle, of which it keeps only
+    the interface."""
 
-    __slots__ = ("args", "callback", "deadline", "dropped", "home", "node", "run_context")
+    __slots__ = ("args", "callback", "node", "run_context")
 
-    def __init__(self, node: Node, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context) -> None:
+    def __init__(
+        self, node: Node, callback: Callable[..., object] | None, args: tuple[Any, ...], context: contextvars.Context
+    ) -> None:
         self.node = node
         self.callback = callback
         self.args = args
         self.run_context = context
-        self.dropped = False
-        self.deadline = 0.0
-        self.home: SimLoop | None = None
 
     def cancel(self) -> None:
-        if not self.dropped:
-            self.dropped = True
-            self.args = ()
-            if self.home is not None:
-                self.home.timer_cancelled()
+        self.callback, self.args = None, ()
 
     def cancelled(self) -> bool:
-        return self.dropped
+        return self.callback is None
+
+    def __repr__(self) -> str:
+        return f"<Step {self.node.name} {getattr(self.callback, '__qualname__', self.callback)!s}>"
+
+
+class Timer(Step):
+    """A step at the virtual time `deadline`."""
+
+    __slots__ = ("deadline", "home")
+
+    def __init__(
+        self,
+        node: Node,
+        callback: Callable[..., object] | None,
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        deadline: float,
+        home: SimLoop,
+    ) -> None:
+        self.node = node
+        self.callback = callback
+        self.args = args
+        self.run_context = context
+        self.deadline = deadline
+        self.home = home
+
+    def cancel(self) -> None:
+        if self.callback is not None:
+            self.callback, self.args = None, ()
+            self.home.timer_cancelled(self.deadline)
 
     def when(self) -> float:
         return self.deadline
 
-    def __repr__(self) -> str:
-        return f"<Step {self.node.name} {getattr(self.callback, '__qualname__', self.callback)!s}>"
+    def due(self) -> bool:
+        """Whether its time has come, so that it runs now, or as soon as its node does."""
+        return self.deadline <= self.home.time()
+
+
+class Nap:
+    """What a task of `node` awaits until the virtual time `when`, once.
+
+    The timer's step is the task's own: there is no future in between, whose completion would be a step that only wakes another.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_loop", "_node", "_timer", "_wakeup", "_when")
+
+    def __init__(self, loop: SimLoop, node: Node, when: float) -> None:
+        self._loop, self._node, self._when = loop, node, when
+        self._asyncio_future_blocking = self._cancelled = False
+
+    def __await__(self) -> Generator[Nap, None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    # What a task asks of that which it awaits.
+
+    def get_loop(self) -> SimLoop:
+        return self._loop
+
+    def add_done_callback(self, wakeup: Callable[[Nap], object], *, context: contextvars.Context) -> None:
+        self._wakeup = wakeup, context
+        self._timer = self._loop.timer(self._node, self._when, wakeup, (self,), context)
+
+    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
+        if self._cancelled or self._timer.due():
+            return False
+        self._cancelled = True
+        self._timer.cancel()
+        wakeup, context = self._wakeup
+        self._loop.call_soon(wakeup, self, context=context)
+        return True
+
+    def result(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -96,14 +163,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._now = 0.0
         self._random = random.Random(f"{seed}/order")
         self._runnable: list[Node] = []
-        self._timers: list[tuple[float, int, Step]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self._timer_number = 0
         self._timers_cancelled = 0
+        self._looked_at = -1.0
         self._nodes = 0
         self._failure: UnhandledError | None = None
         self._closed = False
         self._generators: dict[int, Node] = {}
         self.kernel = self.new_node("kernel")
+        self._idle = Step(self.kernel, None, (), self.kernel.context)
 
     # --- nodes -----------------------------------------------------------------------------------------------------------------
 
@@ -167,37 +236,44 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
-    ) -> Step:
+    ) -> Timer:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
-    ) -> Step:
+    ) -> Timer:
         if context is None:
             context = contextvars.copy_context()
-        step = Step(context.get(NODE) or self.kernel, callback, args, context)
-        step.deadline, step.home = when, self
-        self._timer_number += 1
-        heapq.heappush(self._timers, (when, self._timer_number, step))
+        return self.timer(context.get(NODE) or self.kernel, when, callback, args, context)
+
+    def timer(
+        self, node: Node, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context
+    ) -> Timer:
+        """Make `callback` a step of `node` in this context, at the virtual time `when`."""
+        step = Timer(node, callback, args, context, when, self)
+        self._timer_number = number = self._timer_number + 1
+        heapq.heappush(self._timers, (when, number, step))
         return step
 
     def post(self, node: Node, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         """Make `callback` a step of `node` now: how the kernel hands something to a process."""
         self._enqueue(Step(node, callback, args, node.context))
 
-    def post_at(self, node: Node, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Step:
+    def post_at(self, node: Node, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Timer:
         """As `post`, at the virtual time `when`."""
-        step = Step(node, callback, args, node.context)
-        step.deadline, step.home = when, self
-        self._timer_number += 1
-        heapq.heappush(self._timers, (when, self._timer_number, step))
+        # As `timer`, which is too often called from here for a call of its own.
+        step = Timer(node, callback, args, node.context, when, self)
+        self._timer_number = number = self._timer_number + 1
+        heapq.heappush(self._timers, (when, number, step))
         return step
 
-    def timer_cancelled(self) -> None:
+    def timer_cancelled(self, deadline: float) -> None:
         """Count a cancelled timer and sweep when they are many: timeouts that are never reached would pile up for minutes."""
+        if deadline <= self._now:
+            return
         self._timers_cancelled += 1
         if self._timers_cancelled > CANCELLED_TIMERS_SWEPT_FROM and self._timers_cancelled * 2 > len(self._timers):
-            self._timers = [entry for entry in self._timers if not entry[2].dropped]
+            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
             heapq.heapify(self._timers)
             self._timers_cancelled = 0
 
@@ -229,33 +305,32 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _run(self, deadline: float, until: Callable[[], bool] | None) -> None:
         chance = self._random.random
         runnable = self._runnable
-        instant = self.steps
         while True:
             if not runnable:
-                if not self._advance(deadline):
+                if (step := self._advance(deadline)) is None:
                     return
-                instant = self.steps
-                continue
-            index = int(chance() * len(runnable)) if len(runnable) > 1 else 0
-            node = runnable[index]
-            ready = node.ready
-            step = ready.popleft()
-            if not ready:
-                runnable[index] = runnable[-1]
-                runnable.pop()
-            if step.dropped:
+                node = step.node
+            else:
+                index = int(chance() * len(runnable)) if len(runnable) > 1 else 0
+                node = runnable[index]
+                ready = node.ready
+                step = ready.popleft()
+                if not ready:
+                    runnable[index] = runnable[-1]
+                    runnable.pop()
+            callback = step.callback
+            if callback is None:
                 continue
             # The hash of numbers is not salted, so it is the same in every process.
             self.trace_hash = hash((self.trace_hash, node.index, self._now))
-            self.steps += 1
+            self.steps = steps = self.steps + 1
             self.running = node
             if self.on_step is not None:
                 self.on_step(node)
                 if not node.alive:
                     continue
-            step.home = None
             try:
-                step.run_context.run(step.callback, *step.args)
+                step.run_context.run(callback, *step.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # as asyncio's own loop does: reported, and it ends the run below
@@ -265,35 +340,43 @@ class SimLoop(asyncio.AbstractEventLoop):
                 raise failure
             if until is not None and until():
                 return
-            if self.steps - instant > INSTANT_STEPS_MAX or self.steps > STEPS_MAX:
-                raise Runaway(f"{self.steps - instant} steps at virtual time {self._now:.6f}, {self.steps} in all; last: {step!r}")
-            if self.steps % COLLECT_EVERY_STEPS == 0:
-                gc.collect()
+            if steps % LOOK_EVERY_STEPS == 0:
+                self._look(step)
 
-    def _advance(self, deadline: float) -> bool:
-        """Jump to the next timer at or before `deadline` and make all timers of that instant ready; False if there is none."""
-        timers = self._timers
-        while timers and timers[0][2].dropped:
-            heapq.heappop(timers)
-            if self._timers_cancelled:
-                self._timers_cancelled -= 1
-        if not timers or timers[0][0] > deadline:
-            self._now = max(self._now, deadline) if deadline != float("inf") else self._now
-            return False
-        if timers[0][0] > self._now:
-            self._now = timers[0][0]
-        now, pop, runnable = self._now, heapq.heappop, self._runnable
-        while timers and timers[0][0] <= now:
-            step = pop(timers)[2]
-            step.home = None
+    def _look(self, step: Step) -> None:
+        """Now and then: collect garbage, and see that the run gets somewhere."""
+        if self._now == self._looked_at or self.steps >= STEPS_MAX:
+            raise Runaway(f"no end after {self.steps} steps, at virtual time {self._now:.6f}; last: {step!r}")
+        self._looked_at = self._now
+        if self.steps % COLLECT_EVERY_STEPS == 0:
+            gc.collect()
+
+    def _advance(self, deadline: float) -> Step | None:
+        """Jump to the next timer at or before `deadline` and take it; None if there is none.
+
+        If it is not the only one of its instant, all of them are made ready, and what is returned does nothing.
+        """
+        timers, pop = self._timers, heapq.heappop
+        while timers and timers[0][0] <= deadline:
+            when, _, step = pop(timers)
             node = step.node
-            # As `_enqueue`, which is too often called from here for a call of its own.
-            if not step.dropped and node.alive:
-                ready = node.ready
-                if not ready and not node.paused:
-                    runnable.append(node)
-                ready.append(step)
-        return True
+            if step.callback is None:
+                if self._timers_cancelled:
+                    self._timers_cancelled -= 1
+            elif node.alive:
+                self._now = now = max(when, self._now)
+                if not node.paused and not (timers and timers[0][0] <= now):
+                    return step
+                self._enqueue(step)
+                while timers and timers[0][0] <= now:
+                    step = pop(timers)[2]
+                    if step.callback is not None:
+                        self._enqueue(step)
+                if self._runnable:
+                    return self._idle
+        if deadline != float("inf"):
+            self._now = max(self._now, deadline)
+        return None
 
     def run_until_complete(  # type: ignore[override]
         self, future: Generator[Any, None, T] | Coroutine[Any, Any, T] | asyncio.Future[T]

@@ -268,12 +268,15 @@ class SimStore:
         if self._closed:
             raise StoreUnavailable("this store client is closed")
         answer: asyncio.Future[T] = loop.create_future()
-        if self._node.alive:
-            timeout = loop.call_later(server.fabric.faults.store_timeout_s, self._give_up, answer)
-            if not self._lost(server.fabric.faults.lost_request_probability):
-                loop.post_at(loop.kernel, loop.time() + server.latency_s(), self._execute, operation, answer)
-            answer.add_done_callback(lambda _: timeout.cancel())
-        return await answer
+        if not self._node.alive:
+            return await answer
+        timeout = loop.call_later(server.fabric.faults.store_timeout_s, self._give_up, answer)
+        if not self._lost(server.fabric.faults.lost_request_probability):
+            loop.post_at(loop.kernel, loop.time() + server.latency_s(), self._execute, operation, answer)
+        try:
+            return await answer
+        finally:
+            timeout.cancel()
 
     def _lost(self, probability: float) -> bool:
         return probability > 0 and self._server.chance.random() < probability

@@ -10,18 +10,19 @@ node's calls never complete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar, TypeVarTuple
 
 from magnetar.errors import Fenced, StorageError
 from magnetar.storage.names import LOG_SUFFIX
 from magnetar.storage.volume import Buffer
 from tests.simulation.kernel.disk import Disk, Inode, Write
 from tests.simulation.kernel.faults import Faults
-from tests.simulation.kernel.loop import SimLoop
+from tests.simulation.kernel.loop import Nap, SimLoop
 from tests.simulation.kernel.node import Node
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 Writes = list[Write]  # named here because `SimVolume.list` hides the builtin inside the class
 
 
@@ -45,13 +46,13 @@ class SimVolume:
     async def create_log(self, name: str, capacity: int, header: bytes) -> SimLogHandle:
         """As `Volume.create_log`. Until it returns, others may find the name with any part of the header."""
         assert len(header) <= capacity, (name, len(header), capacity)
-        return await self.in_thread(self._create_log(_checked(name), capacity, header))
+        return await self.in_thread(self._create_log, _checked(name), capacity, header)
 
     async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
-        return await self.in_thread(self._set_aside(_checked(name), _checked(spare), capacity))
+        return await self.in_thread(self._set_aside, _checked(name), _checked(spare), capacity)
 
     async def create_log_from(self, spare: str, name: str, used: int, header: bytes) -> SimLogHandle:  # noqa: ARG002
-        return await self.in_thread(self._create_log_from(_checked(spare), _checked(name), header))
+        return await self.in_thread(self._create_log_from, _checked(spare), _checked(name), header)
 
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         await self._step()
@@ -64,11 +65,11 @@ class SimVolume:
         return inode.read(offset, length)
 
     async def put_if_absent(self, name: str, data: bytes) -> bool:
-        return await self.in_thread(self._put_if_absent(_checked(name), data))
+        return await self.in_thread(self._put_if_absent, _checked(name), data)
 
     async def make_durable(self, name: str, offset: int, data: Buffer) -> None:
         """As `Volume.make_durable`. Raises FileNotFoundError if there is no such file."""
-        await self.in_thread(self._make_durable(_checked(name), offset, data))
+        await self.in_thread(self._make_durable, _checked(name), offset, data)
 
     async def shrink(self, name: str, length: int) -> None:
         await self._step()
@@ -87,7 +88,7 @@ class SimVolume:
         return found
 
     async def remove(self, name: str) -> bool:
-        return await self.in_thread(self._remove(_checked(name)))
+        return await self.in_thread(self._remove, _checked(name))
 
     async def list(self, prefix: str) -> list[str]:
         await self._step()
@@ -98,22 +99,18 @@ class SimVolume:
 
     # --- system calls ----------------------------------------------------------------------------------------------------------
 
-    async def in_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` so that cancelling the caller does not stop it."""
-        return await asyncio.shield(self._loop.create_task(work))
+    async def in_thread(self, work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
+        """Run `work(*args)` so that cancelling the caller does not stop it."""
+        outcome: asyncio.Future[T] = self._loop.create_future()
+        self._loop.create_task(_carry_out(outcome, work, *args))
+        return await outcome
 
-    async def _step(self) -> None:
+    def _step(self) -> Awaitable[None]:
         """Where the process can be stopped: the next system call comes a little later, in a step of its own."""
         if not self._node.alive:
-            await self._loop.create_future()
-        loop = self._loop
-        woken: asyncio.Future[None] = loop.create_future()
-        # As `asyncio.sleep`, which takes half as long again: there are more of these steps than of any other.
-        timer = loop.post_at(self._node, loop.time() + self._disk.chance.uniform(*self._weather.faults.disk_step_s), _wake, woken)
-        try:
-            await woken
-        finally:
-            timer.cancel()
+            return self._loop.create_future()
+        low, high = self._weather.faults.disk_step_s
+        return Nap(self._loop, self._node, self._loop.time() + low + (high - low) * self._disk.chance.random())
 
     def _strikes(self, probability: float) -> bool:
         return probability > 0 and self._disk.chance.random() < probability
@@ -250,10 +247,10 @@ class SimVolume:
         await self._step_or_die(last == 3)
         self._loop.record(self._node.name, "append", handle.name, offset, len(data))
 
-    async def _step_or_die(self, dies: bool) -> None:
+    def _step_or_die(self, dies: bool) -> Awaitable[None]:
         if dies and self._crash is not None:
             self._crash()
-        await self._step()
+        return self._step()
 
     async def _put_if_absent(self, name: str, data: bytes) -> bool:
         await self._step()
@@ -322,7 +319,7 @@ class SimLogHandle:
         if self._failed:
             raise StorageError(f"log {self._name} failed before ({self._failed}) and is not written any more")
         self._busy = True
-        await self._volume.in_thread(self._append(offset, buffers, claim))
+        await self._volume.in_thread(self._append, offset, buffers, claim)
 
     async def _append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         try:
@@ -345,6 +342,16 @@ def _checked(name: str) -> str:
     return name
 
 
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
+async def _carry_out(outcome: asyncio.Future[T], work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> None:
+    """Do the work and tell whoever still waits: as with `asyncio.shield`, but without the two steps that its callbacks are."""
+    try:
+        result = await work(*args)
+    except asyncio.CancelledError:
+        outcome.cancel()
+        raise
+    except Exception as error:
+        if not outcome.done():
+            outcome.set_exception(error)
+    else:
+        if not outcome.done():
+            outcome.set_result(result)

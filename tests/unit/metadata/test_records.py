@@ -115,6 +115,14 @@ def test_what_is_no_record_at_all_is_refused(data: bytes) -> None:
         ClusterRecord.decode(data)
 
 
+def test_only_what_cannot_change_is_given_to_two_who_decode_the_same_bytes() -> None:
+    """A bundle's record is decoded once; the policies of a namespace are everybody's own, since they are a dictionary."""
+    assert BundleRecord.decode(OWNED.encode()) is BundleRecord.decode(OWNED.encode())
+    policies = NamespaceRecord((0, 1 << 32), {"deduplicationEnabled": True}).encode()
+    NamespaceRecord.decode(policies).policies.clear()
+    assert NamespaceRecord.decode(policies).policies == {"deduplicationEnabled": True}
+
+
 def test_an_unknown_state_is_refused() -> None:
     body = {**json.loads(OWNED.encode()), "state": "Elsewhere"}
     with pytest.raises(StoreError, match="Elsewhere"):
