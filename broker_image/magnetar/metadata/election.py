@@ -66,12 +66,12 @@ class Election:
         """
         while True:
             try:
-                item = await self._store.get(self._key)
+                item, revision = await self._read()
                 if item is None or item.value == self._value:
                     if await self._take(item):
                         return self._term
                     continue
-                await self._wait_until_changed(item.mod_revision)
+                await self._wait_until_changed(revision)
             except StoreUnavailable as error:
                 # A lost answer may have been a victory: the next round's read tells.
                 log.info("election waits for the metadata store", key=self._key, error=str(error))
@@ -107,16 +107,21 @@ class Election:
         assert self._term, "only an elected leader can lose"
         while True:
             try:
-                item = await self._store.get(self._key)
+                item, revision = await self._read()
                 if item is None or item.mod_revision != self._term:
                     break
-                await self._wait_until_changed(self._term)
+                await self._wait_until_changed(revision)
             except StoreUnavailable:
                 await asyncio.sleep(self._clock.uniform(RETRY_S_MIN, RETRY_S_MAX))
         ended, self._term = self._term, 0
         reason = "another candidate took it" if item else "the key is gone (lease expired or term resigned)"
         log.info("term ends", key=self._key, term=ended, reason=reason)
         return f"term {ended} of {self._key!r} has ended: {reason}"
+
+    async def _read(self) -> tuple[KeyValue | None, int]:
+        """The key, and the revision as of which this is it: the one of a term may have been compacted since long."""
+        found = await self._store.range(self._key)
+        return next((item for item in found.items if item.key == self._key), None), found.revision
 
     async def _wait_until_changed(self, revision: int) -> None:
         """Return once the key has a change after `revision`, or when only a fresh read can tell."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, cast
 
 import pytest
 
+from magnetar.errors import Compacted
 from magnetar.metadata.election import Election
-from magnetar.metadata.store import Delete, Put
+from magnetar.metadata.store import Delete, MetadataStore, Put, WatchBatch
 from tests.contract.metadata.backends import Backend, PatientStore
 
 
@@ -56,6 +60,48 @@ def test_a_leader_whose_lease_ended_changes_nothing_and_learns_it(backend: Backe
         item = await store.get("leader")
         assert item is not None
         assert item.lease == second_lease
+
+    backend.run(scenario)
+
+
+class Refusals:
+    """A store that counts the watches which asked for a compacted revision."""
+
+    def __init__(self, inner: MetadataStore) -> None:
+        self._inner, self.count = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        try:
+            async with aclosing(self._inner.watch(prefix, from_revision)) as batches:
+                async for batch in batches:
+                    yield batch
+        except Compacted:
+            self.count += 1
+            raise
+
+
+def test_who_waits_for_a_term_that_began_before_a_compaction_asks_once(backend: Backend) -> None:
+    """Candidate and leader watch from the revision of their read: the one of the term is gone, and would be refused again and again."""
+
+    async def scenario(store: PatientStore) -> None:
+        watched = Refusals(store._inner)
+        lease = await store.grant_lease(60)
+        first = Election(cast(MetadataStore, watched), backend.clock, "leader", "first", lease)
+        second = Election(cast(MetadataStore, watched), backend.clock, "leader", "second", await store.grant_lease(60))
+        await first.campaign()
+        await backend.compact(await store.put("other", b"1"))
+        losing, winning = asyncio.create_task(first.lost()), asyncio.create_task(second.campaign())
+        for number in range(20):
+            await store.put("other", b"%d" % number)
+        assert watched.count == 0
+        assert not losing.done()
+        assert not winning.done()
+        await store.revoke_lease(lease)
+        await winning
+        assert "ended" in await losing
 
     backend.run(scenario)
 
