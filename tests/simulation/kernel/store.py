@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from magnetar.errors import StoreError, StoreUnavailable
@@ -44,6 +44,7 @@ class StoreServer:
         self.available = True
         self.chance = random.Random(f"{loop.seed}/store")
         self.watches: dict[SimWatch, None] = {}
+        self._told = self.core.revision
         self._leases = 0
         self._holders: dict[int, str] = {}
         self._expiry_armed_at = float("inf")
@@ -71,9 +72,10 @@ class StoreServer:
     def replace(self, core: StoreCore) -> None:
         """The store is lost, and another one answers at its address; watches go on there, and wait for revisions that it may not have yet."""
         self.loop.record(STORE_HOST, "replaced", self.core.revision, core.revision)
-        self.core = core
+        self.core, self._told = core, core.revision
         self._holders.clear()
-        self.changed()
+        for watch in list(self.watches):
+            watch.fetch()
 
     def compact(self) -> None:
         """Forget the history up to now."""
@@ -101,11 +103,14 @@ class StoreServer:
 
     def changed(self) -> None:
         """Wake the watches: something was committed."""
+        before, self._told = self._told, self.core.revision
+        batches, _ = self.core.batches("", before + 1, self._told)
+        keys = {event.key for batch in batches for event in batch.events}
         probability = self.fabric.faults.compact_probability
         if probability and self.chance.random() < probability:
             self.compact()
         for watch in list(self.watches):
-            watch.wake()
+            watch.wake(keys, before)
 
     def latency_s(self) -> float:
         return self.chance.uniform(*self.fabric.faults.store_latency_s)
@@ -142,18 +147,41 @@ class SimWatch:
         self._waiter: asyncio.Future[None] | None = None
         self._error: StoreError | None = None
         self._fetching = self._closed = False
+        self._passes_at = 0.0
         server.watches[self] = None
-        self.wake()
+        self.fetch()
 
-    def wake(self) -> None:
-        """Fetch after a latency; a stream that was cut needs a new connection first."""
+    def wake(self, keys: Collection[str], before: int) -> None:
+        """These keys were changed, `before` being the revision until then. Fetch what is new after a latency.
+
+        A fetch that would find nothing is no step, but a moment at which this watch passes: what concerns it until then is fetched then.
+        """
+        if self._fetching or self._closed:
+            return
+        now, passing = self._server.loop.time(), self._passes_at
+        if passing <= now:
+            self._next = max(self._next, before + 1)
+            passing = now + self._delay()
+        prefix = self._prefix
+        wanted = self._next <= self._server.core.compacted or any(key.startswith(prefix) for key in keys)
+        if wanted or not (self._node.alive and self._server.reachable(self._node)):
+            self._fetching = True
+            self._fetch_in(passing - now)
+        self._passes_at = passing
+
+    def fetch(self) -> None:
+        """Fetch after a latency, whatever there may be."""
         if not self._fetching and not self._closed:
             self._fetching = True
-            delay = self._server.latency_s()
-            probability = self._server.fabric.faults.watch_disconnect_probability
-            if probability and self._server.chance.random() < probability:
-                delay += self._server.chance.uniform(*RECONNECT_S)
-            self._fetch_in(delay)
+            self._fetch_in(self._delay())
+
+    def _delay(self) -> float:
+        """Seconds until the next batch; a stream that was cut needs a new connection first."""
+        delay = self._server.latency_s()
+        probability = self._server.fabric.faults.watch_disconnect_probability
+        if probability and self._server.chance.random() < probability:
+            delay += self._server.chance.uniform(*RECONNECT_S)
+        return delay
 
     def _fetch_in(self, delay: float) -> None:
         loop = self._server.loop
