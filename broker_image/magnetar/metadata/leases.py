@@ -68,7 +68,15 @@ class LeaseKeeper:
         self._lease = await self._store.grant_lease(self._ttl_s)
         self._valid_until = sent + self._ttl_s
         self._task = asyncio.create_task(self._keep(sent), name=f"lease-{self._lease:x}")
+        self._task.add_done_callback(self._ended)
         return self._lease
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A keeper that has a bug renews no more: whoever relies on the lease must hear of it."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._valid_until = 0.0
+            log.error("lease.keeper_failed", lease=f"{self._lease:x}", exc_info=error)
+            self._on_lost(f"the keeper of lease {self._lease:x} failed: {error!r}")
 
     async def stop(self, revoke: bool) -> None:
         """Stop renewing, and end the lease in the store at once if `revoke` (if that fails, it ends by itself)."""

@@ -1,12 +1,14 @@
 """Following files that somebody else replaces.
 
 Owns: `Follower`: reading again, for ever, and what becomes of files that will not do. Imports: asyncio, errors.
-Invariants: what is broken changes nothing; it is logged once, for it stays until somebody mends it, and counted; no content is ever logged.
+Invariants: what is broken changes nothing; it is logged once, for it stays until somebody mends it, and counted; no content is ever logged. Nothing
+ends the following: what nobody has foreseen is a failure like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,16 +31,21 @@ class Follower:
         self.failed = 0
 
     async def follow(self, read: Callable[[], T], take: Callable[[T], None]) -> None:
-        """`read` in a thread, which raises InvalidRequest for what will not do; give what it returns to `take`."""
+        """`read` in a thread, which raises InvalidRequest for what will not do; give what it returns to `take`, again if that fails."""
         while True:
             await asyncio.sleep(REREAD_S)
             try:
-                found = await asyncio.to_thread(read)
+                take(await asyncio.to_thread(read))
             except InvalidRequest as error:
-                if str(error) != self._trouble:
-                    self.failed += 1
-                    log.error(f"{self._subject}.unchanged", **self._named, error=str(error))
-                self._trouble = str(error)
-                continue
-            self._trouble = ""
-            take(found)
+                self._failed(str(error))
+            except Exception as error:  # its text may hold contents
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                self._failed(f"{type(error).__name__} in {where.name}, line {where.lineno}")
+            else:
+                self._trouble = ""
+
+    def _failed(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self.failed += 1
+            log.error(f"{self._subject}.unchanged", **self._named, error=trouble)
+        self._trouble = trouble

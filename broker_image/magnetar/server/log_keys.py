@@ -16,6 +16,7 @@ from magnetar.errors import NamespaceNotFound, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import LogFileRecord
 from magnetar.names import BundleName, TopicName
+from magnetar.server.background import watch_over
 from magnetar.server.context import BrokerContext
 
 log = structlog.get_logger(__name__)
@@ -34,6 +35,7 @@ class LogKeys:
         """Write the key of our own file `number`, which holds these epochs of these topics, in the background."""
         task = asyncio.create_task(self.write(self._context.incarnation, number, length, topics), name="log key")
         self._publishing[task] = None
+        watch_over(task, self._context.fail)
         task.add_done_callback(lambda done: self._publishing.pop(done, None))
 
     async def write(self, incarnation: str, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:

@@ -29,6 +29,7 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
 from magnetar.server.access import CLOSED, INTERNAL, AccessOptions
 from magnetar.server.admin_port import BrokerAdminPort
+from magnetar.server.background import again_and_again
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
 from magnetar.server.coordinator.discovery import withdraw
 from magnetar.server.coordinator.standalone import StandaloneCoordinator
@@ -181,7 +182,9 @@ class BrokerProcess:
                 if self._collecting is None:
                     garbage = GarbageSchedule(self._messages)
                     garbage.begin()
-                    self._collecting = asyncio.create_task(garbage.run(), name="garbage collection")
+                    self._collecting = asyncio.create_task(
+                        again_and_again("garbage collection", garbage.run), name="garbage collection"
+                    )
                 await self._until_over(broker)
             except StoreUnavailable as error:
                 # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.

@@ -15,12 +15,14 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from magnetar.errors import InvalidRequest
+from magnetar.server.background import again_and_again
 from magnetar.server.followed_files import Follower
 
 log = structlog.get_logger(__name__)
@@ -180,7 +182,8 @@ class TlsDoor:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG_MAX)
         listening.setblocking(False)
-        return TlsListener(listening, asyncio.create_task(self._accept(listening, factory), name=f"tls {port}"))
+        accepting = again_and_again(f"tls {port}", partial(self._accept, listening, factory))
+        return TlsListener(listening, asyncio.create_task(accepting, name=f"tls {port}"))
 
     async def _accept(self, listening: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:
         loop = asyncio.get_running_loop()

@@ -25,6 +25,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put
 from magnetar.names import NamespaceName, TopicName
+from magnetar.server.background import watch_over
 from magnetar.server.context import BrokerContext
 from magnetar.server.views import ClusterViews
 from magnetar.topics.topic_list import is_system_topic
@@ -188,6 +189,7 @@ class TopicRegistry:
         task = self._writing.get(name)
         if task is None:
             task = self._writing[name] = asyncio.create_task(self._write(name), name=f"topic entry {name}")
+            watch_over(task, self._context.fail)
         return task
 
     async def _write(self, name: TopicName) -> None:

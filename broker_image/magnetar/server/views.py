@@ -30,6 +30,7 @@ from magnetar.metadata.records import (
     TopicPoliciesRecord,
 )
 from magnetar.metadata.store import MetadataStore
+from magnetar.server.background import watch_over
 from magnetar.server.context import BrokerContext
 
 log = structlog.get_logger(__name__)
@@ -52,7 +53,9 @@ class Viewed(Generic[R]):
 class StoreView(Generic[R]):
     """Mirror of all records below one prefix, keyed by what follows the prefix."""
 
-    def __init__(self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R]) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R], failed: Callable[[str], None]) -> None:
+        """`failed` is told if nothing is followed any more."""
+        self._failed = failed
         self._store, self._clock, self._prefix, self._kind = store, clock, prefix, kind
         self._items: dict[str, Viewed[R]] = {}
         self._revision = 0
@@ -83,6 +86,7 @@ class StoreView(Generic[R]):
         """Load the current state, then follow it. Raises StoreError if the first load fails."""
         await self._load()
         self._task = asyncio.create_task(self._follow(), name=f"view {self._prefix}")
+        watch_over(self._task, self._failed)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -189,15 +193,15 @@ class ClusterViews:
 
     @staticmethod
     def create(context: BrokerContext) -> ClusterViews:
-        store, clock = context.store, context.clock
+        store, clock, fail = context.store, context.clock, context.fail
         return ClusterViews(
-            StoreView(store, clock, keys.BUNDLES, BundleRecord),
-            StoreView(store, clock, keys.INCARNATIONS, IncarnationRecord),
-            StoreView(store, clock, keys.NAMESPACES, NamespaceRecord),
-            StoreView(store, clock, keys.CORDONS, CordonRecord),
-            StoreView(store, clock, keys.LOAD, LoadRecord),
-            StoreView(store, clock, keys.POLICIES, TopicPoliciesRecord),
-            StoreView(store, clock, keys.TOPICS, PartitionedTopicRecord),
+            StoreView(store, clock, keys.BUNDLES, BundleRecord, fail),
+            StoreView(store, clock, keys.INCARNATIONS, IncarnationRecord, fail),
+            StoreView(store, clock, keys.NAMESPACES, NamespaceRecord, fail),
+            StoreView(store, clock, keys.CORDONS, CordonRecord, fail),
+            StoreView(store, clock, keys.LOAD, LoadRecord, fail),
+            StoreView(store, clock, keys.POLICIES, TopicPoliciesRecord, fail),
+            StoreView(store, clock, keys.TOPICS, PartitionedTopicRecord, fail),
         )
 
     async def start(self) -> None:

@@ -217,3 +217,23 @@ def test_stopping_does_not_fail_when_the_store_is_away() -> None:
         assert world.lost == []
 
     world.run(scenario)
+
+
+def test_a_keeper_with_a_bug_does_not_leave_a_lease_that_nobody_renews() -> None:
+    """Whoever relies on it is told at once, as of any other loss."""
+    world = World()
+
+    async def scenario() -> None:
+        await world.keeper.start()
+
+        async def renew_lease(_lease: int) -> float:
+            raise RuntimeError("a bug")
+
+        world.inner.renew_lease = renew_lease  # type: ignore[method-assign]
+        await asyncio.sleep(TTL_S / 2)
+        assert not world.keeper.valid()
+        assert len(world.lost) == 1
+        assert "RuntimeError('a bug')" in world.lost[0]
+        await world.keeper.stop(revoke=False)
+
+    world.run(scenario)

@@ -28,7 +28,8 @@ class World:
     def __init__(self, clock: VirtualClock) -> None:
         self.store = MemoryStore(clock, StoreCore(history_revisions_max=HISTORY_REVISIONS))
         self.network = FaultyStore(self.store, clock, FaultPlan(), owns_inner=False)
-        self.view = StoreView(self.network, clock, PREFIX, CordonRecord)
+        self.failures: list[str] = []
+        self.view = StoreView(self.network, clock, PREFIX, CordonRecord, self.failures.append)
         self.announced: list[list[str]] = []
         self.view.listen(self.announced.append)
 
@@ -218,5 +219,24 @@ def test_a_record_of_another_version_is_left_out() -> None:
         await world.until({"b": "2"})
         await world.store.put("cordons/a", value("1"))
         await world.until({"a": "1", "b": "2"})
+
+    play(scenario)
+
+
+def test_a_view_that_cannot_go_on_says_so() -> None:
+    """A listener's bug would leave a mirror that stands still, and a broker that believes it."""
+
+    async def scenario(world: World) -> None:
+        await world.view.start()
+
+        def broken(_names: list[str]) -> None:
+            raise RuntimeError("a bug")
+
+        world.view.listen(broken)
+        await world.store.put(PREFIX + "a", value("x"))
+        async with asyncio.timeout(60):
+            while not world.failures:
+                await asyncio.sleep(0.01)
+        assert world.failures == ["view cordons/: RuntimeError('a bug')"]
 
     play(scenario)

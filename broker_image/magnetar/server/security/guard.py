@@ -80,7 +80,7 @@ class Guard:
 
     def __init__(self, authenticator: Authenticator, context: BrokerContext, views: ClusterViews, table: ConnectionTable) -> None:
         self._authenticator, self._context, self._views, self._table = authenticator, context, views, table
-        self._tenants = StoreView(context.store, context.clock, keys.TENANTS, TenantRecord)
+        self._tenants = StoreView(context.store, context.clock, keys.TENANTS, TenantRecord, context.fail)
         self._grants: dict[str, Grants] = {}
         self._looked_at: dict[str, float] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}

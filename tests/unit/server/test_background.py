@@ -1,0 +1,88 @@
+"""Work that nobody waits for does not end unnoticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from magnetar.errors import InvalidRequest
+from magnetar.server import background, followed_files
+from magnetar.server.background import again_and_again, watch_over
+from magnetar.server.followed_files import Follower
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not reached():
+            await asyncio.sleep(0.001)
+
+
+async def beside(work: Coroutine[Any, Any, None], reached: Callable[[], bool]) -> None:
+    """Until `reached`, with `work` going on, which does not end by itself."""
+    task = asyncio.create_task(work)
+    await until(lambda: reached() or task.done())
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_files_are_followed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader or a listener that fails in a way that nobody has foreseen is counted once, like a broken file, and the next content is taken."""
+    monkeypatch.setattr(followed_files, "REREAD_S", 0.001)
+    taken: list[str] = []
+    contents = iter(["bug", "bug", "broken", "sound", "refused", "sound"])
+
+    def read() -> str:
+        content = next(contents, "sound")
+        if content == "bug":
+            raise KeyError("secret")
+        if content == "broken":
+            raise InvalidRequest("broken")
+        return content
+
+    def take(content: str) -> None:
+        taken.append(content)
+        if content == "refused":
+            raise RuntimeError("a listener's")
+
+    follower = Follower("test", file="x")
+    asyncio.run(beside(follower.follow(read, take), lambda: len(taken) > 3))
+    assert taken[:4] == ["sound", "refused", "sound", "sound"]
+    assert follower.failed == 3
+    assert "secret" not in follower._trouble
+
+
+def test_what_has_to_go_on_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "AGAIN_S", 0.001)
+    times: list[int] = []
+
+    async def work() -> None:
+        times.append(len(times))
+        raise RuntimeError("a bug")
+
+    asyncio.run(beside(again_and_again("test", work), lambda: len(times) > 2))
+
+
+def test_who_could_end_a_life_is_told() -> None:
+    """Of an exception; neither of an end nor of a cancellation."""
+
+    async def fails() -> None:
+        raise RuntimeError("a bug")
+
+    async def ends() -> None:
+        pass
+
+    async def main() -> None:
+        told: list[str] = []
+        tasks = [asyncio.create_task(work, name=name) for name, work in (("a", fails()), ("b", ends()), ("c", asyncio.sleep(60)))]
+        for task in tasks:
+            watch_over(task, told.append)
+        tasks[2].cancel()
+        await asyncio.wait(tasks)
+        await until(lambda: bool(told))
+        assert told == ["a: RuntimeError('a bug')"]
+
+    asyncio.run(main())
