@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from magnetar.names import TopicName, sidecar_of
 from magnetar.server.broker import Broker
 from magnetar.server.topic_life import delete_unused
 from magnetar.topics.dispatch import ReadRequest
+from magnetar.topics.topic import TERMINATED
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -331,6 +333,29 @@ def test_a_topic_with_open_transactions_is_neither_terminated_nor_deleted_for_la
             for later in (3, 4):
                 await delete_unused(host, CLOCK.wall_ms() + later * hour_ms)
             assert host.bundle.held(host.name) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fails_alone(tmp_path: Path) -> None:
+    """As with ordinary SENDs: TopicTerminated for what is new, a receipt for what is there. Any code but that and NotAllowed would make clients send
+    again for ever.
+    """
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, peer):
+            await peer.produce()
+            place = await send_in(peer, A, b"a", 0)
+            host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+            host.policies = replace(host.policies, encryption_required=True)
+            error = await refused_send(peer, A, b"plain text", 1)
+            assert (error.error, error.message) == (int(WireCode.NOT_ALLOWED), "Messages must be encrypted")
+            host.policies = replace(host.policies, encryption_required=False)
+            host.core.properties[TERMINATED] = "as told, and on its way to the log"
+            error = await refused_send(peer, A, b"late", 2)
+            assert (error.error, error.sequence_id) == (int(WireCode.TOPIC_TERMINATED), 2)
+            assert "was already terminated" in error.message
+            assert await send_in(peer, A, b"a", 0) == place
 
     asyncio.run(scenario())
 

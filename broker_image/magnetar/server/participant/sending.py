@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from magnetar.errors import NotAllowed, WireCode
+from magnetar.errors import NotAllowed, TopicTerminated, WireCode
 from magnetar.names import sidecar_of
 from magnetar.server.coordinator.identity import check_coordinator
 from magnetar.server.entry_index import Run
@@ -85,7 +85,7 @@ class TransactionalSends:
             try:
                 self._check(entry)
                 judged = self._judge(index, whole)
-            except NotAllowed as error:
+            except (NotAllowed, TopicTerminated) as error:
                 self._append(begin, index)
                 self._refuse(index, error.wire_code, str(error))
                 begin, last = index + 1, NO_SEQUENCE
@@ -111,15 +111,17 @@ class TransactionalSends:
         check_coordinator(self._txn.most)
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} is non-persistent: it takes part in no transactions; publish without one")
-        if topic.terminated:
-            raise NotAllowed(f"Topic {topic.name} was already terminated; nothing can be published to it")
         refusal = topic.publishing.refusal(entry)
         if refusal is not None:
             raise NotAllowed(refusal[1])
 
     def _judge(self, index: int, whole: bool) -> Judgement:
+        """Raises NotAllowed, which fails the SEND, TopicTerminated, which ends the producer."""
         buffer = self._topic.used_with_transactions().buffer
-        return buffer.judge(self._txn, self._session.name, self._sequences[index] if whole else None)
+        judged = buffer.judge(self._txn, self._session.name, self._sequences[index] if whole else None)
+        if self._topic.terminated and judged.verdict is not Verdict.DUPLICATE:
+            raise TopicTerminated(f"Topic {self._topic.name} was already terminated; nothing can be published to it")
+        return judged
 
     def _refuse(self, index: int, code: WireCode, text: str) -> None:
         self._topic.context.metrics.publish_errors += 1
