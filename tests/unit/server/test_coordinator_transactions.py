@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import WireCode
+from magnetar.errors import TransactionCoordinatorNotFound, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
+from magnetar.server.coordinator import retired
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.storage import names
+from magnetar.transactions.coordinator_events import Caller
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
@@ -176,6 +178,67 @@ def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path)
             assert sample("magnetar_coordinator_transactions_begun_total") == 3
             assert sample("magnetar_coordinator_request_seconds_count", {"command": "end_txn"}) == 2
             assert sample("magnetar_coordinator_request_seconds_sum", {"command": "new_txn"}) > 0
+
+    asyncio.run(scenario())
+
+
+def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it(tmp_path: Path) -> None:
+    """Not left to its own timeout: the next life knows what was decided. On connections that go on, as a standalone server's do."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        gauges = "held", "epoch", "transactions", "oldest_transaction_seconds"
+
+        async def told(coordinator: Coordinator) -> list[float | None]:
+            return [coordinator.metrics.registry.get_sample_value(f"magnetar_coordinator_{name}") for name in gauges]
+
+        async with (
+            topic_server(store) as broker,
+            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            broker.silent = True
+            txn = await peer.begin(A)
+            transactions = coordinator.service.transactions
+            assert transactions is not None
+            waiting = asyncio.create_task(transactions.end(txn.least, COMMIT, Caller()))
+            async with asyncio.timeout(TIMEOUT_S):
+                await broker.told.get()
+            assert (await told(coordinator))[:3] == [1, 1, 1]
+            coordinator.fail("a test")
+            assert await told(coordinator) == [0, 0, 0, 0]
+            await coordinator.close()
+            with pytest.raises(TransactionCoordinatorNotFound, match="look it up again"):
+                await asyncio.wait_for(waiting, TIMEOUT_S)
+            with pytest.raises(TransactionCoordinatorNotFound):
+                await transactions.end(txn.least, COMMIT, Caller())
+            assert await told(coordinator) == [0, 0, 0, 0]
+
+    asyncio.run(scenario())
+
+
+def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones that were asked about; any other is read again, and what is served again is let go of."""
+    monkeypatch.setattr(retired, "READ_MAX", 1)
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
+            ended = []
+            for tcid in (1, 2):
+                async with running_coordinator(tmp_path, store, tcid=tcid) as other, transaction_peer(other) as at_other:
+                    ended.append(await at_other.begin(tcid=tcid))
+                    assert code(await at_other.end(ended[-1])) is None
+                    await other.stop()
+            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+            known = first.service._retired
+            assert known is not None
+            for txn in (*ended, *ended):
+                assert code(await peer.end(txn)) is None
+                assert [*known._read] == [txn.most]
+            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(3, 3, "test/tx").encode())
+            assert code(await peer.end(ended[1])) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+            assert not known._read
 
     asyncio.run(scenario())
 

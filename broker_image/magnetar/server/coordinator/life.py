@@ -185,7 +185,7 @@ class Coordinator:
 
     def _end(self, reason: str) -> None:
         self._ready = False
-        self.metrics.held.set(0)
+        self.metrics.life_ended()
         for door in self._doors:  # or who comes back at once would be heard by nobody
             door.close()
         self._connections.abort_all()
@@ -223,9 +223,9 @@ class Coordinator:
     async def close(self) -> None:
         """Release everything this process holds; also after a failed start. Never raises for what is gone already."""
         self._ready = False
-        self.metrics.held.set(0)
         await self._quiet()
         await self._end_log()
+        self.metrics.life_ended()
         for door in self._doors:
             door.close()
         self._connections.close()

@@ -59,7 +59,14 @@ class CoordinatorMetrics:
         )
         self.claims = Counter("magnetar_coordinator_claims", "Lives of this process that took its number", registry=self.registry)
         self.held = Gauge("magnetar_coordinator_held", "1 while this process holds its number and answers", registry=self.registry)
-        self.epoch = Gauge("magnetar_coordinator_epoch", "Epoch of the life that holds the number", registry=self.registry)
+        self.epoch = Gauge(
+            "magnetar_coordinator_epoch", "Epoch of the life that holds the number, 0 while none does", registry=self.registry
+        )
+
+    def life_ended(self) -> None:
+        """What was true of a life is true of none now: nothing is held, and nobody knows here what is open."""
+        for gauge in (self.held, self.epoch, self.open_transactions, self.oldest_transaction_s):
+            gauge.set(0)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

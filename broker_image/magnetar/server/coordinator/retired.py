@@ -10,6 +10,7 @@ not ended is ended by nobody else; a transaction is begun by a number that says 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
+from magnetar.server.coordinator.identity import check_coordinator
 from magnetar.storage.coordinator_log import read_changes, read_state
 from magnetar.storage.volume import Volume
 from magnetar.transactions.coordinator import CoordinatorCore, Limits
@@ -33,13 +35,17 @@ if TYPE_CHECKING:
     from magnetar.server.tls import TlsDoor
 
 
+READ_MAX = 4
+"""Numbers whose transactions are kept in memory; those of any other one are read again when somebody asks."""
+
+
 class RetiredNumbers:
     """Answers for numbers that are not there any more."""
 
     def __init__(self, store: MetadataStore, volume: Volume, clock: Clock, limits: Limits) -> None:
         self._store, self._volume, self._clock, self._limits = store, volume, clock, limits
-        self._read: dict[int, tuple[int, CoordinatorCore]] = {}
-        self._reading = asyncio.Lock()
+        self._read: OrderedDict[int, tuple[int, CoordinatorCore]] = OrderedDict()
+        self._reading: dict[int, asyncio.Lock] = {}
 
     async def check(self, tcid: int) -> tuple[int, CoordinatorRecord]:
         """The record of a number that is answered for here, and its revision. Raises TransactionCoordinatorNotFound, StoreError."""
@@ -67,12 +73,16 @@ class RetiredNumbers:
                     raise answer.error
 
     async def core_of(self, tcid: int) -> CoordinatorCore:
-        """Everything that a number has left; only to be looked at. Raises TransactionCoordinatorNotFound, StorageError, StoreError."""
-        async with self._reading:
+        """Everything that a number has left; only to be looked at. Raises NotAllowed, TransactionCoordinatorNotFound, StorageError, StoreError."""
+        check_coordinator(tcid)
+        async with self._reading.setdefault(tcid, asyncio.Lock()):
+            held = self._read.pop(tcid, None)  # one that is served again is not kept
             revision, record = await self.check(tcid)
-            held = self._read.get(tcid)
             if held is None or held[0] != revision:
-                held = self._read[tcid] = revision, await self._recovered(tcid, record)
+                held = revision, await self._recovered(tcid, record)
+            self._read[tcid] = held  # the last one that was used
+            if len(self._read) > READ_MAX:
+                self._read.popitem(last=False)
             return held[1]
 
     async def _recovered(self, tcid: int, record: CoordinatorRecord) -> CoordinatorCore:

@@ -87,6 +87,7 @@ class Transactions:
         self._wall_ms, self._began = clock.wall_ms(), clock.monotonic()
         self._at_once = asyncio.Semaphore(DRIVEN_AT_ONCE_MAX)
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._unanswered: set[asyncio.Future[int]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._checkpointing = self._stopped = False
@@ -102,8 +103,12 @@ class Transactions:
         self._spawn(self._tidy(), "tidy")
 
     async def stop(self) -> None:
-        """Drive nothing more, and answer nobody."""
+        """Drive nothing more; who waits for an answer is told to look for the next life, which knows what was decided."""
         self._stopped = True
+        for request in list(self._unanswered):
+            if not request.done():
+                request.set_exception(self._over())
+                request.exception()  # whoever asked may have left
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._tasks)
@@ -149,8 +154,14 @@ class Transactions:
     def _request(self) -> asyncio.Future[int]:
         """Something to answer. Raises TransactionCoordinatorNotFound once this life has ended: nothing is written any more."""
         if self._stopped:
-            raise TransactionCoordinatorNotFound(f"transaction coordinator {self._core.tcid} ends here; look it up again")
-        return asyncio.get_running_loop().create_future()
+            raise self._over()
+        request: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._unanswered.add(request)
+        request.add_done_callback(self._unanswered.discard)
+        return request
+
+    def _over(self) -> TransactionCoordinatorNotFound:
+        return TransactionCoordinatorNotFound(f"transaction coordinator {self._core.tcid} ends here; look it up again")
 
     # --- effects ---------------------------------------------------------------------------------------------------------------
 
