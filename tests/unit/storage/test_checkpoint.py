@@ -73,8 +73,9 @@ def test_checkpoints_come_back(topics: dict[str, TopicCheckpoint], file: int, of
 
 def test_a_checkpoint_is_written_once(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
-        name = await write_checkpoint(volume, CHECKPOINT, 3)
+        name, size = await write_checkpoint(volume, CHECKPOINT, 3)
         assert name == "checkpoints/a/b/0x00000000_0x40000000/00000000000000000007-00000003"
+        assert size == len(await volume.read(name))
         assert await read_checkpoint(volume, name) == CHECKPOINT
         with pytest.raises(StorageError, match="served twice"):
             await write_checkpoint(volume, CHECKPOINT, 3)
