@@ -26,7 +26,7 @@ HAPPENED_PER_SEED = {
     "bundle.checkpoint": 10,
     "bundle.rewritten": 5,
     "bundle.split": 2,
-    "transaction.open_for_long": 5,
+    "transaction.inquired": 5,
     "transaction.participant_away": 5,
     "coordinator.ready": 3.5,
     "coordinator.failed": 0.6,
