@@ -43,8 +43,8 @@ OUTLIVED_EVERY_S = (2.0, 6.0)
 OUTLIVED_FOR_S = (1.0, 3.0)
 LOOK_S = 0.1
 START_S = 20.0
-ENDINGS = ("lease", "claim claims/", "claim: ", "has another holder", "was taken over", "fenced")
-"""How a coordinator's life may end itself: its lease, its claim or its number is gone."""
+ENDINGS = ("lease", "claim claims/", "claim: ", "has another holder", "was taken over", "fenced", "failed: EIO")
+"""How a coordinator's life may end itself: its lease, its claim or its number is gone, or its disk has failed."""
 
 
 class CoordinatorCluster(Cluster):
