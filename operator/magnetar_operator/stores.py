@@ -18,7 +18,8 @@ from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.election import Election
 from magnetar.metadata.etcd import EtcdStore, TlsMaterial
-from magnetar.metadata.records import CordonRecord, NamespaceRecord, Record, TenantRecord
+from magnetar.metadata.record_json import Record
+from magnetar.metadata.records import CordonRecord, NamespaceRecord, TenantRecord
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
 from magnetar.names import NamespaceName
 from magnetar_operator import passes

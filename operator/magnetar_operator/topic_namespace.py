@@ -18,7 +18,8 @@ import structlog
 
 from magnetar.errors import StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord, Record, TenantRecord
+from magnetar.metadata.record_json import Record
+from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName, NamespaceName
 from magnetar_operator import namespace_deletion

@@ -61,7 +61,7 @@ NOTICED_BY = {
         "timeouts_end_with_the_life": "left to its timeout",
         "the_last_word_counts": "was (ABORT|COMMIT), and is (ABORT|COMMIT) now|and then",
         "a_failure_counts_as_an_answer": "never heard|have not heard",
-        "the_watermark_is_the_highest_ended": "have not heard",
+        "the_watermark_is_the_highest_ended": "have not heard|after its end",
         "what_has_ended_takes_more": "after its end|never heard|have not heard",
         "a_former_life_is_not_fenced": "given twice|was given after|, and is \\w+ now|and then|is not known|never heard|have not heard",
         "collector_forgets_coordinators": "after the last fault",

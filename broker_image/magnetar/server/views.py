@@ -19,6 +19,7 @@ import structlog
 from magnetar.clock import Clock, back_off_s
 from magnetar.errors import Compacted, StoreError
 from magnetar.metadata import keys
+from magnetar.metadata.record_json import Record
 from magnetar.metadata.records import (
     BundleRecord,
     CordonRecord,
@@ -26,7 +27,6 @@ from magnetar.metadata.records import (
     LoadRecord,
     NamespaceRecord,
     PartitionedTopicRecord,
-    Record,
     TopicPoliciesRecord,
 )
 from magnetar.metadata.store import MetadataStore

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Protocol
 from magnetar.clock import Clock
 from magnetar.errors import CorruptData, StoreError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.records import ManifestPointer, Record
+from magnetar.metadata.record_json import Record
+from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
 from magnetar.names import BundleName, TopicName, sidecar_of, topic_of_sidecar
 from magnetar.storage import names

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import StoreError
+from magnetar.metadata.record_json import Record
 from magnetar.metadata.records import (
     BundleRecord,
     BundleState,
@@ -21,7 +22,6 @@ from magnetar.metadata.records import (
     LogPosition,
     LogRange,
     NamespaceRecord,
-    Record,
 )
 
 OWNED = BundleRecord(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreUnavailable, TopicExists
 from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord, Record
+from magnetar.metadata.record_json import Record
+from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put
 from magnetar.names import NamespaceName, TopicName
 from magnetar.server.administration.peers import ask_peer
