@@ -96,7 +96,10 @@ def test_an_administrators_question_wakes_it_too(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path)
     server.start()
     try:
-        assert request("GET", f"{server.http_url}/magnetar/v1/transactions") == (200, {"transactions": [], "unreachable": []})
+        assert request("GET", f"{server.http_url}/magnetar/v1/transactions") == (
+            200,
+            {"transactions": [], "more": False, "unreachable": []},
+        )
         assert request("GET", f"{server.http_url}/magnetar/v1/transactions/0/0")[0] == 404
         assert _stored(server) != set()
     finally:

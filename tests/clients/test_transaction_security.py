@@ -68,7 +68,7 @@ def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None
 
     asyncio.run(_to_the_end(scenario()))
     told = secured.rest("GET", "/magnetar/v1/transactions")
-    assert told == {"transactions": [], "unreachable": []}
+    assert told == {"transactions": [], "more": False, "unreachable": []}
 
 
 def test_a_client_cannot_tell_a_topic_how_a_transaction_ended(secured: Secured) -> None:
