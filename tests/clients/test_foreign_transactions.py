@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]
 
 SHORT_S = 10.0
 """What is done in a transaction that is to time out must be done by then."""
-SEND_TIMEOUT_MS = 10_000
+SEND_TIMEOUT_MS = 60_000
+"""Refusals come before it, also when a producer has to come again first."""
 NUMBERS = [b"%d" % number for number in range(10)]
 
 

@@ -82,23 +82,26 @@ def test_versions_are_those_that_the_tests_run_with() -> None:
 
 
 def test_settings_are_the_servers() -> None:
-    """Every setting in the table of limits exists, and the defaults told are its defaults."""
+    """Every setting that it names exists, and the table of limits tells their defaults, in words."""
     defaults = BrokerSettings()
     told = {
-        "transaction_timeout_max_s": 86_400.0,
-        "transaction_outcome_kept_s": 600.0,
-        "transactions_open_max": 100_000,
-        "transaction_participants_max": 10_000,
-        "txn_open_per_topic_max": 10_000,
-        "txn_entries_max": 100_000,
-        "txn_bytes_max": 1 << 30,
-        "txn_held_acks_max": 200_000,
-        "transaction_end_patience_s": 0.5,
-        "transactions_enabled": 1,
+        "transaction_timeout_max_s": (86_400.0, "1 day"),
+        "transaction_outcome_kept_s": (600.0, "10 minutes"),
+        "transactions_open_max": (100_000, "100 000"),
+        "transaction_participants_max": (10_000, "10 000"),
+        "txn_open_per_topic_max": (10_000, "10 000"),
+        "txn_entries_max": (100_000, "100 000 entries, 1 GiB"),
+        "txn_bytes_max": (1 << 30, "100 000 entries, 1 GiB"),
+        "txn_held_acks_max": (200_000, "200 000 runs"),
+        "transaction_end_patience_s": (0.5, "0.5 s"),
     }
-    assert {name: getattr(defaults, name) for name in told} == told
+    limits = re.findall(r"^\|[^|]+\|([^|]*`[^|]*)\| ([^|]+) \|$", GUIDE, re.MULTILINE)
+    rows = {name: words for bounds, words in limits for name in re.findall(r"`(\w+)`", bounds)}
+    assert rows == {name: words for name, (_, words) in told.items()}
+    assert {name: getattr(defaults, name) for name in told} == {name: value for name, (value, _) in told.items()}
+    assert defaults.transactions_enabled
     named = set(re.findall(r"`((?:transactions?|txn)_[a-z_]+)`", GUIDE))
-    assert set(told) <= named
+    assert {"transactions_enabled", *told} <= named
     assert [name for name in named if not hasattr(defaults, name)] == []
 
 

@@ -12,12 +12,7 @@ from magnetar.errors import InvalidRequest
 from magnetar.server import background, followed_files
 from magnetar.server.background import again_and_again, watch_over
 from magnetar.server.followed_files import Follower
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not reached():
-            await asyncio.sleep(0.001)
+from tests.unit.server.test_ownership import until
 
 
 async def beside(work: Coroutine[Any, Any, None], reached: Callable[[], bool]) -> None:
@@ -82,7 +77,6 @@ def test_who_could_end_a_life_is_told() -> None:
             watch_over(task, told.append)
         tasks[2].cancel()
         await asyncio.wait(tasks)
-        await until(lambda: bool(told))
         assert told == ["a: RuntimeError('a bug')"]
 
     asyncio.run(main())
