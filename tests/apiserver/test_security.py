@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from magnetar_operator.builders.security import internal_keys, internal_secret
 from magnetar_operator.certificates import Subject, issue, make_authority
 from magnetar_operator.etcd_rotation import Phase
 from magnetar_operator.internal_rotation import InternalKeys, advanced
+from magnetar_operator.main import Operator
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.world import parsed
 from tests.apiserver.control_plane import ControlPlane, EtcdProcess
-from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, settled, until
+from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, running_operator, settled, until
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +37,19 @@ DAY_MS = 86_400_000
 def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
     return Scene(control_plane, namespace)
+
+
+@asynccontextmanager
+async def serving(scene: Scene, cluster_etcd: EtcdProcess, **spec: Any) -> AsyncIterator[tuple[Brokers, Operator]]:
+    """An operator and a kubelet at work on a cluster of this spec, whose broker has registered."""
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+        Kubelet(scene).at_work(),
+    ):
+        scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, **spec})
+        await brokers.register("main-broker-0")
+        yield brokers, operator
 
 
 def make_secret(scene: Scene, name: str, kind: str = "Opaque", **files: bytes) -> None:
@@ -80,14 +95,7 @@ def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_nobody(
     secret = b"0123456789abcdef-hush-hush-hush-0123456789abcdef"
 
     async def scenario() -> None:
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace) as operator,
-            Kubelet(scene).at_work(),
-        ):
-            external = {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}}
-            scene.create("BrokerCluster", "main", {**external, "auth": AUTH})
-            await brokers.register("main-broker-0")
+        async with serving(scene, cluster_etcd, auth=AUTH) as (brokers, operator):
             path = scene.path("brokerclusters", "main")
             await until("the missing key is named", lambda: degraded(scene).get("reason") == "TokenKeyMissing", TIMEOUT_S)
             assert "secret tokens does not exist" in degraded(scene)["message"]
@@ -167,14 +175,7 @@ def test_a_rotation_by_another_operator_meanwhile_is_not_overwritten(
     async def scenario() -> None:
         make_secret(scene, "tokens", secret_key=b"0123456789abcdef0123456789abcdef")
         monkeypatch.setattr(client_security, "advanced", late)
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace) as operator,
-            Kubelet(scene).at_work(),
-        ):
-            external = {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}}
-            scene.create("BrokerCluster", "main", {**external, "auth": AUTH})
-            await brokers.register("main-broker-0")
+        async with serving(scene, cluster_etcd, auth=AUTH) as (_, operator):
             await until("it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S)
             wanted = (scene.get(secret) or {})["metadata"]["annotations"]["magnetar.io/key-id"]
             scene.merge(path, {"metadata": {"annotations": {"magnetar.io/rotate-internal-key": wanted}}})
@@ -207,14 +208,8 @@ def test_a_certificate_is_taken_watched_and_followed_without_a_restart(scene: Sc
         return scene.condition(scene.path("brokerclusters", "main"), "Certificate").get("reason") == reason
 
     async def scenario() -> None:
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace),
-            Kubelet(scene).at_work(),
-        ):
+        async with serving(scene, cluster_etcd):
             path = scene.path("brokerclusters", "main")
-            scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}})
-            await brokers.register("main-broker-0")
             await until("it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S)
             plain = uids(scene)
             scene.merge(path, {"spec": {"tls": {"secretName": "main-tls"}}})
