@@ -69,9 +69,7 @@ def test_a_server_that_was_never_asked_has_nothing_of_a_coordinator(tmp_path: Pa
 
     Then many at once ask, and wait for the same one. From its next start on the server has it at once.
     """
-    server = ServerProcess(tmp_path)
-    server.start()
-    try:
+    with ServerProcess(tmp_path) as server:
         client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
         client.create_producer("ordinary").send(b"message")
         client.close()
@@ -87,23 +85,17 @@ def test_a_server_that_was_never_asked_has_nothing_of_a_coordinator(tmp_path: Pa
         server.stop()
         server.start()
         assert "magnetar_coordinator_transactions 8.0" in _metrics(server)
-    finally:
-        server.stop()
 
 
 def test_an_administrators_question_wakes_it_too(tmp_path: Path) -> None:
     """The first command that names transactions is a person's: answered as by a coordinator that has always been there."""
-    server = ServerProcess(tmp_path)
-    server.start()
-    try:
+    with ServerProcess(tmp_path) as server:
         assert request("GET", f"{server.http_url}/magnetar/v1/transactions") == (
             200,
             {"transactions": [], "more": False, "unreachable": []},
         )
         assert request("GET", f"{server.http_url}/magnetar/v1/transactions/0/0")[0] == 404
         assert _stored(server) != set()
-    finally:
-        server.stop()
 
 
 def _discovered(server: ServerProcess) -> tuple[int, str]:
