@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,31 @@ from magnetar.server.participant import inquiring
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from tests.unit.server.acknowledging import DONE, Lives, ack_in, host_of, pending_of, play_lives, subscription_of
-from tests.unit.server.brokers import CLOCK, TOPIC, open_peer, running_broker
-from tests.unit.server.coordinators import running_coordinator, transaction_peer
+from tests.unit.server.brokers import CLOCK, TOPIC, Peer, open_peer, running_broker
+from tests.unit.server.coordinators import TransactionPeer, running_coordinator, transaction_peer
 from tests.unit.server.deliveries import publish, received
 from tests.unit.server.test_transactional_publishing import entries_of, stored
 from tests.unit.server.transacting import send_in
 
 OTHER = "persistent://public/default/other"
+QUICK: dict[str, Any] = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}
+"""Transactions are old at once, and asked about by the test alone."""
+
+
+@asynccontextmanager
+async def stage(directory: Path) -> AsyncIterator[tuple[Broker, Peer, TransactionPeer]]:
+    """A broker with a producer on TOPIC, and a coordinator, with a client of each."""
+    store = MemoryStore(CLOCK)
+    async with (
+        running_broker(directory, store=store, **QUICK) as broker,
+        open_peer(broker) as peer,
+        running_coordinator(directory, store) as coordinator,
+        transaction_peer(coordinator) as client,
+    ):
+        await peer.lookup()
+        await peer.produce()
+        yield broker, peer, client
+    await store.close()
 
 
 def test_a_committed_transaction_is_read_and_an_aborted_one_is_not(tmp_path: Path) -> None:
@@ -54,8 +74,7 @@ def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_n
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        quick: dict[str, Any] = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}
-        async with running_broker(tmp_path / "b", store=store, **quick) as broker, open_peer(broker) as peer:
+        async with running_broker(tmp_path / "b", store=store, **QUICK) as broker, open_peer(broker) as peer:
             await peer.lookup()
             await peer.produce()
             host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
@@ -98,16 +117,7 @@ def test_subscriptions_ask_as_well(tmp_path: Path) -> None:
     """What is held for one that has not begun is delivered again; one that is open gets the subscription as a participant, and commits there."""
 
     async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        quick: dict[str, Any] = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}
-        async with (
-            running_broker(tmp_path / "b", store=store, **quick) as broker,
-            open_peer(broker) as peer,
-            running_coordinator(tmp_path / "b", store) as coordinator,
-            transaction_peer(coordinator) as client,
-        ):
-            await peer.lookup()
-            await peer.produce()
+        async with stage(tmp_path / "b") as (broker, peer, client):
             ids = [await publish(peer) for _ in range(2)]
             await peer.subscribe()
             assert await received(peer, 2) == [0, 1]
@@ -125,12 +135,8 @@ def test_subscriptions_ask_as_well(tmp_path: Path) -> None:
             assert not (await client.end(txn)).HasField("error")
             host = await subscription_of(broker)
             assert [*host.core.cursor.unacknowledged(0, 2)] == [(0, 1)]
-        await store.close()
 
     asyncio.run(scenario())
-
-
-QUICK: dict[str, Any] = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}
 
 
 async def until_closed(broker: Broker, *txns: TxnId) -> None:
@@ -185,15 +191,7 @@ def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(t
     """The answer "it has not begun" is on its way when it begins, and sends: a repetition even, of what somebody sent in its name before."""
 
     async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            running_broker(tmp_path / "b", store=store, **QUICK) as broker,
-            open_peer(broker) as peer,
-            running_coordinator(tmp_path / "b", store) as coordinator,
-            transaction_peer(coordinator) as client,
-        ):
-            await peer.lookup()
-            await peer.produce()
+        async with stage(tmp_path / "b") as (broker, peer, client):
             await send_in(peer, TxnId(0, 0), b"x", 0)
             inquiries, ask = broker.maintenance.inquiries, broker.maintenance.inquiries._ask
 
@@ -209,7 +207,6 @@ def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(t
             await inquiries.look()
             assert not (await client.end(TxnId(0, 0))).HasField("error")
             assert await stored(broker) == entries_of((b"x", 0))
-        await store.close()
 
     asyncio.run(scenario())
 
@@ -219,14 +216,7 @@ def test_a_round_is_bounded_and_every_topic_has_its_share(tmp_path: Path, monkey
     monkeypatch.setattr(inquiring, "ASKED_PER_ROUND_MAX", 8)
 
     async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            running_broker(tmp_path / "b", store=store, **QUICK) as broker,
-            open_peer(broker) as peer,
-            running_coordinator(tmp_path / "b", store),
-        ):
-            await peer.lookup()
-            await peer.produce()
+        async with stage(tmp_path / "b") as (broker, peer, _):
             for number in range(20):
                 await send_in(peer, TxnId(0, 2 * number), b"x", number)
             await peer.subscribe()
@@ -250,6 +240,5 @@ def test_a_round_is_bounded_and_every_topic_has_its_share(tmp_path: Path, monkey
                 await broker.maintenance.inquiries.look()
                 await broker.context.log.barrier()
                 assert len([*used.buffer.open_transactions()]) == left
-        await store.close()
 
     asyncio.run(scenario())
