@@ -18,6 +18,7 @@ import structlog
 from magnetar.balance import bundles as rules
 from magnetar.errors import NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer
+from magnetar.server.background import watch_over
 from magnetar.server.bundle import OwnedBundle
 from magnetar.server.bundle_records import commit_record
 from magnetar.server.context import BrokerContext
@@ -105,9 +106,9 @@ class Shortener:
     def ask(self, name: str) -> None:
         """A successor would have much to replay of this bundle: a checkpoint, after those that were asked for before."""
         self._asked[name] = None
-        if self._asking is None:
+        if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer(), name="checkpoints")
-            self._asking.add_done_callback(lambda _task: setattr(self, "_asking", None))
+            watch_over(self._asking, self._context.fail)
 
     @property
     def busy(self) -> bool:

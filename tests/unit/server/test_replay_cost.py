@@ -28,6 +28,8 @@ from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, 
 from tests.unit.server.test_ownership import until
 
 RECORDS_MAX = 1000
+QUIET: dict[str, Any] = {"keep_alive_s": 3600.0, "maintenance_s": 3600.0}
+"""Whatever writes a checkpoint is what the test has caused."""
 PAYLOAD = bytes(1500)
 IN_A_SMALL_FILE = 3 * SMALL_FILE_BYTES_MAX // len(PAYLOAD)
 """A checkpoint stands at the beginning of a file, which may hold so many records already."""
@@ -208,7 +210,7 @@ class World:
 
 @asynccontextmanager
 async def world(directory: Path, **settings: Any) -> AsyncIterator[World]:
-    async with running_broker(directory, keep_alive_s=3600.0, **settings) as broker, open_peer(broker) as peer:
+    async with running_broker(directory, **QUIET, **settings) as broker, open_peer(broker) as peer:
         await peer.lookup()
         await peer.produce(1)
         await peer.produce(2)
@@ -266,15 +268,34 @@ def test_without_a_bound_all_is_replayed(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that writes them has nothing left to do then, and is not gone yet."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            shortener, written = found.broker.ownership.shortener, list[str]()
+
+            async def checkpoint(name: str) -> None:
+                written.append(name)
+                if name == "first":
+                    asyncio.get_running_loop().call_soon(shortener.ask, "second")
+
+            monkeypatch.setattr(shortener, "checkpoint", checkpoint)
+            shortener.ask("first")
+            await until(lambda: "second" in written)
+            await found.settled()
+
+    asyncio.run(scenario())
+
+
 def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(tmp_path: Path) -> None:
     """It has no term of its own to speak of yet, and would leave all that again to whoever comes next: its maintenance sees to it."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with volume_in(tmp_path) as volume:
-            first = await Node(
-                store, volume, "broker-0", replace(SETTINGS, keep_alive_s=3600.0, checkpoint_records_max=100_000_000)
-            ).start()
+            quiet = replace(SETTINGS, **QUIET)
+            first = await Node(store, volume, "broker-0", replace(quiet, checkpoint_records_max=100_000_000)).start()
             async with open_peer(first) as peer:
                 await peer.lookup()
                 await peer.produce(1)
@@ -283,7 +304,7 @@ def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(tmp_
                     await before.abort(AT_A_TIME)
             first.fail("killed")
             await first.close()
-            second = await Node(store, volume, "broker-0", replace(SETTINGS, checkpoint_records_max=RECORDS_MAX)).start()
+            second = await Node(store, volume, "broker-0", replace(quiet, checkpoint_records_max=RECORDS_MAX)).start()
             try:
                 async with open_peer(second) as peer:
                     await peer.lookup()
