@@ -31,7 +31,16 @@ from magnetar.server.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.index import LevelZeroIndex, Run
 from magnetar.storage.level_one import FileState, LevelOneRewrite, Round, TopicChange, choose, choose_merge, outside
-from magnetar.storage.manifest import CommitResult, LevelZero, Manifest, Outcome, SegmentReference, commit_manifest, commit_rewrite
+from magnetar.storage.manifest import (
+    CommitResult,
+    LevelZero,
+    Manifest,
+    Outcome,
+    SegmentReference,
+    TopicSegments,
+    commit_manifest,
+    commit_rewrite,
+)
 from magnetar.topics.ledgers import EARLIEST
 
 log = structlog.get_logger(__name__)
@@ -359,7 +368,7 @@ def _dead_segments(bundle: OwnedBundle, manifest: Manifest) -> dict[str, list[Se
     for topic, segments in manifest.topics.items():
         host = bundle.topics.get(topic)
         if host is None:
-            if segments.level1 or segments.compacted is not None:
+            if segments != TopicSegments(trimmed=segments.trimmed):
                 found[topic] = list(segments.level1)
             continue
         ledgers = host.core.ledgers

@@ -24,8 +24,10 @@ from magnetar.server.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.manifest import Compacted, Manifest, TopicSegments, commit_manifest, load_manifest
 from magnetar.topics.dispatch import ReadRequest
+from magnetar.transactions.ids import TxnId
 from tests.unit.server.brokers import CLOCK, TOPIC, Node, Peer, entry, open_peer, running_broker, volume_in
 from tests.unit.server.brokers import SETTINGS as BASE
+from tests.unit.server.transacting import ended, send_in
 
 OTHER = "persistent://public/default/other"
 QUICK: dict[str, Any] = {"checkpoint_age_s": 0.05, "rewrite_age_s": 0.0, "replaced_kept_s": 0.0, "maintenance_s": 3600.0}
@@ -213,6 +215,30 @@ def test_a_file_in_which_nothing_lives_goes_without_being_read(tmp_path: Path) -
             manifest = await found.manifest(TOPIC)
             assert (manifest.level0, manifest.topics) == ((), {})
             assert await found.broker.context.volume.list("segments") == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_nothing_is_said_of_a_topic_that_was_trimmed_away_and_then_deleted(tmp_path: Path) -> None:
+    """No file has anything of it any more that would bring it up: up to where it was complete goes with it all the same."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            host = await found.host(TOPIC)
+            await send_in(found.peer, TxnId(0, 0), b"x", 0)
+            await ended(found.peer, TxnId(0, 0), commit=True)
+            await found.roll()
+            await found.round()
+            await host.trim(host.core.ledgers.end)
+            await found.roll()
+            await found.round()
+            left = (await found.manifest(TOPIC)).topic(TOPIC)
+            assert not left.level1
+            assert left.complete is not None
+            await host.bundle.delete_topic(TopicName.parse(TOPIC))
+            await found.round()
+            assert (await found.manifest(TOPIC)).topics == {}
 
     asyncio.run(scenario())
 
