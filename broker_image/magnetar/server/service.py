@@ -240,7 +240,8 @@ class BrokerService:
         last, end = host.core.last_confirmed, host.core.ledgers.end
         await self._ownership.shortener.cover(str(host.bundle.name))
         if host.transactions is not None:
-            host.transactions.wanted_below = end
+            # A roll that was asked for later may have been done first.
+            host.transactions.wanted_below = max(end, host.transactions.wanted_below)
         return last.ledger, last.entry
 
     async def topics_in(self, namespace: NamespaceName, mode: int = Mode.PERSISTENT) -> list[str]:
