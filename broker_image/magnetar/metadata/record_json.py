@@ -79,8 +79,8 @@ def _immutable(kind: Any) -> bool:
     if get_origin(kind) in (types.UnionType, typing.Union, tuple):
         return all(_immutable(argument) for argument in get_args(kind) if argument not in (type(None), Ellipsis))
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        return all(_immutable(hints[field.name]) for field in dataclasses.fields(kind))
+        hints, frozen = typing.get_type_hints(kind), typing.cast(Any, kind).__dataclass_params__.frozen
+        return bool(frozen) and all(_immutable(hints[field.name]) for field in dataclasses.fields(kind))
     return isinstance(kind, type) and issubclass(kind, str | int | float)
 
 
