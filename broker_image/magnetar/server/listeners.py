@@ -84,9 +84,13 @@ def options_of(advertised: str, bind_addresses: str, file: str, host: str) -> Li
 
     def reread() -> Advertised:
         try:
-            text = Path(file).read_text()
+            text = Path(file).read_text(encoding="utf-8")
         except FileNotFoundError:
             return fixed  # nobody knows the addresses yet
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(
+                f"listeners-file: {file} is no text in UTF-8; write name:pulsar://host:port on each line"
+            ) from error
         return parse_listeners(text, host)
 
     try:
