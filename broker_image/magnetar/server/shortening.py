@@ -53,6 +53,7 @@ class Shortener:
         self._context, self._views, self._owned, self._roller, self._work = context, views, owned, roller, work
         self._asked: dict[str, None] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def shorten(self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int) -> Shortened | None:
         """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is short, or it cannot be had now."""
@@ -105,6 +106,8 @@ class Shortener:
 
     def ask(self, name: str) -> None:
         """A successor would have much to replay of this bundle: a checkpoint, after those that were asked for before."""
+        if self._stopped:
+            return
         self._asked[name] = None
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer(), name="checkpoints")
@@ -122,7 +125,8 @@ class Shortener:
             self._asked.pop(name, None)
 
     def stop(self) -> None:
-        """No checkpoint that was asked for begins any more."""
+        """No checkpoint that was asked for, or will be, begins any more."""
+        self._stopped = True
         if self._asking is not None:
             self._asking.cancel()
 
