@@ -392,7 +392,6 @@ def test_brokers_and_their_statistics(site: Site) -> None:
     [
         ("functions list --tenant a --namespace b", "not offered"),
         ("schemas get public/default/t", "Schema not found"),
-        ("transactions coordinators-list", "transactionCoordinatorEnabled"),
         ("broker-stats allocator-stats default", "allocator"),
         ("topics create-partitioned-topic public/default/none -p 0", "partitions"),
         ("namespaces create no-such-tenant-here", "namespace"),
@@ -401,3 +400,11 @@ def test_brokers_and_their_statistics(site: Site) -> None:
 )
 def test_what_is_not_offered_or_wrong_is_refused_in_words(site: Site, command: str, said: str) -> None:
     assert said.lower() in site.admin.refused(command).lower()
+
+
+def test_a_cluster_without_coordinators_says_so_and_a_standalone_server_is_its_own(site: Site, request: pytest.FixtureRequest) -> None:
+    command = "transactions coordinators-list"
+    if request.node.callspec.params["site"] == "standalone":
+        assert site.admin.lines(command) == [f"0    {site.service_url}"]
+    else:
+        assert "transactionCoordinatorEnabled" in site.admin.refused(command)
