@@ -211,9 +211,42 @@ def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(t
     asyncio.run(scenario())
 
 
+def test_a_question_that_is_refused_keeps_no_other_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that takes no more participants and a subscription whose name a coordinator does not take: both are asked about first."""
+    monkeypatch.setattr(inquiring, "ASKED_AT_ONCE_MAX", 1)
+
+    async def scenario() -> None:
+        store, long_name = MemoryStore(CLOCK), "s" * 2_000
+        async with (
+            running_broker(tmp_path / "b", store=store, **QUICK) as broker,
+            open_peer(broker) as peer,
+            running_coordinator(tmp_path / "b", store, transaction_participants_max=1) as coordinator,
+            transaction_peer(coordinator) as client,
+        ):
+            await peer.lookup()
+            await peer.produce()
+            ids = [await publish(peer) for _ in range(2)]
+            await peer.subscribe(subscription=long_name)
+            await peer.subscribe(2, subscription="t")
+            full, invented = await client.begin(OTHER), TxnId(0, 1_000_000)
+            await send_in(peer, full, b"too many", 0)
+            await send_in(peer, invented, b"invented", 1)
+            assert await ack_in(peer, full, ids[0]) == DONE
+            assert await ack_in(peer, invented, ids[0], consumer_id=2) == DONE
+            used = (await host_of(broker)).transactions
+            assert used is not None
+            await until_closed(broker, invented)
+            assert used.buffer.is_open(full)
+            assert used.pending[long_name].is_open(full)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_round_is_bounded_and_every_topic_has_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic full of invented ids does not keep another one's from being asked after; the log has a line per topic, not one per id."""
     monkeypatch.setattr(inquiring, "ASKED_PER_ROUND_MAX", 8)
+    monkeypatch.setattr(inquiring, "ROUND_S_MAX", 3600.0)
 
     async def scenario() -> None:
         async with stage(tmp_path / "b") as (broker, peer, _):

@@ -21,7 +21,7 @@ import structlog
 
 from magnetar.client.connection import Credentials
 from magnetar.client.pool import Pool
-from magnetar.errors import InvalidTxnStatus, MagnetarError, TransactionCoordinatorNotFound, TransactionNotFound
+from magnetar.errors import InvalidTxnStatus, MagnetarError, ServiceNotReady, TransactionCoordinatorNotFound, TransactionNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord
 from magnetar.security.authorization import INTERNAL_METHOD
@@ -51,6 +51,10 @@ class _Question(NamedTuple):
     topic: TopicHost
     subscription: str
     txn: TxnId
+
+
+class _Refused(MagnetarError):
+    """The coordinator answers, but not this question: the transaction has too many participants, the subscription a name that it does not take."""
 
 
 class Inquiries:
@@ -106,6 +110,11 @@ class Inquiries:
                 await self._ask(holders[txn.most], str(topic.name), subscription, txn)
         except InvalidTxnStatus:
             return "ending"
+        except _Refused as error:
+            log.debug(
+                "transaction.inquiry_refused", topic=str(topic.name), subscription=subscription, txn=str(txn), error=str(error)
+            )
+            return "refused"
         except TransactionNotFound as error:
             host = topic.subscriptions.get(subscription) if subscription else None
             if subscription and host is None:
@@ -123,7 +132,7 @@ class Inquiries:
         return "open"
 
     async def _ask(self, claim: CoordinatorClaimRecord, topic: str, subscription: str, txn: TxnId) -> None:
-        """Raises what its coordinator says."""
+        """Raises what its coordinator says of the transaction, _Refused, and MagnetarError, OSError if it cannot say anything now."""
         door = self._context.tls
         url = claim.service_url_tls if door is not None and claim.service_url_tls else claim.service_url
         pool = self._pool
@@ -133,9 +142,15 @@ class Inquiries:
         pool.begin_at(url, door.to_peers() if door is not None else None)
         connection, number = await pool.get(pool.assigned(url, False)), pool.next_request_id()
         if subscription:
-            await connection.request(number, requests.add_subscription_to_txn(number, txn, topic, subscription))
+            question = requests.add_subscription_to_txn(number, txn, topic, subscription)
         else:
-            await connection.request(number, requests.add_partitions_to_txn(number, txn, [topic]))
+            question = requests.add_partitions_to_txn(number, txn, [topic])
+        try:
+            await connection.request(number, question)
+        except (InvalidTxnStatus, TransactionNotFound, TransactionCoordinatorNotFound, ServiceNotReady):
+            raise
+        except MagnetarError as error:
+            raise _Refused(str(error)) from error
 
     async def _holder(self, tcid: int) -> CoordinatorClaimRecord:
         """Who answers for a number: its holder, or the first coordinator.
@@ -160,9 +175,9 @@ class Inquiries:
 
 
 class _Round:
-    """Questions, so many at once; a coordinator that does not answer once is asked nothing more."""
+    """Questions, so many at once; a coordinator that does not answer once is asked nothing more, one that refuses a question is."""
 
-    told = "open", "ending", "forgotten", "unbegun", "gone", "unanswered"
+    told = "open", "ending", "forgotten", "unbegun", "gone", "refused", "unanswered"
 
     def __init__(
         self,
@@ -197,7 +212,7 @@ class _Round:
                 except (MagnetarError, OSError) as error:
                     self._deaf[most] = repr(error)
             self._counts.setdefault(question.topic, Counter())[told] += 1
-            if told in ("forgotten", "unbegun", "unanswered"):
+            if told in ("forgotten", "unbegun", "refused", "unanswered"):
                 self._examples[question.topic] = question.txn
 
     def _tell(self, topic: TopicHost, counts: Counter[str]) -> None:
