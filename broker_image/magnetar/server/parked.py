@@ -3,8 +3,8 @@
 Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that came between the freeze of a bundle and the beginning of its
 children. Imports: sessions.
 Invariants: what is parked of one producer stays in order, and nothing of it is stored behind something that was dropped: a producer that sends
-more than fits is sent away once what it sent before is on its way; what comes from a session that has ended is dropped, as its client sends it
-again.
+more than fits is sent away once what it sent before is on its way; what comes from a session that has ended, or is told so, is dropped, as its
+client sends it again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ParkedWork:
     def resume(self, successor: Successor) -> None:
         """The topics are served again: go on. Producers of which something was dropped are sent to the successor: they send it again."""
         for parked in self._sends:
-            if not parked.session.closed:
+            if not parked.session.leaving:
                 parked.publish()
         for session in self._missed:
             session.close_by_broker(successor)
