@@ -243,6 +243,8 @@ class Publishing:
             hand_over(index)
             begin = index + 1
             self._answer(session, sequences[index], highest[index] if highest is not None else 0, refusal, verdict)
+            if session.leaving:
+                return  # closed for it: its client gives up what lies behind, too, or sends it again
         hand_over(len(entries))
 
     @property
@@ -265,15 +267,13 @@ class Publishing:
         if refusal is None and verdict is Verdict.DUPLICATE:
             session.answer(commands.send_receipt(session.producer_id, sequence, commands.DUPLICATE, highest))
             return
-        if refusal is None and verdict is Verdict.UNKNOWN:
-            refusal = (
-                WireCode.PERSISTENCE,
-                f"Cannot tell yet whether sequence id {sequence} of {session.name} is a duplicate; send again",
-            )
-        elif refusal is None:
-            refusal = WireCode.TOPIC_TERMINATED, f"Topic {self._topic.name} was already terminated"
+        last = max(sequence, highest)
         self._topic.context.metrics.publish_errors += 1
-        session.answer(commands.send_error(session.producer_id, max(sequence, highest), *refusal))
+        if refusal is None and verdict is Verdict.UNKNOWN:
+            text = f"Cannot tell yet whether sequence id {sequence} of {session.name} is a duplicate; send again"
+            session.answer(commands.send_error(session.producer_id, last, WireCode.PERSISTENCE, text))
+            return
+        session.refuse_send(last, *(refusal or (WireCode.TOPIC_TERMINATED, f"Topic {self._topic.name} was already terminated")))
 
     def _follow_policy(self) -> None:
         """Begin or end deduplication where the policy has changed; its record divides the log into what was tested and what was not."""

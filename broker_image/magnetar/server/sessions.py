@@ -30,7 +30,8 @@ ACTIVE_CONSUMER_CHANGE_SINCE = 12
 DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
 """Clients (4.2 and 0.19) that take REACHED_END_OF_TOPIC for an unknown command and close the connection, again and again."""
 DEAF_AFTER_REFUSED_SEND = ("Pulsar-Go",)
-"""Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with NotAllowed: it hears of nothing any more."""
+"""Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with NotAllowed or TopicTerminated: it hears of nothing
+any more. At any other code they come back and send the same again."""
 
 
 class ProducerSession:

@@ -188,6 +188,39 @@ def test_a_client_that_a_refusal_makes_deaf_comes_again_instead(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("why", ["max_message_bytes", "encryption_required", TERMINATED])
+def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(tmp_path: Path, why: str) -> None:
+    """By a policy or at the end of its topic, and nothing behind it is taken, not even what is small enough; other clients are told at once."""
+    late = b"late" * 100
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path) as (broker, peer), open_peer(broker, handshake=False) as go:
+            go.write(requests.connect("Pulsar-Go-0.19.0", 21))
+            await go.answer(Type.CONNECTED)
+            await go.produce(producer_name="p")
+            await peer.produce(producer_name="q")
+            await go.send(b"one", 1)
+            host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+            if why == TERMINATED:
+                host.core.properties[TERMINATED] = "as told, and on its way to the log"
+            elif why == "encryption_required":
+                host.policies = replace(host.policies, encryption_required=True)
+            else:
+                host.policies = replace(host.policies, max_message_bytes=200)
+            host.publishing.refresh()
+            for sequence in (2, 3):
+                peer.write(requests.send(1, sequence, entry(late, sequence)))
+                assert (await peer.answer(Type.SEND_ERROR)).send_error.sequence_id == sequence
+            go.write(requests.send(1, 2, entry(late, 2)) + requests.send(1, 3, entry(b"later", 3)))
+            assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
+            assert await go.is_quiet()
+            refused = (await go.ask("producer", topic=TOPIC, producer_id=1, producer_name="p", epoch=1)).error
+            assert refused.error == int(WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION)
+            assert await stored(broker) == entries_of((b"one", 1))
+
+    asyncio.run(scenario())
+
+
 def test_refusals_that_nobody_comes_for_are_bounded(tmp_path: Path) -> None:
     """The first ones are forgotten."""
 
