@@ -86,7 +86,8 @@ class TransactionBuffer:
         """What to do with an entry whose lowest sequence id is this (None: a chunk before the last, which is not tested).
 
         Raises NotAllowed if the transaction takes nothing more: it was aborted, or its end is so long ago that nothing is known of it, or too
-        many are open here. (Of the protocol's errors this one fails the send; others make clients reconnect and send it again for ever.)
+        many are open here, or too many that have ended are remembered. (Of the protocol's errors this one fails the send; others make clients
+        reconnect and send it again for ever.)
         """
         outcome = self._outcome(txn)
         if outcome is Outcome.ABORTED:

@@ -1,7 +1,7 @@
 """What a transaction buffer keeps of one open transaction.
 
-Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; how states hold producers; `LowestNumbers`, which finds
-transactions below a floor; `OpenSpans`, which finds whose an entry is. Imports: ids, participant_records. Pure.
+Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; `OpenTransaction`, what others are told; how states hold producers;
+`LowestNumbers`, which finds transactions below a floor; `OpenSpans`, which finds whose an entry is. Imports: ids, participant_records. Pure.
 Invariant: producers are known by name, each with its highest sequence id and where that entry lies.
 """
 

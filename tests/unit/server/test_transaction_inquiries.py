@@ -140,13 +140,14 @@ def test_subscriptions_ask_as_well(tmp_path: Path) -> None:
 
 
 async def until_closed(broker: Broker, *txns: TxnId) -> None:
-    """Ask until none of them is open on the topic or its subscription."""
+    """Ask until none of them is open on the topic or its subscription, durably."""
     used = (await host_of(broker)).transactions
     assert used is not None
     async with asyncio.timeout(60):
         while any(used.buffer.is_open(txn) or any(part.is_open(txn) for part in used.pending.values()) for txn in txns):
             await asyncio.sleep(0.06)
             await broker.maintenance.inquiries.look()
+        await broker.context.log.barrier()
 
 
 def test_an_id_that_was_named_before_it_was_given_is_as_good_as_any(tmp_path: Path) -> None:

@@ -53,7 +53,10 @@ def abort_orphans(topic: TopicHost) -> None:
 
 
 def abort_forgotten(topic: TopicHost, txn: TxnId, floor: int) -> None:
-    """Nobody will tell how the transaction ended, and it is open here: it did not commit. Later, if nothing can be written now."""
+    """Nobody will tell how the transaction ended, and it is open here: it did not commit. Later, if nothing can be written now.
+
+    `floor` as of `end_transaction`.
+    """
     if _may_write(topic) and topic.used_with_transactions().buffer.is_open(txn):
         _abort(topic, txn, floor)
 

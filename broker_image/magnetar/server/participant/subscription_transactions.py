@@ -98,7 +98,10 @@ class SubscriptionTransactions:
         await self._host.topic.context.log.barrier()
 
     def abort_forgotten(self, txn: TxnId, floor: int) -> None:
-        """Nobody will tell how the transaction ended, and it holds something here: it did not commit. Later, if nothing can be written now."""
+        """Nobody will tell how the transaction ended, and it holds something here: it did not commit. Later, if nothing can be written now.
+
+        `floor`: every transaction of that coordinator with a smaller number has ended everywhere.
+        """
         if self._may_write() and self.core.is_open(txn):
             self._end(txn, Outcome.ABORTED, floor)
 
