@@ -402,7 +402,9 @@ def test_what_is_not_offered_or_wrong_is_refused_in_words(site: Site, command: s
     assert said.lower() in site.admin.refused(command).lower()
 
 
-def test_a_cluster_without_coordinators_says_so_and_a_standalone_server_is_its_own(site: Site, request: pytest.FixtureRequest) -> None:
+def test_a_cluster_without_coordinators_says_so_and_a_standalone_server_is_its_own(
+    site: Site, request: pytest.FixtureRequest
+) -> None:
     command = "transactions coordinators-list"
     if request.node.callspec.params["site"] == "standalone":
         assert site.admin.lines(command) == [f"0    {site.service_url}"]

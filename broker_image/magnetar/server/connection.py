@@ -92,7 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self.in_flight = InFlight()
         self.slow = SlowPeer(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
-        self.withheld: dict[int, str] = {}
+        self._withheld: dict[int, tuple[str, float]] = {}
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
         self.client_version = self.peer = self.common_name = ""
@@ -421,10 +421,16 @@ class Connection(asyncio.BufferedProtocol):
         self._forgotten[session.producer_id] = now + FORGOTTEN_SENDS_S
 
     def withhold(self, producer_id: int, text: str) -> None:
-        """The next PRODUCER of that id is refused, once, with `text`; of more of them than there may be producers the first is forgotten."""
-        self.withheld[producer_id] = text
-        if len(self.withheld) > self.settings.producers_per_connection_max:
-            del self.withheld[next(iter(self.withheld))]
+        """Have the next PRODUCER of that id refused with `text`; of more of them than there may be producers the first is forgotten."""
+        self._withheld.pop(producer_id, None)
+        self._withheld[producer_id] = text, asyncio.get_running_loop().time() + FORGOTTEN_SENDS_S
+        if len(self._withheld) > self.settings.producers_per_connection_max:
+            del self._withheld[next(iter(self._withheld))]
+
+    def withheld(self, producer_id: int) -> str | None:
+        """What a PRODUCER of that id is refused with, once, and only if it comes about as soon as a client does that was closed."""
+        text, until = self._withheld.pop(producer_id, ("", 0.0))
+        return text if asyncio.get_running_loop().time() < until else None
 
     def forget_producer(self, session: ProducerSession) -> None:
         """A producer is closed: drop it here and on its topic."""

@@ -34,7 +34,7 @@ class Producing:
     async def create(self, connection: Connection, request: api.CommandProducer) -> None:
         """Answer PRODUCER; while the producer waits for exclusive access this goes on, and CLOSE_PRODUCER cancels it."""
         producer_id, pending = request.producer_id, connection.pending_producers
-        withheld = connection.withheld.pop(producer_id, None)
+        withheld = connection.withheld(producer_id)
         if withheld is not None:
             raise SendsGivenUp(withheld)
         existing = connection.producers.get(producer_id)
