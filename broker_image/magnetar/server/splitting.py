@@ -8,21 +8,22 @@ The owner writes Splitting, prepares the children's manifests while it serves, f
 transaction: the parent is Deleted, the children are Owned, the namespace has their boundaries, and their manifests are current. The topics
 stay in memory with their clients; what these send meanwhile waits. The pause is a flush and a compare-and-swap.
 Invariants: either nothing of a split is in the store but the Splitting record, or all of it; after RELEASE the parent's term is over whatever
-the store says: a split that turns out to be impossible then leaves the bundle free, to be assigned anew; children begin with every topic,
-file and log range that their parent had.
+the store says: a split that turns out to be impossible then leaves the bundle free, to be assigned anew; children begin with every topic and
+log range that their parent had; a child lists every file of its parent's list that has entries of it, and no other that could be looked into:
+whoever notes a file for the collector notes the bundles with entries in it, and nobody else keeps it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from magnetar.balance import bundles as rules
 from magnetar.balance.splits import children_of_split, with_boundaries
-from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady, StorageError, StoreError, StoreUnavailable
+from magnetar.errors import CorruptData, NotAllowed, NotOwner, ServiceNotReady, StorageError, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     RESTORE_STRIDE,
@@ -33,7 +34,7 @@ from magnetar.metadata.records import (
     NamespaceRecord,
 )
 from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put
-from magnetar.names import BundleName
+from magnetar.names import BundleName, TopicName
 from magnetar.server.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.bundle_events import BundleEvents
 from magnetar.server.bundle_records import commit_record, others_went_on
@@ -41,8 +42,9 @@ from magnetar.server.catalog import BundleCatalog
 from magnetar.server.context import BrokerContext
 from magnetar.server.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
+from magnetar.storage import names
 from magnetar.storage.log_format import encode_term
-from magnetar.storage.manifest import Manifest, load_manifest, write_manifest
+from magnetar.storage.manifest import LevelZero, Manifest, load_manifest, write_manifest
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +82,39 @@ class _Plan:
     namespace_revision: int
     manifest_revision: int
     children: tuple[_Child, ...]
+
+
+class _Shares:
+    """Which children have entries in which files of their parent, as the files' indexes say; remembered, since files do not change."""
+
+    def __init__(self, catalog: BundleCatalog, children: Sequence[BundleName]) -> None:
+        self._catalog, self._children = catalog, children
+        self._holders: dict[tuple[str, int], frozenset[BundleName]] = {}
+
+    async def find(self, files: Sequence[LevelZero]) -> None:
+        """Look into the files that were not looked into yet. Raises StorageError."""
+        for file in files:
+            place = file.incarnation, file.file
+            if place not in self._holders:
+                try:
+                    self._holders[place] = await self._holders_of(file)
+                except (CorruptData, FileNotFoundError) as error:
+                    # It may have entries of each: all of them name the damage until the file is restored.
+                    log.warning("bundle.split_unread", file=names.log_file(*place), error=str(error))
+
+    async def _holders_of(self, file: LevelZero) -> frozenset[BundleName]:
+        found: set[BundleName] = set()
+        for topic in filter(self._catalog.holds, (await self._catalog.index(file)).topics()):
+            name = TopicName.parse(topic)
+            found.update(child for child in self._children if child.contains(name))
+            if len(found) == len(self._children):
+                break
+        return frozenset(found)
+
+    def without(self, files: Sequence[LevelZero], child: BundleName) -> list[LevelZero]:
+        """Those of the files that are known to have no entries of a child."""
+        known = self._holders
+        return [file for file in files if child not in known.get((file.incarnation, file.file), (child,))]
 
 
 class Splitter:
@@ -150,15 +185,16 @@ class Splitter:
         """From our Splitting record to children in service; their names, none if it was called off. Raises Fenced, StorageError."""
         bundle, record = owned.name, splitting.record
         epoch = self._context.restore * RESTORE_STRIDE + splitting.mod_revision
+        shares = _Shares(owned.catalog, children_of_split(bundle, record.boundaries))
         try:
-            plan: _Plan | None = await self._plan(bundle, record)
+            plan: _Plan | None = await self._plan(bundle, record, shares)
         except (StoreError, StorageError, SplitRefused):
             plan = None  # looked into below, when it must not be put off any more
         started = self._context.clock.monotonic()
         owned.freeze(parking=True)
         end = await owned.append_release()
         try:
-            plan = await self._commit(bundle, splitting, plan, epoch, end)
+            plan = await self._commit(bundle, splitting, shares, plan, epoch, end)
         except SplitRefused as error:
             await self._call_off(owned, splitting, end, str(error))
             return []
@@ -203,7 +239,13 @@ class Splitter:
         self._context.metrics.bundles_owned.set(len(self._owned))
 
     async def _commit(
-        self, bundle: BundleName, splitting: Viewed[BundleRecord], plan: _Plan | None, epoch: int, end: LogPosition
+        self,
+        bundle: BundleName,
+        splitting: Viewed[BundleRecord],
+        shares: _Shares,
+        plan: _Plan | None,
+        epoch: int,
+        end: LogPosition,
     ) -> _Plan:
         """The transaction, again until it is done; what it committed. Raises SplitRefused, TransitionRefused, Fenced."""
         deleted, records = rules.divided(splitting.record, bundle, epoch=epoch, end=end)
@@ -212,7 +254,7 @@ class Splitter:
         failed = 0
         while True:
             try:
-                plan = plan or await self._plan(bundle, splitting.record)
+                plan = plan or await self._plan(bundle, splitting.record, shares)
                 attempted.append(plan)
                 compares, operations = self._transaction(bundle, splitting.mod_revision, plan, deleted, records)
                 result = await self._context.store.transact(compares, operations)
@@ -322,21 +364,22 @@ class Splitter:
 
     # --- planning --------------------------------------------------------------------------------------------------------------
 
-    async def _plan(self, bundle: BundleName, record: BundleRecord) -> _Plan:
+    async def _plan(self, bundle: BundleName, record: BundleRecord, shares: _Shares) -> _Plan:
         """Read what the transaction compares, and write the children's manifests. Raises SplitRefused, StoreError, StorageError."""
         store, volume = self._context.store, self._context.volume
         namespace, item = await self._namespace(bundle)
         boundaries = with_boundaries(namespace.boundaries, bundle, record.boundaries)
         if boundaries is None:
             raise SplitRefused(f"{bundle.range} is not a bundle of namespace {bundle.namespace} any more")
-        names = children_of_split(bundle, record.boundaries)
-        revisions = await self._records_of(bundle, names)
+        wanted = children_of_split(bundle, record.boundaries)
+        revisions = await self._records_of(bundle, wanted)
         manifest, _, manifest_revision = await load_manifest(store, volume, bundle)
+        await shares.find(manifest.level0)
         children = []
-        for name in names:
+        for name in wanted:
             left = await store.get(keys.manifest(name))  # of an earlier life of the namespace
             generation = 1 + (ManifestPointer.decode(left.value).generation if left is not None else 0)
-            own, written = manifest.for_child(name, generation), ""
+            own, written = manifest.for_child(name, generation, shares.without(manifest.level0, name)), ""
             if manifest_revision or left is not None:
                 written = await write_manifest(volume, self._context.clock, own)
             else:

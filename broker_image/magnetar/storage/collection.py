@@ -65,7 +65,7 @@ def has_passed(bundle: str, facts: Mapping[str, BundleFacts], file: LogFile, epo
     if found.deleted:
         return True
     if found.children or (found.record is not None and found.record.state is BundleState.DELETED):
-        # Split: what it wrote is its children's, whose manifests began as copies of its own; all of them must have passed.
+        # Split: what it wrote is its children's, whose manifests began with what its own listed of theirs; all of them must have passed.
         return bool(found.children) and all(_child_has_passed(child, facts, file, epochs) for child in found.children)
     return found.covered(file[1], epochs)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
@@ -114,10 +114,11 @@ class Manifest(Record):
                 known[file.incarnation, file.file] = dataclasses.replace(file, epochs=merged)
         return dataclasses.replace(self, level0=tuple(known.values()), covered=reached if before is None else max(before, reached))
 
-    def for_child(self, child: BundleName, generation: int) -> Manifest:
-        """What a bundle that is split from this one begins with: its topics, and all log files: readers look for their topics in them."""
+    def for_child(self, child: BundleName, generation: int, without: Collection[LevelZero]) -> Manifest:
+        """What a bundle that is split from this one begins with: its topics, and all log files but those `without` entries of it."""
         topics = {name: found for name, found in self.topics.items() if child.contains(TopicName.parse(name))}
-        return dataclasses.replace(self, bundle=str(child), generation=generation, topics=topics)
+        level0 = tuple(file for file in self.level0 if file not in without)
+        return dataclasses.replace(self, bundle=str(child), generation=generation, level0=level0, topics=topics)
 
     def with_topic(self, name: str, segments: TopicSegments) -> Manifest:
         """This manifest with one topic replaced."""

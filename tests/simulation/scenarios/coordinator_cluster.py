@@ -171,10 +171,12 @@ class CoordinatorCluster(Cluster):
         return [f"transaction coordinator {number}" for number in range(NUMBERS) if number not in served]
 
     def check_endings(self) -> None:
-        """Nothing ended itself, and no request failed, without a reason. Raises AssertionError."""
+        """Nothing ended itself, no request failed, and no damage is told of, without a reason. Raises AssertionError."""
         unexplained = self.evidence.unexplained()
         assert not unexplained, f"processes ended themselves without a reason: {unexplained}"
         assert not self.evidence.counts["connection.request_failed"], "a request failed with an error that is none of ours"
+        damage = [found for broker in self.brokers.values() if broker.ready for found in broker.context.damage.listed()]
+        assert not damage, f"storage is told to be damaged, and is not: {damage}"
 
     def open_transactions(self) -> int:
         """Transactions that have not ended everywhere, of the numbers that are served."""

@@ -6,7 +6,7 @@ the control). Imports: the tracer, the patched parts of the broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.names import BundleName
 from magnetar.server.bundle import OwnedBundle
 from magnetar.storage import collection
-from magnetar.storage.manifest import Manifest
+from magnetar.storage.manifest import LevelZero, Manifest
 from magnetar.topics.topic import Topic
 from tests.simulation.scenarios import tracer
 from tests.simulation.scenarios.planted import FAULTS as PLANTED_FAULTS
@@ -67,8 +67,8 @@ def children_begin_without_files(patch: Patch) -> None:
     """The manifest of a child says how far everything was taken in, and lists nothing of it."""
     for_child = Manifest.for_child
 
-    def bare(manifest: Manifest, child: BundleName, generation: int) -> Manifest:
-        return replace(for_child(manifest, child, generation), level0=(), topics={})
+    def bare(manifest: Manifest, child: BundleName, generation: int, without: Collection[LevelZero]) -> Manifest:
+        return replace(for_child(manifest, child, generation, without), level0=(), topics={})
 
     patch.setattr(Manifest, "for_child", bare)
 
