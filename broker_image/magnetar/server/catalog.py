@@ -134,6 +134,10 @@ class BundleCatalog:
                 missing = ""
             except FileNotFoundError as error:
                 missing = f": {error.filename or error} is missing"
+            except CorruptData as error:
+                if attempt == 2 or not error.file or await self._context.volume.exists(error.file):
+                    raise
+                missing = f": {error.file} is missing"  # with its index
             if attempt == 1:
                 # A rewrite came in between, and its inputs were collected: the manifest names others by now.
                 await self.refresh()
