@@ -38,6 +38,7 @@ class SubscriptionHost:
         self.topic, self.core = topic, core
         self.recorded = False  # whether the log is known to have it
         self._read_failures = 0
+        self._looked_ms = 0
         self._scheduled = False
         self._missed = False
         self._reading: asyncio.Task[None] | None = None
@@ -198,7 +199,8 @@ class SubscriptionHost:
         self.schedule()
 
     def _next_read(self, limit_entries: int) -> ReadRequest | None:
-        return self.core.next_read(limit_entries, self.topic.context.clock.wall_ms())
+        self._looked_ms = self.topic.context.clock.wall_ms()
+        return self.core.next_read(limit_entries, self._looked_ms)
 
     def _fetch(self, request: ReadRequest) -> None:
         self._reading = asyncio.create_task(self._fetch_and_hand_out(request), name=f"read {self.topic.name}")
@@ -267,7 +269,8 @@ class SubscriptionHost:
                 self._send(delivery, [entries[ordinal - first] for ordinal in delivery.scattered])
         if deliveries:
             return True
-        again = self._next_read(READ_ENTRIES_MAX)
+        # By the time of that decision: what was put aside until later, and is due by now, would look as if it had stayed where it was.
+        again = self.core.next_read(READ_ENTRIES_MAX, self._looked_ms)
         return again is not None and again.first != first
 
     def _send(self, delivery: Delivery, entries: Sequence[memoryview]) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from magnetar.clock import SystemClock
 from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.server.broker import Broker
 from magnetar.storage.posix import PosixVolume
+from magnetar.topics.dispatch import Delivery
+from magnetar.topics.shared import SharedDispatcher
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.frames import encode_command
@@ -303,6 +307,28 @@ def test_delayed_messages_wait_on_shared_and_nowhere_else(tmp_path: Path) -> Non
         assert (await peer.ask("consumer_stats", consumer_id=1)).consumer_stats_response.msgBacklog == 3
         await peer.subscribe(consumer_id=2, subscription="exclusive")
         assert await received(peer, 3, consumer_id=2) == [0, 1, 2]
+
+    play(tmp_path, script)
+
+
+def test_a_message_whose_time_comes_just_as_it_is_put_aside_is_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else happens to the subscription that would have it look again."""
+    ahead_ms, wall_ms, dispatch = 0, SystemClock.wall_ms, SharedDispatcher.dispatch
+
+    def dispatched(dispatcher: SharedDispatcher, *arguments: Any) -> list[Delivery]:
+        nonlocal ahead_ms
+        found = dispatch(dispatcher, *arguments)
+        ahead_ms = 600_000
+        return found
+
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda clock: wall_ms(clock) + ahead_ms)
+    monkeypatch.setattr(SharedDispatcher, "dispatch", dispatched)
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        await publish(peer, deliver_at_time=CLOCK.wall_ms() + 300_000)
+        await peer.subscribe(subType=SHARED)
+        assert await received(peer, 1) == [0]
 
     play(tmp_path, script)
 
