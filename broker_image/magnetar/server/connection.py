@@ -243,10 +243,9 @@ class Connection(asyncio.BufferedProtocol):
             group = None
         refused = self._refuse_send(body, end)
         if refused is not None:
-            session.topic.context.metrics.publish_errors += 1
             if group is not None:
                 group.publish()
-            session.answer(commands.send_error(producer_id, max(sequence, highest), *refused))
+            session.refuse_send(max(sequence, highest), *refused)
             return None
         if group is None:
             group = SendGroup(session, txn)

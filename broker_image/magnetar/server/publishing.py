@@ -267,13 +267,14 @@ class Publishing:
         if refusal is None and verdict is Verdict.DUPLICATE:
             session.answer(commands.send_receipt(session.producer_id, sequence, commands.DUPLICATE, highest))
             return
-        last = max(sequence, highest)
-        self._topic.context.metrics.publish_errors += 1
         if refusal is None and verdict is Verdict.UNKNOWN:
-            text = f"Cannot tell yet whether sequence id {sequence} of {session.name} is a duplicate; send again"
-            session.answer(commands.send_error(session.producer_id, last, WireCode.PERSISTENCE, text))
-            return
-        session.refuse_send(last, *(refusal or (WireCode.TOPIC_TERMINATED, f"Topic {self._topic.name} was already terminated")))
+            refusal = (
+                WireCode.PERSISTENCE,
+                f"Cannot tell yet whether sequence id {sequence} of {session.name} is a duplicate; send again",
+            )
+        elif refusal is None:
+            refusal = WireCode.TOPIC_TERMINATED, f"Topic {self._topic.name} was already terminated"
+        session.refuse_send(max(sequence, highest), *refusal)
 
     def _follow_policy(self) -> None:
         """Begin or end deduplication where the policy has changed; its record divides the log into what was tested and what was not."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from magnetar.errors import WireCode
 from magnetar.server.rates import RateMeter
 from magnetar.wire import commands, runs
 
@@ -18,7 +19,7 @@ CONSUMER_COUNTERS = 5
 """What `statistics.consumer_rates` measures of one consumer."""
 
 if TYPE_CHECKING:
-    from magnetar.errors import MagnetarError, WireCode
+    from magnetar.errors import MagnetarError
     from magnetar.server.connection import Connection
     from magnetar.server.listeners import Successor
     from magnetar.server.subscription_host import SubscriptionHost
@@ -32,6 +33,8 @@ DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
 DEAF_AFTER_REFUSED_SEND = ("Pulsar-Go",)
 """Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with NotAllowed or TopicTerminated: it hears of nothing
 any more. At any other code they come back and send the same again."""
+WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
+"""Refusals that the same SEND may not meet the next time."""
 
 
 class ProducerSession:
@@ -121,9 +124,11 @@ class ProducerSession:
     def refuse_send(self, sequence: int, code: WireCode, text: str) -> None:
         """Refuse a SEND for what it says, behind the answers to those before it.
 
-        Whoever would be deaf afterwards is closed instead, with all SENDs behind it, and is told `text` when it comes back.
+        Whoever would be deaf afterwards, or send the same for ever, is closed instead, with all SENDs behind it, and is told `text` when it comes
+        back.
         """
-        if self.connection.client_version.startswith(DEAF_AFTER_REFUSED_SEND):
+        self.topic.context.metrics.publish_errors += 1
+        if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(DEAF_AFTER_REFUSED_SEND):
             self.connection.withhold(self.producer_id, text)
             self.close_by_broker(None)
         else:

@@ -13,6 +13,7 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.names import TopicName, sidecar_of
 from magnetar.server.broker import Broker
+from magnetar.server.settings import ENTRY_HEAD_BYTES_MAX
 from magnetar.server.topic_life import delete_unused
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.topics.topic import TERMINATED
@@ -188,13 +189,13 @@ def test_a_client_that_a_refusal_makes_deaf_comes_again_instead(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("why", ["max_message_bytes", "encryption_required", TERMINATED])
+@pytest.mark.parametrize("why", ["max_message_bytes", "encryption_required", TERMINATED, "too large for the server"])
 def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(tmp_path: Path, why: str) -> None:
     """By a policy or at the end of its topic, and nothing behind it is taken, not even what is small enough; other clients are told at once."""
-    late = b"late" * 100
+    late = bytes(1024 + ENTRY_HEAD_BYTES_MAX) if why == "too large for the server" else b"late" * 100
 
     async def scenario() -> None:
-        async with connected_peer(tmp_path) as (broker, peer), open_peer(broker, handshake=False) as go:
+        async with connected_peer(tmp_path, max_message_bytes=1024) as (broker, peer), open_peer(broker, handshake=False) as go:
             go.write(requests.connect("Pulsar-Go-0.19.0", 21))
             await go.answer(Type.CONNECTED)
             await go.produce(producer_name="p")
@@ -205,7 +206,7 @@ def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(tmp_pat
                 host.core.properties[TERMINATED] = "as told, and on its way to the log"
             elif why == "encryption_required":
                 host.policies = replace(host.policies, encryption_required=True)
-            else:
+            elif why == "max_message_bytes":
                 host.policies = replace(host.policies, max_message_bytes=200)
             host.publishing.refresh()
             for sequence in (2, 3):

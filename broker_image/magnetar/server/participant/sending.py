@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from magnetar.errors import NotAllowed, TopicTerminated, WireCode
+from magnetar.errors import NotAllowed, TopicTerminated
 from magnetar.names import sidecar_of
 from magnetar.server.coordinator.identity import check_coordinator
 from magnetar.server.entry_index import Run
@@ -87,7 +87,7 @@ class TransactionalSends:
                 judged = self._judge(index, whole)
             except (NotAllowed, TopicTerminated) as error:
                 self._append(begin, index)
-                self._refuse(index, error.wire_code, str(error))
+                self._session.refuse_send(self._tops[index], error.wire_code, str(error))
                 begin, last = index + 1, NO_SEQUENCE
                 continue
             if judged.verdict is Verdict.NEW:
@@ -123,10 +123,6 @@ class TransactionalSends:
             raise TopicTerminated(f"Topic {self._topic.name} was already terminated; nothing can be published to it")
         return judged
 
-    def _refuse(self, index: int, code: WireCode, text: str) -> None:
-        self._topic.context.metrics.publish_errors += 1
-        self._session.refuse_send(self._tops[index], code, text)
-
     def _publish_late(self, index: int) -> None:
         """Its transaction has committed without it: an ordinary message."""
         self._topic.context.metrics.late_transactional_messages.inc(self._counts[index])
@@ -155,7 +151,7 @@ class TransactionalSends:
             )
         except NotAllowed as error:
             for index in range(begin, end):
-                self._refuse(index, error.wire_code, str(error))
+                self._session.refuse_send(self._tops[index], error.wire_code, str(error))
             return
         run = _SentRun(topic, session, change, b"".join(entries), lengths)
         run.counts, run.sequences = self._counts[begin:end], self._sequences[begin:end]
