@@ -240,3 +240,15 @@ async def transaction_peer(coordinator: Coordinator, *, handshake: bool = True) 
         yield peer
     finally:
         await peer.close()
+
+
+@asynccontextmanager
+async def transaction_stage(directory: Path, **settings: Any) -> AsyncIterator[tuple[TopicServer, Coordinator, TransactionPeer]]:
+    """The participants of transactions, a coordinator, and a client of it."""
+    store = MemoryStore(CLOCK)
+    async with (
+        topic_server(store) as server,
+        running_coordinator(directory, store, **settings) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        yield server, coordinator, peer

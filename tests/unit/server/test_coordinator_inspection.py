@@ -12,7 +12,7 @@ from magnetar.errors import StoreUnavailable
 from magnetar.metadata.memory import MemoryStore
 from magnetar.server.coordinator.inspection import CoordinatorInspection
 from tests.unit.server.brokers import CLOCK
-from tests.unit.server.coordinators import running_coordinator, topic_server, transaction_peer
+from tests.unit.server.coordinators import running_coordinator, transaction_peer, transaction_stage
 from tests.unit.server.test_coordinator_transactions import TIMEOUT_S, A, code
 
 NAMES_BYTES = 4 << 20
@@ -47,12 +47,7 @@ def test_an_abort_ends_with_the_life_that_was_asked(tmp_path: Path) -> None:
     """A participant is silent, so the abort waits; the life fails, and whoever asked is told instead of waiting for ever."""
 
     async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            topic_server(store) as server,
-            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
+        async with transaction_stage(tmp_path, transaction_end_patience_s=60) as (server, coordinator, peer):
             server.silent = True
             txn = await peer.begin(A)
             abort = asyncio.create_task(CoordinatorInspection(lambda: coordinator).abort(0, txn.least))

@@ -22,7 +22,7 @@ from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.transactions import Refusal
 from tests.unit.server.brokers import CLOCK
-from tests.unit.server.coordinators import TransactionPeer, running_coordinator, topic_server, transaction_peer
+from tests.unit.server.coordinators import TransactionPeer, running_coordinator, topic_server, transaction_peer, transaction_stage
 from tests.unit.server.secured import authenticator, show, token
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
@@ -64,12 +64,7 @@ def test_the_course_of_a_transaction(tmp_path: Path) -> None:
     """Its participants hear of the decision before the client does; the end can be asked for again, its opposite is told the outcome."""
 
     async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            topic_server(store) as broker,
-            running_coordinator(tmp_path, store, transaction_end_patience_s=30) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
+        async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (broker, _, peer):
             assert code(await peer.connect()) is None
             txn = await peer.begin(A)
             assert txn == TxnId(0, 0)
@@ -96,13 +91,10 @@ def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> Non
     """The answer comes after the patience; the broker is asked again until it answers."""
 
     async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            topic_server(store) as broker,
-            running_coordinator(
-                tmp_path, store, transaction_end_patience_s=0.05, transaction_participant_timeout_s=0.5
-            ) as coordinator,
-            transaction_peer(coordinator) as peer,
+        async with transaction_stage(tmp_path, transaction_end_patience_s=0.05, transaction_participant_timeout_s=0.5) as (
+            broker,
+            _,
+            peer,
         ):
             broker.silent = True
             txn = await peer.begin(A)
@@ -138,12 +130,7 @@ def test_a_transaction_that_is_forgotten_by_its_client_is_aborted(tmp_path: Path
     """At its timeout; a commit that comes later is told so."""
 
     async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            topic_server(store) as broker,
-            running_coordinator(tmp_path, store) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
+        async with transaction_stage(tmp_path) as (broker, _, peer):
             txn = await peer.begin(timeout_ms=1000)
             slow = await peer.begin(A, timeout_ms=2000)
             assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, slow, ABORT)
