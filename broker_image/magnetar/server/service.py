@@ -71,6 +71,8 @@ class BrokerService:
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
         producing, ending = Producing(context, self, consuming), Ending(ownership)
+        self.ending = ending
+        """How transactions end at topics that are served here."""
         self._handlers: dict[int, Handler] = {
             Type.LOOKUP: lookups.lookup,
             Type.PARTITIONED_METADATA: lookups.partitioned_metadata,

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from magnetar.client import Client
 from magnetar.errors import StorageFull, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.memory import MemoryStore
-from magnetar.network import AsyncioNetwork
+from magnetar.network import AsyncioNetwork, P
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.coordinator.standalone import StandaloneCoordinator
 from magnetar.server.load import ProcessUsage
@@ -36,10 +37,17 @@ class FillingVolume(PosixVolume):
         return await super().put_if_absent(name, data)
 
 
+class NobodyElse(AsyncioNetwork):
+    """Connects to nobody."""
+
+    async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
+        raise AssertionError(f"a standalone server connects to {host}:{port} with {factory}")
+
+
 def standalone_at(volume: PosixVolume, store: MemoryStore) -> tuple[StandaloneCoordinator, Callable[[], Broker]]:
     """The coordinator of a server, and what makes an incarnation of its broker."""
     lease = SETTINGS.lease_ttl_s
-    ports = BrokerPorts(CLOCK, AsyncioNetwork(), volume, store, lambda lost: LeaseKeeper(store, CLOCK, lease, lost), ProcessUsage())
+    ports = BrokerPorts(CLOCK, NobodyElse(), volume, store, lambda lost: LeaseKeeper(store, CLOCK, lease, lost), ProcessUsage())
     identity = BrokerIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
     coordinator = StandaloneCoordinator(ports, identity, SETTINGS)
     return coordinator, lambda: Broker(ports, identity, SETTINGS, coordinator.begin)
@@ -95,6 +103,32 @@ def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path
             volume.full = False
             txn = await peer.begin()
             assert txn.most == 0
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_it_asks_its_participants_within_the_process(tmp_path: Path) -> None:
+    """A transaction that consumes and produces commits, another one aborts, and the server has connected to nobody, itself included."""
+
+    async def scenario() -> None:
+        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+        topics = [f"persistent://public/default/{name}" for name in ("in", "out")]
+        async with standalone(volume, store) as (broker, _), Client(broker.service_url) as client:
+            consumer = await client.subscribe(topics[0], "s", initial_position="Earliest")
+            outcomes = await client.subscribe(topics[1], "s", initial_position="Earliest")
+            inputs, outputs = [await client.create_producer(topic) for topic in topics]
+            await inputs.send(b"first")
+            for commits in (False, True):
+                message = await consumer.receive(ANSWER_S)
+                txn = client.transaction()
+                await txn.begin()
+                await outputs.send(b"of " + message.value, txn=txn)
+                await consumer.acknowledge(message, txn=txn)
+                await (txn.commit() if commits else txn.abort())
+            await inputs.send(b"second")
+            assert (await consumer.receive(ANSWER_S)).value == b"second", "the first one was acknowledged"
+            assert (await outcomes.receive(ANSWER_S)).value == b"of first"
         await store.close()
 
     asyncio.run(scenario())

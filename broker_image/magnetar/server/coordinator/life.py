@@ -28,7 +28,7 @@ from magnetar.server.connection_table import ConnectionTable
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
-from magnetar.server.coordinator.participants import WireParticipants
+from magnetar.server.coordinator.participants import Participants, WireParticipants
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.service import CoordinatorService
 from magnetar.server.coordinator.transaction_log import TransactionLog
@@ -56,10 +56,11 @@ class Coordinator:
         settings: BrokerSettings,
         metrics: CoordinatorMetrics,
         served_at: tuple[str, str] | None = None,
+        participants: Participants | None = None,
     ) -> None:
         """`served_at`: addresses, plain and by TLS, of a broker in this process whose connections bring commands (None: we listen ourselves).
 
-        Raises InvalidRequest for a name without a number.
+        `participants`: those of that broker, if it serves every topic (None: they are looked up). Raises InvalidRequest for a name without a number.
         """
         self._ports, self._names, self._settings, self.metrics = ports, identity, settings, metrics
         self.tcid = tcid_of(identity.name)
@@ -70,7 +71,8 @@ class Coordinator:
         self.service = CoordinatorService(self.tcid, metrics, ports.security)
         self._claim: CoordinatorClaim | None = None
         self._log: TransactionLog | None = None
-        self._participants: WireParticipants | None = None
+        self._participants = participants
+        self._peers: WireParticipants | None = None
         self._others: OtherCoordinators | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._doors: list[Listener] = []
@@ -142,10 +144,11 @@ class Coordinator:
         if security is not None:
             credentials = Credentials(INTERNAL_METHOD, lambda: security.internal_token().encode())
         timeout_s = settings.transaction_participant_timeout_s
-        self._participants = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
+        if (participants := self._participants) is None:
+            participants = self._peers = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
         self._others = OtherCoordinators(store, ports.network, credentials, timeout_s, ports.tls)
         self.service.begin(
-            Transactions(core, self._log, self._participants, ports.clock, settings, self.metrics, self.fail),
+            Transactions(core, self._log, participants, ports.clock, settings, self.metrics, self.fail),
             claim,
             RetiredNumbers(store, ports.volume, ports.clock, limits_of(settings)),
             self._others,
@@ -237,8 +240,8 @@ class Coordinator:
         """Drive nothing more, and seal the log."""
         if self.service.transactions is not None:
             await self.service.transactions.stop()
-        if self._participants is not None:
-            await self._participants.close()
+        if self._peers is not None:
+            await self._peers.close()
         if self._others is not None:
             await self._others.close()
         if self._log is not None:

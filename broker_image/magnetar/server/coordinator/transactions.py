@@ -211,7 +211,7 @@ class Transactions:
             else:
                 request.set_result(effect.least)
         elif isinstance(effect, Drive):
-            self._spawn(self._drive(effect.least), f"end of {TxnId(self._core.tcid, effect.least)}")
+            self._drive(effect.least)
         else:
             patience_s = self._settings.transaction_end_patience_s
             asyncio.get_running_loop().call_later(patience_s, self._patience_over, effect)
@@ -222,15 +222,14 @@ class Transactions:
 
     # --- participants ----------------------------------------------------------------------------------------------------------
 
-    async def _drive(self, least: int) -> None:
+    def _drive(self, least: int) -> None:
         """Have every participant carry the decision out."""
         found = self._core.to_drive(least)
         if found is None:
             return
-        action, names = found
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(self._carry_out(TxnId(self._core.tcid, least), action, name))
+        txn, (action, names) = TxnId(self._core.tcid, least), found
+        for name in names:
+            self._spawn(self._carry_out(txn, action, name), f"end of {txn}")
 
     async def _carry_out(self, txn: TxnId, action: Action, name: Participant) -> None:
         failures = 0

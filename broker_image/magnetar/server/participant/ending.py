@@ -17,13 +17,14 @@ from magnetar.server.participant.committing import end_transaction
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
 from magnetar.server.subscription_host import SubscriptionHost
 from magnetar.server.topic_host import TopicHost
+from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import transactions
 
 
 class Ending:
-    """Answers what coordinators tell participants."""
+    """Answers what coordinators tell participants; to the coordinator of a standalone server it is the `Participants`."""
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
@@ -31,16 +32,25 @@ class Ending:
     async def on_partition(self, connection: Connection, request: api.CommandEndTxnOnPartition) -> None:
         """END_TXN_ON_PARTITION. Raises NotAllowed, TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
         txn = txn_of(request)
-        topic = await self._topic(TopicName.parse(request.topic))
-        await end_transaction(topic, txn, Action(request.txn_action), _floor(request))
+        await self.end_on_partition(request.topic, txn, Action(request.txn_action), _low_watermark(request))
         connection.queue(transactions.end_on_partition_response(request.request_id, txn))
 
     async def on_subscription(self, connection: Connection, request: api.CommandEndTxnOnSubscription) -> None:
         """END_TXN_ON_SUBSCRIPTION. Raises NotAllowed, TopicNotFound, SubscriptionNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
-        txn = txn_of(request)
-        host = await self._subscription(TopicName.parse(request.subscription.topic), request.subscription.subscription)
-        await SubscriptionTransactions(host).end(txn, Action(request.txn_action), _floor(request))
+        txn, name = txn_of(request), request.subscription
+        await self.end_on_subscription(name.topic, name.subscription, txn, Action(request.txn_action), _low_watermark(request))
         connection.queue(transactions.end_on_subscription_response(request.request_id, txn))
+
+    # --- of a topic that is served here -----------------------------------------------------------------------------------------
+
+    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+        """As `Participants.end_on_partition`. Raises NotAllowed, TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
+        await end_transaction(await self._topic(TopicName.parse(topic)), txn, action, low_watermark + 1)
+
+    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+        """As `Participants.end_on_subscription`. Raises as above, SubscriptionNotFound."""
+        host = await self._subscription(TopicName.parse(topic), subscription)
+        await SubscriptionTransactions(host).end(txn, action, low_watermark + 1)
 
     async def _subscription(self, topic: TopicName, name: str) -> SubscriptionHost:
         found = (await self._topic(topic)).subscriptions.get(name)
@@ -61,12 +71,12 @@ class Ending:
         return found
 
 
-def _floor(request: api.CommandEndTxnOnPartition | api.CommandEndTxnOnSubscription) -> int:
-    """Every transaction of the coordinator with a smaller number has ended everywhere."""
+def _low_watermark(request: api.CommandEndTxnOnPartition | api.CommandEndTxnOnSubscription) -> int:
+    """Every transaction of the coordinator up to this number has ended everywhere; -1 = none."""
     low_watermark = request.txnid_least_bits_of_low_watermark
     known = request.HasField("txnid_least_bits_of_low_watermark") and low_watermark != _NONE
-    return low_watermark + 1 if known else 0
+    return low_watermark if known else -1
 
 
 _NONE = (1 << 64) - 1
-"""-1 as the wire has it: nothing has ended."""
+"""-1 as the wire has it."""
