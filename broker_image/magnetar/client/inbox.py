@@ -1,8 +1,8 @@
 """Messages received and not taken yet.
 
 Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, asyncio.
-Invariants: messages of a generation that its source has left behind are never handed out; taking a message is the last step of `take`, so a
-receiver that is cancelled loses none.
+Invariants: a copy of a message that comes again anyway is never handed out; taking a message is the last step of `take`, so a receiver that is
+cancelled loses none.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from magnetar.errors import MagnetarError
 class Source(Protocol):
     """Where messages come from: one partition."""
 
-    generation: int
+    def on_taken(self, copy: int, message: Message[Any]) -> None: ...
 
-    def on_taken(self, message: Message[Any]) -> None: ...
+    def leaves_out(self, copy: int, message: Message[Any]) -> bool:
+        """Whether the message comes, or has come, once more; this copy is gone then."""
+        ...
 
 
 class Inbox:
@@ -31,9 +33,9 @@ class Inbox:
         self._changed = asyncio.Event()
         self._failure: MagnetarError | None = None
 
-    def put(self, source: Source, generation: int, message: Message[Any]) -> None:
-        """Bounded by the permits each consumer gave."""
-        self._items.append((source, generation, message))
+    def put(self, source: Source, copy: int, message: Message[Any]) -> None:
+        """`copy` is what the source knows its entry's arrival by. Bounded by the permits each consumer gave."""
+        self._items.append((source, copy, message))
         self._changed.set()
 
     def fail(self, failure: MagnetarError) -> None:
@@ -42,8 +44,8 @@ class Inbox:
         self._changed.set()
 
     def peek(self) -> Message[Any] | None:
-        """The next message without taking it; stale ones are dropped."""
-        while self._items and self._items[0][1] != self._items[0][0].generation:
+        """The next message without taking it; copies of what comes again are dropped."""
+        while self._items and self._items[0][0].leaves_out(*self._items[0][1:]):
             self._items.popleft()
         return self._items[0][2] if self._items else None
 
@@ -61,6 +63,6 @@ class Inbox:
         return None if self.peek() is None else self._pop()
 
     def _pop(self) -> Message[Any]:
-        source, _, message = self._items.popleft()
-        source.on_taken(message)
+        source, copy, message = self._items.popleft()
+        source.on_taken(copy, message)
         return message

@@ -1,9 +1,10 @@
 """Consuming from one partition.
 
 Owns: permits, acknowledgements, redelivery and seeking of one consumer.
-Imports: attachment, inbox, incoming, acknowledging, unacknowledged, wire. Source: protocol SUBSCRIBE, FLOW, ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6.
-Invariants: permits given and not used never exceed the receive queue; after a reconnect nothing received before is handed out
-(the broker sends it again); messages of an older consumer epoch are dropped; a reader goes on behind the last message taken.
+Imports: attachment, inbox, copies, incoming, acknowledging, unacknowledged, wire.
+Source: protocol SUBSCRIBE, FLOW, ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6.
+Invariants: permits given and not used never exceed the receive queue; after a reconnect nothing received before is handed out (the broker sends it
+again), nor what waits of an entry that comes again; messages of an older consumer epoch are dropped; a reader goes on behind the last message taken.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from magnetar.client.acknowledging import BatchAcknowledgements, in_transaction
 from magnetar.client.attachment import Attachment, Session
 from magnetar.client.chunks import CHUNKED_BYTES_MAX, Assembler, Chunk, ChunkPositions, Whole
 from magnetar.client.connection import Connection
+from magnetar.client.copies import Copies
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import ConnectionLost
 from magnetar.client.inbox import Inbox
@@ -48,7 +50,6 @@ class PartitionConsumer(Attachment):
         dead_letters: DeadLetters | None = None,
     ) -> None:
         super().__init__(session, topic, identity)
-        self.generation = 0
         self.active: bool | None = None
         self.end_of_topic = False
         self.last_taken: MessageId | None = None
@@ -59,6 +60,7 @@ class PartitionConsumer(Attachment):
         self._epoch = 0
         self._unused = 0
         self._waiting = 0
+        self._copies = Copies()
         self._seeking = False
         self._batches = BatchAcknowledgements()
         self._assembler = Assembler()
@@ -156,11 +158,13 @@ class PartitionConsumer(Attachment):
         if not self.one_by_one:
             self.redeliver_unacknowledged()
         elif self.connection is not None:
+            if self._waiting:
+                self._copies.come_again(positions)
             self.connection.write(requests.redeliver(self.identity, [*map(message_id_data, self._chunked.expanded(positions))]))
 
     def redeliver_unacknowledged(self) -> None:
         """Have everything unacknowledged delivered again, in order, starting anew."""
-        self.generation += 1
+        self._copies.all_come_again()
         self._batches.forget()
         self._assembler.clear()
         self._unacknowledged.forget()
@@ -200,7 +204,7 @@ class PartitionConsumer(Attachment):
             frame = requests.seek(self.identity, request_id, publish_time_ms=target)
         self.last_taken = None
         self._seeking = True
-        self.generation += 1  # what is on its way was read before the seek
+        self._copies.all_come_again()  # what is on its way was read before the seek
         try:
             await self._request(request_id, frame)
         except MagnetarError:
@@ -254,6 +258,8 @@ class PartitionConsumer(Attachment):
 
     def on_message(self, message: api.CommandMessage, entry: bytes) -> None:
         """MESSAGE: into the inbox, unless it belongs to an epoch before the last redelivery."""
+        again = bool(self._waiting and (message.redelivery_count or message.ack_set))
+        copy = self._copies.arrived(position_of(message.message_id) if again else None)
         opened = open_entry(self.topic, message, entry, self._options.schema)
         if isinstance(opened, Chunk):
             whole = self._assembled(opened, position_of(message.message_id))
@@ -286,7 +292,7 @@ class PartitionConsumer(Attachment):
                 skipped += 1
             else:
                 self._waiting += 1
-                self._inbox.put(self, self.generation, item)
+                self._inbox.put(self, copy, item)
         self._use(skipped)
 
     def _assembled(self, chunk: Chunk, position: Position) -> Whole | None:
@@ -300,12 +306,22 @@ class PartitionConsumer(Attachment):
             self._redeliver(given_up)
         return whole
 
-    def on_taken(self, message: Message[Any]) -> None:
+    def on_taken(self, copy: int, message: Message[Any]) -> None:
         """The application has the message: its permit is free again."""
+        self._copies.passed(copy)
         self.last_taken = message.id
         self._unacknowledged.taken(message)
         self._waiting -= 1
         self._use(1)
+
+    def leaves_out(self, copy: int, message: Message[Any]) -> bool:
+        """As `Source.leaves_out`; its permit is free again, if it is not free already."""
+        if not self._copies.comes_again(copy, message.id.position):
+            return False
+        if self._copies.counted(copy):
+            self._waiting -= 1
+            self._use(1)
+        return True
 
     def on_active_change(self, active: bool) -> None:
         """ACTIVE_CONSUMER_CHANGE of a Failover subscription."""
@@ -361,7 +377,7 @@ class PartitionConsumer(Attachment):
             self._start, self._start_inclusive = self.last_taken, False
         if self._start is not None:
             body.start_message_id.CopyFrom(self._start.to_wire())
-        self.generation += 1  # whatever waits in the inbox will come again
+        self._copies.all_come_again()
         self._batches.forget()
         self._assembler.clear()
         self._unacknowledged.forget()
