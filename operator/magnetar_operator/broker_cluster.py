@@ -80,7 +80,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     replicas, shape = 0 if stopped else moves.scale.replicas, observed.etcd_shape
     observed = await _with_listener_services(world, cluster, observed, replicas)
     wanted = desired(cluster, world.defaults, replicas, observed.children, seen.digest, shape, authority=authority)
-    wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking)
+    wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking, names.security(cluster.name))
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)

@@ -24,7 +24,7 @@ from magnetar_operator.broker_pods import (
     sorted_by_ordinal,
 )
 from magnetar_operator.builders.coordinator_set import coordinators_of
-from magnetar_operator.builders.listeners import addresses_of
+from magnetar_operator.builders.listeners import addresses_of, pending_listener
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
 from magnetar_operator.coordinator_scaling import CoordinatorPlan
@@ -54,6 +54,7 @@ class ObservedCoordinators:
 
 def findings_of(
     resource: TransactionCoordinator,
+    cluster: BrokerCluster,
     observed: ObservedCoordinators,
     scale: CoordinatorPlan,
     roll: RollPlan,
@@ -62,7 +63,7 @@ def findings_of(
     """Available, Progressing, Degraded, Ready."""
     wanted = resource.spec.replicas
     ready = sum(map(is_ready, observed.pods))
-    progress = _progress(resource, observed, scale, roll, ready)
+    progress = _progress(resource, cluster, observed, scale, roll, ready)
     degraded = next(iter([*problems, *_degradation(resource, observed)]), None)
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
@@ -75,7 +76,12 @@ def findings_of(
 
 
 def _progress(
-    resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan, roll: RollPlan, ready: int
+    resource: TransactionCoordinator,
+    cluster: BrokerCluster,
+    observed: ObservedCoordinators,
+    scale: CoordinatorPlan,
+    roll: RollPlan,
+    ready: int,
 ) -> Problem | None:
     """What is under way."""
     wanted = resource.spec.replicas
@@ -87,8 +93,9 @@ def _progress(
         return roll.progress
     if ready == wanted == len(observed.pods):
         announced = observed.state.announced if observed.state is not None else wanted
-        if announced == wanted:
-            return None
+        pending = pending_listener(coordinators_of(resource, cluster), observed.children)
+        if pending is not None or announced == wanted:
+            return pending
         return Problem(Reason.COORDINATORS_STARTING, f"clients are told of {announced} of {wanted} coordinators so far")
     leaving = first_leaving(observed.pods)
     if leaving:

@@ -87,18 +87,41 @@ def plan(want: Iterable[Manifest], have: Mapping[Identity, Manifest], owner_uid:
 
 
 def held_back(
-    want: Iterable[Manifest], have: Mapping[Identity, Manifest], stateful_set: str, problems: Sequence[Problem]
+    want: Iterable[Manifest],
+    have: Mapping[Identity, Manifest],
+    stateful_set: str,
+    problems: Sequence[Problem],
+    security: str = "",
 ) -> list[Manifest]:
-    """`want` while `problems` would keep a pod of the new template from starting: the StatefulSet of that name keeps the template that it has,
-    so that a pod which ends by itself comes back as it was. Only its number of pods is followed; the rest of it waits."""
+    """`want` while `problems` would keep a pod of the new template from starting: the StatefulSet of that name keeps the template that it has, and
+    its settings, so that a pod which ends by itself comes back as it was. Only its number of pods is followed; the rest of it waits.
+
+    `security`: the ConfigMap with who clients are. It waits as well if it goes with other files than those that the pods have (a document that names
+    a key which is not there lets no process start); what it says of roles and rights otherwise changes at once, as it must.
+    """
+    wanted = list(want)
+    changing = next((found for found in wanted if identity_of(found) == ("StatefulSet", stateful_set)), None)
+    standing = have.get(("StatefulSet", stateful_set)) if problems and changing is not None else None
+    if standing is None or changing is None:
+        return wanted
+    kept = {("ConfigMap", stateful_set)}
+    if any(differences(_volumes(changing), _volumes(standing))):
+        kept.add(("ConfigMap", security))
     found = []
-    for manifest in want:
-        observed = have.get(identity_of(manifest)) if problems and identity_of(manifest) == ("StatefulSet", stateful_set) else None
-        if observed is None:
+    for manifest in wanted:
+        identity = identity_of(manifest)
+        if manifest is changing:
+            if standing["spec"].get("replicas") != manifest["spec"]["replicas"]:
+                found.append({**manifest, "spec": {**manifest["spec"], "template": standing["spec"]["template"]}})
+        elif identity in kept and identity in have:
+            found.append({**manifest, "data": have[identity].get("data", {})})
+        else:
             found.append(manifest)
-        elif observed["spec"].get("replicas") != manifest["spec"]["replicas"]:
-            found.append({**manifest, "spec": {**manifest["spec"], "template": observed["spec"]["template"]}})
     return found
+
+
+def _volumes(stateful_set: Manifest) -> Any:
+    return stateful_set["spec"]["template"]["spec"].get("volumes", [])
 
 
 def sealed(manifest: Manifest) -> Manifest:

@@ -19,7 +19,7 @@ from magnetar.metadata.store import Compare, Put
 from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.client_tls import coordinator_hosts
 from magnetar_operator.builders.coordinator_set import coordinators_of, desired_coordinators, unknown_listener
-from magnetar_operator.builders.listeners import listener_services, pending_listener
+from magnetar_operator.builders.listeners import listener_services
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.client_security import see_security, tell
@@ -89,8 +89,8 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     wanted = desired_coordinators(resource, cluster, world.defaults, replicas, observed.children, seen.digest)
     wanted = held_back(wanted, observed.children, names.coordinator_set(resource.name), security.blocking)
     problems += await apply_children(world, resource, wanted, observed.children)
-    listeners = (unknown_listener(resource, cluster), pending_listener(coordinators_of(resource, cluster), observed.children))
-    problems += [problem for problem in listeners if problem is not None]
+    unknown = unknown_listener(resource, cluster)
+    problems += [unknown] if unknown is not None else []
     roll = held(_plan_roll(resource, observed, scale), security.blocking)
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
@@ -236,7 +236,7 @@ async def _write_status(
     problems: list[Problem],
     certificate: tuple[Finding, ...],
 ) -> None:
-    findings = findings_of(resource, observed, scale, roll, problems)
+    findings = findings_of(resource, cluster, observed, scale, roll, problems)
     conditions = world.conditions(resource, resource.status.conditions, [*findings, *certificate])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in resource.status.conditions)
     await world.write_status(resource, derive(resource, cluster, observed, roll, conditions))

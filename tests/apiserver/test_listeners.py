@@ -91,14 +91,14 @@ def test_coordinators_have_addresses_by_the_clusters_listeners(scene: Scene, clu
             scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}, "listeners": ways})
             path = scene.path("transactioncoordinators", "tx")
 
-            def degraded() -> str:
+            def reason(kind: str) -> str:
                 conditions = (scene.get(path) or {}).get("status", {}).get("conditions", [])
-                return next((str(one["reason"]) for one in conditions if one["type"] == "Degraded"), "")
+                return next((str(one["reason"]) for one in conditions if one["type"] == kind), "")
 
-            await until("the unknown name is told", lambda: degraded() == "ListenerUnknown")
+            await until("the unknown name is told", lambda: reason("Degraded") == "ListenerUnknown")
             assert scene.get(scene.core("services", "tx-coordinator-0-privat")) is None
             scene.merge(path, {"spec": {"listeners": ways[:1]}})
-            await until("an address is waited for", lambda: degraded() == "ListenerPending")
+            await until("an address is waited for", lambda: reason("Progressing") == "ListenerPending")
             generation = (scene.stateful_set("tx-coordinator") or {})["metadata"]["generation"]
             ingress = {"status": {"loadBalancer": {"ingress": [{"hostname": "tx-0.example"}]}}}
             scene.merge(f"{scene.core('services', 'tx-coordinator-0-public')}/status", ingress)

@@ -203,7 +203,7 @@ def findings(
 ) -> dict[str, Finding]:
     resource = coordinators(replicas=replicas)
     known = resource.model_copy(update={"status": resource.status.model_copy(update={"announced": announced})})
-    found = findings_of(known, observed, scale, RollPlan(), problems)
+    found = findings_of(known, cluster(), observed, scale, RollPlan(), problems)
     return {finding.type.value: finding for finding in found}
 
 

@@ -107,3 +107,27 @@ def test_while_new_pods_could_not_start_a_stateful_set_keeps_its_template_and_fo
     assert held_back(want, {}, "main-broker", missing) == held_back(want, have, "main-broker", []) == want
     removed = [step for step in plan(held_back(want, have, "main-broker", missing), have, "u-1") if isinstance(step, Remove)]
     assert removed == [], "what is left out of the plan stays"
+
+
+@pytest.mark.parametrize("another_key", [True, False])
+def test_while_a_template_is_kept_so_are_its_settings_and_a_document_that_goes_with_other_files(another_key: bool) -> None:
+    """A pod that ends by itself finds what its template was made for; who may do what changes at once if it needs no other file."""
+
+    def brokers(keys: list[str]) -> dict[str, Any]:
+        sources = [{"secret": {"name": key}} for key in keys]
+        template = {"spec": {"volumes": [{"name": "security", "projected": {"defaultMode": 288, "sources": sources}}]}}
+        return {"kind": "StatefulSet", "metadata": {"name": "main-broker"}, "spec": {"replicas": 1, "template": template}}
+
+    def config(name: str, value: str) -> dict[str, Any]:
+        return {"kind": "ConfigMap", "metadata": {"name": name}, "data": {"x": value}}
+
+    def all_of(age: str, keys: list[str]) -> list[dict[str, Any]]:
+        return [config("main-broker", age), config("main-security", age), config("main-listeners", age), brokers(keys)]
+
+    have = {(found["kind"], found["metadata"]["name"]): found for found in all_of("old", ["internal"])}
+    have["StatefulSet", "main-broker"]["spec"]["template"]["spec"]["volumes"][0]["projected"]["addedByTheServer"] = 1
+    want = all_of("new", ["internal", "tokens"] if another_key else ["internal"])
+    missing = [Problem(Reason.TOKEN_KEY_MISSING, "secret tokens does not exist")]
+    kept = held_back(want, have, "main-broker", missing, "main-security")
+    assert [found["data"]["x"] for found in kept] == ["old", "old" if another_key else "new", "new"]
+    assert held_back(want, {}, "main-broker", missing, "main-security") == want

@@ -133,7 +133,7 @@ def test_a_pod_in_trouble_degrades_its_resource_until_it_is_ready() -> None:
     state = ObservedCoordinators({}, (pod("tx-coordinator-0", **PULLS),), CoordinatorsState(None, 0, {}, {}))
     for one, serving in (
         (findings_of(wanted, Observed({}, (pod(ready=True), sick), None), ScalePlan(2), RollPlan(), ()), True),
-        (findings_of_coordinators(coordinators(), state, CoordinatorPlan(1), RollPlan(), ()), False),
+        (findings_of_coordinators(coordinators(), wanted, state, CoordinatorPlan(1), RollPlan(), ()), False),
     ):
         found = by_type(one)
         assert (found["Degraded"].holds, found["Degraded"].reason) == (True, Reason.IMAGE_UNAVAILABLE)
