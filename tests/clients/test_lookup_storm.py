@@ -21,7 +21,7 @@ from itertools import count
 
 import pytest
 
-from magnetar.server.liveness import GRACE_S
+from magnetar.server.bundles.liveness import GRACE_S
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import HEADER_BYTES

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from magnetar.errors import InvalidRequest, MagnetarError
-from magnetar.server.access import OPEN, AccessOptions
 from magnetar.server.broker import Broker
-from magnetar.server.listeners import ListenerOptions, options_of
 from magnetar.server.logs import LEVELS, configure_logs
+from magnetar.server.network.access import OPEN, AccessOptions
+from magnetar.server.network.listeners import ListenerOptions, options_of
 from magnetar.server.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
 from magnetar.server.settings import BrokerSettings
 

@@ -132,7 +132,7 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def _access(options: argparse.Namespace) -> Any:
-    from magnetar.server.access import AccessOptions
+    from magnetar.server.network.access import AccessOptions
 
     return AccessOptions(options.security, options.tls, options.tls_port, options.https_port, options.plain)
 

@@ -22,30 +22,30 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, IncarnationRecord, ListenerAddress
 from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.network import Listener, Network
-from magnetar.server.connection import Connection
-from magnetar.server.connection_table import ConnectionTable
+from magnetar.server.bundles.leader import Leader
+from magnetar.server.bundles.load import LoadReporter, Usage
+from magnetar.server.bundles.ownership import Ownership
+from magnetar.server.commands.service import BrokerService
+from magnetar.server.connections.connection import Connection
+from magnetar.server.connections.connection_table import ConnectionTable
 from magnetar.server.context import BrokerContext
-from magnetar.server.damage import DamageTable
-from magnetar.server.doors import follow_addresses, open_doors
 from magnetar.server.joining import check_restore, guarded, join_cluster
-from magnetar.server.leader import Leader
-from magnetar.server.listeners import ListenerOptions, Listeners
-from magnetar.server.load import LoadReporter, Usage
-from magnetar.server.maintenance import Maintenance
 from magnetar.server.metrics import BrokerMetrics
-from magnetar.server.ownership import Ownership
-from magnetar.server.service import BrokerService
+from magnetar.server.network.doors import follow_addresses, open_doors
+from magnetar.server.network.listeners import ListenerOptions, Listeners
 from magnetar.server.settings import BrokerSettings
-from magnetar.server.topic_life import TopicLife
+from magnetar.server.storage.damage import DamageTable
+from magnetar.server.storage.maintenance import Maintenance
+from magnetar.server.topics.topic_life import TopicLife
 from magnetar.server.views import ClusterViews
 from magnetar.storage.fencing import fence
 from magnetar.storage.log import LogWriter
 from magnetar.storage.volume import Volume
 
 if TYPE_CHECKING:
+    from magnetar.server.network.tls import TlsDoor
     from magnetar.server.security.authentication import Authenticator
     from magnetar.server.security.guard import Guard
-    from magnetar.server.tls import TlsDoor
 
 log = structlog.get_logger(__name__)
 

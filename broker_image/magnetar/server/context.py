@@ -14,16 +14,16 @@ from magnetar.clock import Clock
 from magnetar.errors import StorageError
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
-from magnetar.server.damage import DamageTable
-from magnetar.server.listeners import Listeners
 from magnetar.server.metrics import BrokerMetrics
+from magnetar.server.network.listeners import Listeners
 from magnetar.server.settings import BrokerSettings
+from magnetar.server.storage.damage import DamageTable
 from magnetar.storage.log import LogWriter
 from magnetar.storage.volume import Volume
 
 if TYPE_CHECKING:
+    from magnetar.server.network.tls import TlsDoor
     from magnetar.server.security.authentication import Authenticator
-    from magnetar.server.tls import TlsDoor
 
 
 @dataclass(frozen=True, slots=True)

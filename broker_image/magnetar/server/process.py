@@ -27,17 +27,17 @@ from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
-from magnetar.server.access import CLOSED, INTERNAL, AccessOptions
-from magnetar.server.admin_port import BrokerAdminPort
+from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.background import again_and_again
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
+from magnetar.server.bundles.load import ProcessUsage
 from magnetar.server.coordinator.discovery import withdraw
 from magnetar.server.coordinator.standalone import StandaloneCoordinator
-from magnetar.server.http import HttpListener
-from magnetar.server.listeners import ListenerOptions
-from magnetar.server.load import ProcessUsage
+from magnetar.server.network.access import CLOSED, INTERNAL, AccessOptions
+from magnetar.server.network.http import HttpListener
+from magnetar.server.network.listeners import ListenerOptions
+from magnetar.server.network.tls import TlsCertificates, TlsDoor
 from magnetar.server.settings import BrokerSettings
-from magnetar.server.tls import TlsCertificates, TlsDoor
 from magnetar.storage.opening import is_directory, open_volume
 
 if TYPE_CHECKING:

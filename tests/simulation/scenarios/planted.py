@@ -18,13 +18,14 @@ import pytest
 
 from magnetar.metadata.records import BundleRecord
 from magnetar.names import BundleName
-from magnetar.server import log_scans, ownership, tidying
-from magnetar.server.bundle import OwnedBundle, RecoveredBundle
+from magnetar.server.bundles import ownership
+from magnetar.server.bundles.bundle import OwnedBundle, RecoveredBundle
+from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.context import BrokerContext
-from magnetar.server.log_scans import LogScans
-from magnetar.server.sessions import ProducerSession
-from magnetar.server.subscription_host import SubscriptionHost
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.storage import log_scans, tidying
+from magnetar.server.storage.log_scans import LogScans
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.collection import BundleFacts
 from magnetar.storage.fencing import SealedFile, seal

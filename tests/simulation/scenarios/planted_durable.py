@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from magnetar.server import topic_life
-from magnetar.server.publishing import Publishing
+from magnetar.server.topics import topic_life
+from magnetar.server.topics.publishing import Publishing
 from magnetar.storage.collection import BundleFacts, LogFile
 from magnetar.topics.deduplication import Deduplication
 from magnetar.topics.dispatch import Consumer

@@ -14,7 +14,7 @@ import pytest
 
 from magnetar.clock import Clock
 from magnetar.metadata.records import BundleRecord
-from magnetar.server.bundle import OwnedBundle
+from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.storage import rebuilding, restoring
 from magnetar.storage.fencing import SealedFile
 from magnetar.storage.log_copies import LogFacts, read_logs

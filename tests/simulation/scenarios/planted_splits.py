@@ -15,7 +15,7 @@ import pytest
 from magnetar.balance import bundles as rules
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.names import BundleName
-from magnetar.server.bundle import OwnedBundle
+from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.storage import collection
 from magnetar.storage.manifest import LevelZero, Manifest
 from magnetar.topics.topic import Topic

@@ -12,8 +12,8 @@ from typing import Any
 
 from magnetar.errors import ServiceNotReady, SubscriptionNotFound, TopicNotFound
 from magnetar.names import TopicName
-from magnetar.server.connection import Connection
-from magnetar.server.service import BrokerService, Type
+from magnetar.server.commands.service import BrokerService, Type
+from magnetar.server.connections.connection import Connection
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Participant
 from magnetar.wire import transactions

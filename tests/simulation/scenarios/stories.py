@@ -15,8 +15,8 @@ import pytest
 from magnetar.balance import bundles as rules
 from magnetar.metadata.records import BundleState
 from magnetar.metadata.store import Compare, Operation, Put, TxnResult
-from magnetar.server import ownership as bundle_ownership
-from magnetar.server.bundle import OwnedBundle
+from magnetar.server.bundles import ownership as bundle_ownership
+from magnetar.server.bundles.bundle import OwnedBundle
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import Position
 from tests.simulation.kernel.store import STORE_HOST

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from magnetar.balance import bundles as rules
 from magnetar.metadata.records import BundleState
 from magnetar.names import BundleName, TopicName
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.topic_host import TopicHost
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import Position
 from tests.simulation.scenarios.story import PATIENCE_S, Story

@@ -28,14 +28,15 @@ from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.records import BundleRecord, BundleState, CordonRecord, NamespaceRecord
 from magnetar.metadata.store import Delete, Put
 from magnetar.names import DEFAULT_BUNDLES, BundleName, NamespaceName, TopicName, initial_boundaries
-from magnetar.server import ownership, rolling
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
-from magnetar.server.bundle import RecoveredBundle
+from magnetar.server.bundles import ownership
+from magnetar.server.bundles.bundle import RecoveredBundle
+from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.context import BrokerContext
-from magnetar.server.log_scans import LogScans
-from magnetar.server.recovery import Preloaded
-from magnetar.server.sessions import ProducerSession
 from magnetar.server.settings import BrokerSettings
+from magnetar.server.storage import rolling
+from magnetar.server.storage.log_scans import LogScans
+from magnetar.server.storage.recovery import Preloaded
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Position
 from tests.simulation.kernel.world import Environment, World

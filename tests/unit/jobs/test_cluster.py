@@ -14,7 +14,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord, PartitionedTopicRecord
 from magnetar.names import TopicName, bundle_of, initial_boundaries
-from magnetar.server.http import HttpListener
+from magnetar.server.network.http import HttpListener
 from magnetar_jobs.cluster import Position, bundle_of_topic, owner_of, partitions_of, roll_log
 
 TOPIC = TopicName.parse("persistent://public/default/a b")

@@ -20,7 +20,7 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.store import Compare, Delete, Put
-from magnetar.server.http import HttpListener
+from magnetar.server.network.http import HttpListener
 from magnetar.server.security.rest import RestGate
 from magnetar_jobs.remote_store import RemoteStore
 from tests.unit.server.secured import authenticator, token

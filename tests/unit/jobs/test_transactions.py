@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.errors import ServiceNotReady
 from magnetar.names import TopicName
-from magnetar.server.admin_port import BrokerAdminPort
+from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
 from magnetar.server.process import BrokerProcess
 from magnetar.storage.manifest import Manifest, commit_manifest

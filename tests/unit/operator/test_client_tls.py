@@ -16,7 +16,7 @@ import yaml
 from magnetar.cli import serving
 from magnetar.errors import InvalidRequest
 from magnetar.security.document import parse_document
-from magnetar.server.listeners import parse_bind_addresses, parse_listeners
+from magnetar.server.network.listeners import parse_bind_addresses, parse_listeners
 from magnetar_operator.builders.client_tls import AUTHORITY_PATH, Certificate, broker_hosts, coordinator_hosts, judged
 from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.listeners import listener_statuses

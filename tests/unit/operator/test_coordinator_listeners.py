@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from magnetar.server.listeners import parse_bind_addresses, parse_listeners
+from magnetar.server.network.listeners import parse_bind_addresses, parse_listeners
 from magnetar_operator.builders.coordinator_set import coordinators_of, desired_coordinators, unknown_listener
 from magnetar_operator.builders.listeners import pending_listener
 from magnetar_operator.conditions import Reason

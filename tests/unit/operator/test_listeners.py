@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import InvalidRequest
-from magnetar.server.listeners import parse_bind_addresses, parse_listeners
+from magnetar.server.network.listeners import parse_bind_addresses, parse_listeners
 from magnetar_operator.builders.listeners import PATH, address_of, brokers_of, listener_statuses, pending_listener
 from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import Identity, desired, identity_of

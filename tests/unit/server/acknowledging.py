@@ -13,8 +13,8 @@ from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.subscription_host import SubscriptionHost
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage.volume import Volume
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.pending_acks import PendingAcks

@@ -19,11 +19,11 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
-from magnetar.server.listeners import ListenerOptions
-from magnetar.server.load import ProcessUsage
+from magnetar.server.bundles.load import ProcessUsage
+from magnetar.server.network.listeners import ListenerOptions
+from magnetar.server.network.tls import TlsDoor
 from magnetar.server.security.authentication import Authenticator
 from magnetar.server.settings import BrokerSettings
-from magnetar.server.tls import TlsDoor
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.volume import Volume
 from magnetar.wire import pulsar_api_pb2 as api

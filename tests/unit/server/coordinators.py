@@ -20,15 +20,15 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import IncarnationRecord
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
-from magnetar.server.connection import Connection
-from magnetar.server.connection_table import ConnectionTable
+from magnetar.server.bundles.load import ProcessUsage
+from magnetar.server.connections.connection import Connection
+from magnetar.server.connections.connection_table import ConnectionTable
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.transaction_log import TransactionLog
-from magnetar.server.listeners import ListenerOptions
-from magnetar.server.load import ProcessUsage
+from magnetar.server.network.listeners import ListenerOptions
 from magnetar.server.security.authentication import Authenticator
 from magnetar.storage.volume import Volume
 from magnetar.transactions.coordinator import CoordinatorCore, Limits

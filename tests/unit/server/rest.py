@@ -14,7 +14,7 @@ import httpx
 
 from magnetar.admin.application import create_application
 from magnetar.admin.rights import Gate
-from magnetar.server.admin_port import BrokerAdminPort
+from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
 from magnetar.server.process import BrokerProcess
 from tests.unit.server.brokers import Peer, open_peer, running_broker

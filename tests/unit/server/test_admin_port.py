@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.errors import InvalidRequest, MagnetarError, ServiceNotReady
 from magnetar.names import NamespaceName, TopicName
-from magnetar.server.admin_port import BrokerAdminPort
+from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
 from magnetar.server.process import BrokerProcess
 from tests.unit.server.brokers import TOPIC, Peer, Type, open_peer, running_broker

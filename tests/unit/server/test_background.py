@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from magnetar.errors import InvalidRequest
-from magnetar.server import background, followed_files
+from magnetar.server import background
 from magnetar.server.background import again_and_again, watch_over
-from magnetar.server.followed_files import Follower
+from magnetar.server.network import followed_files
+from magnetar.server.network.followed_files import Follower
 from tests.unit.server.test_ownership import until
 
 

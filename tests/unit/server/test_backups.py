@@ -14,7 +14,7 @@ from magnetar.errors import StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import BackupReportRecord
-from magnetar.server.backups import MetadataBackups
+from magnetar.server.storage.backups import MetadataBackups
 from magnetar.storage.backups import list_backups
 from magnetar.storage.posix import PosixVolume
 from tests.unit.server.brokers import CLOCK, SETTINGS, running_broker

@@ -14,8 +14,8 @@ from magnetar.errors import CorruptData, StoreError
 from magnetar.metadata import keys
 from magnetar.names import BundleName, TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.catalog import BundleCatalog
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.storage.catalog import BundleCatalog
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, TopicSegments, commit_manifest, load_manifest
 from magnetar.storage.segment import SegmentWriter
@@ -172,7 +172,7 @@ def test_covering_lists_every_file_once_and_says_nothing_new_twice(tmp_path: Pat
 
 def test_indexes_in_memory_are_bounded_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of single messages has very many: what was not asked for lately goes, and so does what the manifest lists no more."""
-    monkeypatch.setattr("magnetar.server.catalog.INDEXED_RUNS_HELD_MAX", 10)
+    monkeypatch.setattr("magnetar.server.storage.catalog.INDEXED_RUNS_HELD_MAX", 10)
 
     async def scenario() -> None:
         async with world(tmp_path, 1) as found:

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from magnetar.server.connection import Connection
-from magnetar.server.connection_table import ConnectionTable
-from magnetar.server.service import BrokerService
+from magnetar.server.commands.service import BrokerService
+from magnetar.server.connections.connection import Connection
+from magnetar.server.connections.connection_table import ConnectionTable
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.metadata.virtual_time import VirtualLoop, run_virtually

@@ -17,7 +17,7 @@ from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetReco
 from magnetar.server.broker import Broker
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.coordinator.life import Coordinator
-from magnetar.server.listeners import options_of
+from magnetar.server.network.listeners import options_of
 from tests.unit.server.brokers import CLOCK, HOST, Peer, open_peer, running_broker
 from tests.unit.server.coordinators import running_coordinator
 from tests.unit.server.rest import rest_over

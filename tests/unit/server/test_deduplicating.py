@@ -18,7 +18,7 @@ from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import Put
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker

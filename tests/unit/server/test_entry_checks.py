@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData
-from magnetar.server.entry_checks import PieceOfRun, checked_entries
+from magnetar.server.storage.entry_checks import PieceOfRun, checked_entries
 from tests.unit.server.brokers import entry
 
 PIECE = PieceOfRun("logs/a/00000000.log", 5000, "persistent://t/n/topic", 7, 40)

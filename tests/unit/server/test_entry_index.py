@@ -7,7 +7,7 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.server.entry_index import RELEASED_HELD_MAX, EntryIndex, Run, TailCache
+from magnetar.server.storage.entry_index import RELEASED_HELD_MAX, EntryIndex, Run, TailCache
 
 LENGTHS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=5), max_size=12)
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from magnetar.server.broker import Broker
-from magnetar.server.connection import Connection
+from magnetar.server.connections.connection import Connection
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command, encode_with_body

@@ -18,7 +18,14 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import INTERNAL_LISTENER, IncarnationRecord, ListenerAddress
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.listeners import Advertised, ListenerOptions, Listeners, options_of, parse_bind_addresses, parse_listeners
+from magnetar.server.network.listeners import (
+    Advertised,
+    ListenerOptions,
+    Listeners,
+    options_of,
+    parse_bind_addresses,
+    parse_listeners,
+)
 from tests.unit.server.brokers import CLOCK, HOST, TOPIC, Peer, Type, open_peer, running_broker
 from tests.unit.server.rest import rest_over
 

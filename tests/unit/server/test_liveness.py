@@ -15,9 +15,9 @@ from magnetar.clock import SystemClock
 from magnetar.errors import ServiceNotReady
 from magnetar.metadata.records import IncarnationRecord
 from magnetar.network import AsyncioNetwork
-from magnetar.server import liveness
+from magnetar.server.bundles import liveness
+from magnetar.server.bundles.liveness import Liveness
 from magnetar.server.context import BrokerContext
-from magnetar.server.liveness import Liveness
 from tests.unit.server.brokers import HOST, SETTINGS
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.server.load import LOOP_CORES, ProcessUsage, cpu_quota
+from magnetar.server.bundles.load import LOOP_CORES, ProcessUsage, cpu_quota
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
-from magnetar.server import log_scans
-from magnetar.server.log_scans import LogScans
+from magnetar.server.storage import log_scans
+from magnetar.server.storage.log_scans import LogScans
 from magnetar.storage import names
 from magnetar.storage.fencing import SealedFile, fence
 from magnetar.storage.log_format import EntriesRecord, encode_entries, encode_release

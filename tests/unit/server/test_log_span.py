@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.server.entry_index import Run
-from magnetar.server.log_span import GAP_BYTES_MAX, LogSpan, bytes_ahead
+from magnetar.server.storage.entry_index import Run
+from magnetar.server.storage.log_span import GAP_BYTES_MAX, LogSpan, bytes_ahead
 from magnetar.storage.volume import Volume
 
 

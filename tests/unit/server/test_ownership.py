@@ -27,8 +27,8 @@ from magnetar.metadata.records import (
 from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.catalog import BundleCatalog
-from magnetar.server.recovery import BundleReplay, Preloaded
+from magnetar.server.storage.catalog import BundleCatalog
+from magnetar.server.storage.recovery import BundleReplay, Preloaded
 from magnetar.storage.log import LogWriter
 from magnetar.storage.manifest import load_manifest
 from magnetar.wire import requests

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from magnetar.server.parked import REQUEST_BYTES_MAX, REQUESTS_MAX, ParkedWork
-from magnetar.server.sessions import ProducerSession
+from magnetar.server.bundles.parked import REQUEST_BYTES_MAX, REQUESTS_MAX, ParkedWork
+from magnetar.server.connections.sessions import ProducerSession
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from tests.unit.server.acknowledging import host_of

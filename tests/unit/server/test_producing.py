@@ -13,8 +13,8 @@ from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.publishing import PublishBlock
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.publishing import PublishBlock
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, command_frame, connected_peer, entry, open_peer, running_broker

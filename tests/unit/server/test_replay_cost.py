@@ -17,11 +17,11 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import BundleRecord
 from magnetar.names import BundleName, TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.bundle import OwnedBundle
-from magnetar.server.log_scans import LogScans
-from magnetar.server.recovery import BundleReplay
-from magnetar.server.replay_cost import CHECKPOINT_BYTES_PER_RECORD, METADATA_BYTES_PER_RECORD, ReplayCost
-from magnetar.server.rolling import SMALL_FILE_BYTES_MAX
+from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.server.storage.log_scans import LogScans
+from magnetar.server.storage.recovery import BundleReplay
+from magnetar.server.storage.replay_cost import CHECKPOINT_BYTES_PER_RECORD, METADATA_BYTES_PER_RECORD, ReplayCost
+from magnetar.server.storage.rolling import SMALL_FILE_BYTES_MAX
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, entry, open_peer, running_broker, volume_in

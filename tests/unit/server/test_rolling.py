@@ -12,7 +12,7 @@ import pytest
 from magnetar.errors import StorageError
 from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, LogRange
 from magnetar.server.broker import Broker
-from magnetar.server.rolling import AFTER_RELEASE_S, SMALL_FILE_BYTES_MAX, LogRoller
+from magnetar.server.storage.rolling import AFTER_RELEASE_S, SMALL_FILE_BYTES_MAX, LogRoller
 from magnetar.storage import names
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 from magnetar.storage.seals import read_seal

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.names import TopicName
-from magnetar.server.slow_peer import HOLD_FACTOR
+from magnetar.server.connections.slow_peer import HOLD_FACTOR
 from tests.unit.server.brokers import Peer, Type, command_frame, connected_peer, open_peer
 
 LIMIT = 64 << 10

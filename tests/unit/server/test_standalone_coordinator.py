@@ -14,8 +14,8 @@ from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.memory import MemoryStore
 from magnetar.network import AsyncioNetwork, P
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
+from magnetar.server.bundles.load import ProcessUsage
 from magnetar.server.coordinator.standalone import StandaloneCoordinator
-from magnetar.server.load import ProcessUsage
 from magnetar.storage import names
 from magnetar.storage.posix import PosixVolume
 from magnetar.wire import pulsar_api_pb2 as api

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.server.catalog import last_surviving_message, surviving_messages
+from magnetar.server.storage.catalog import last_surviving_message, surviving_messages
 from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 
 

@@ -18,9 +18,9 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import IntentRecord
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.bundle import OwnedBundle
-from magnetar.server.rewriting import RoundWriter, Written
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.server.storage.rewriting import RoundWriter, Written
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.manifest import Compacted, Manifest, TopicSegments, commit_manifest, load_manifest
 from magnetar.topics.dispatch import ReadRequest

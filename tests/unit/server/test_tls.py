@@ -20,12 +20,12 @@ from magnetar.client import Client
 from magnetar.errors import InvalidRequest, NotAuthorized
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
-from magnetar.server.access import AccessOptions
 from magnetar.server.broker import Broker
 from magnetar.server.coordinator.discovery import ASSIGN
-from magnetar.server.http import COMMON_NAME, HttpListener
+from magnetar.server.network.access import AccessOptions
+from magnetar.server.network.http import COMMON_NAME, HttpListener
+from magnetar.server.network.tls import TlsCertificates, TlsDoor
 from magnetar.server.security.authentication import Authenticator
-from magnetar.server.tls import TlsCertificates, TlsDoor
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, HOST, TOPIC, Peer, Type, open_peer, running_broker

@@ -15,8 +15,8 @@ from magnetar.clock import SystemClock
 from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.server.broker import Broker
-from magnetar.server.topic_host import TopicHost
-from magnetar.server.topic_life import expire_subscriptions
+from magnetar.server.topics.topic_host import TopicHost
+from magnetar.server.topics.topic_life import expire_subscriptions
 from magnetar.storage.manifest import Compacted, TopicSegments, commit_manifest
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -237,7 +237,7 @@ def test_a_deleted_topic_is_gone_and_its_ids_are_never_given_again(tmp_path: Pat
 
 def test_ids_stay_single_after_more_deletions_than_are_remembered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit new topics begin behind the highest of all."""
-    monkeypatch.setattr("magnetar.server.bundle.DELETED_NAMES_MAX", 0)
+    monkeypatch.setattr("magnetar.server.bundles.bundle.DELETED_NAMES_MAX", 0)
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:

@@ -15,9 +15,9 @@ from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.store import Delete, Put
 from magnetar.names import NamespaceName, TopicName
-from magnetar.server import topic_registry
 from magnetar.server.broker import Broker
-from magnetar.server.topic_registry import PLAIN_TOPIC
+from magnetar.server.topics import topic_registry
+from magnetar.server.topics.topic_registry import PLAIN_TOPIC
 from magnetar.topics.topic_list import topics_hash
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests

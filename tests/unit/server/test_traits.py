@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.hashes import murmur3
-from magnetar.server.traits import HASHED_KEY_BYTES_MAX, traits_of
+from magnetar.server.topics.traits import HASHED_KEY_BYTES_MAX, traits_of
 from magnetar.topics.dispatch import ChunkTrait, EntryTraits, TraitsWanted
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import encode_entry

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.names import BundleName, TopicName, sidecar_of
-from magnetar.server.bundle import RecoveredTopic
-from magnetar.server.entry_index import ELSEWHERE, EntryIndex
+from magnetar.server.bundles.bundle import RecoveredTopic
 from magnetar.server.participant.topic_transactions import TopicTransactions
-from magnetar.server.recovery import BundleReplay
+from magnetar.server.storage.entry_index import ELSEWHERE, EntryIndex
+from magnetar.server.storage.recovery import BundleReplay
 from magnetar.storage.log_format import (
     CursorOperation,
     Encoded,

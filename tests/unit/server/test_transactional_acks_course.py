@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from magnetar.server.broker import Broker
+from magnetar.server.commands.seeking import reset
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
-from magnetar.server.seeking import reset
-from magnetar.server.topic_life import skip
+from magnetar.server.topics.topic_life import skip
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, PendingAck, PendingChange
 from magnetar.wire import pulsar_api_pb2 as api

@@ -10,12 +10,12 @@ import pytest
 
 from magnetar.errors import ServiceNotReady, WireCode
 from magnetar.names import TopicName
-from magnetar.server.acknowledgements import acknowledge as handle_ack
 from magnetar.server.administration.explanation import pin_in_words
 from magnetar.server.administration.owned_facts import owned_facts
 from magnetar.server.broker import Broker
+from magnetar.server.commands.acknowledgements import acknowledge as handle_ack
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
-from magnetar.server.topic_life import expire_to, skip
+from magnetar.server.topics.topic_life import expire_to, skip
 from magnetar.topics.ledgers import Position
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, Outcome

@@ -13,7 +13,7 @@ import pytest
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage.restoring import restore_store
 from magnetar.transactions.ids import TxnId
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, entry, open_peer, running_broker, volume_in

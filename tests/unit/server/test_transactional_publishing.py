@@ -14,7 +14,7 @@ from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.names import TopicName, sidecar_of
 from magnetar.server.broker import Broker
 from magnetar.server.settings import ENTRY_HEAD_BYTES_MAX
-from magnetar.server.topic_life import delete_unused
+from magnetar.server.topics.topic_life import delete_unused
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.topics.topic import TERMINATED
 from magnetar.transactions.ids import TxnId

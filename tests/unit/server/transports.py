@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.server.connection import Connection
+from magnetar.server.connections.connection import Connection
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import HEADER_BYTES
 from tests.unit.server.brokers import SETTINGS

@@ -19,7 +19,7 @@ from magnetar.metadata.store import Compare, Delete, Operation, Put
 from magnetar.names import NamespaceName, TopicName
 from magnetar.server.administration.peers import ask_peer
 from magnetar.server.broker import Broker
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.topic_host import TopicHost
 
 if TYPE_CHECKING:
     from magnetar.server.process import BrokerProcess

@@ -22,7 +22,7 @@ from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.administration.statistics import topic_stats
 from magnetar.server.administration.tenants import TenantAdministration
 from magnetar.server.broker import Broker
-from magnetar.server.topic_life import enforce_quota
+from magnetar.server.topics.topic_life import enforce_quota
 
 HEALTH_S = 10.0
 """A round trip takes milliseconds; a bundle that changes hands may hold it up for a moment."""

@@ -31,7 +31,7 @@ from magnetar.server.administration.operations import OperationAdministration
 from magnetar.server.administration.owned_facts import owned_facts
 from magnetar.server.administration.peers import ask_broker
 from magnetar.server.administration.topics import TopicAdministration
-from magnetar.server.collecting import REWRITE
+from magnetar.server.storage.collecting import REWRITE
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Manifest, load_manifest
 

@@ -20,8 +20,8 @@ from magnetar.clock import iso8601
 from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicNotFound, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
-from magnetar.server.seeking import first_published_at
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.commands.seeking import first_published_at
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer

@@ -33,7 +33,7 @@ from magnetar.names import CLUSTER_NAME, BundleName, NamespaceName, TopicName, b
 from magnetar.policies import check
 from magnetar.server.administration.peers import ask_broker
 from magnetar.server.administration.topics import TopicAdministration
-from magnetar.server.effective_policies import PROPERTY, own_policies
+from magnetar.server.topics.effective_policies import PROPERTY, own_policies
 
 USER_PREFIX = "user."
 NAMESPACE_PROPERTIES = "properties"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from magnetar.names import BundleName, TopicName
 from magnetar.server.administration.statistics import text_of
-from magnetar.server.bundle import OwnedBundle
-from magnetar.server.subscription_host import SubscriptionHost
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.topics.ledgers import Position
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from magnetar.network import Network, connect_over
 from magnetar.security.authorization import INTERNAL_METHOD
 
 if TYPE_CHECKING:
+    from magnetar.server.network.tls import TlsDoor
     from magnetar.server.security.authentication import Authenticator
-    from magnetar.server.tls import TlsDoor
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 16 << 20

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from magnetar.clock import iso8601
+from magnetar.server.commands.statistics import consumer_rates
+from magnetar.server.connections.sessions import ConsumerSession, ProducerSession
 from magnetar.server.rates import RateMeter
-from magnetar.server.sessions import ConsumerSession, ProducerSession
-from magnetar.server.statistics import consumer_rates
-from magnetar.server.subscription_host import SubscriptionHost
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.topics.dispatch import Consumer, SubscriptionType
 from magnetar.topics.ledgers import Position
 from magnetar.topics.producers import Producer

@@ -13,9 +13,9 @@ from urllib.parse import quote
 from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicExists, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
-from magnetar.server.seeking import first_published_at, reset
-from magnetar.server.subscription_host import SubscriptionHost
-from magnetar.server.topic_life import expire, expire_to, skip, write
+from magnetar.server.commands.seeking import first_published_at, reset
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_life import expire, expire_to, skip, write
 from magnetar.topics.ledgers import LATEST
 
 

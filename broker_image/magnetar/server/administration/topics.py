@@ -30,9 +30,9 @@ from magnetar.server.administration.messages import MessageAdministration
 from magnetar.server.administration.peers import ask_broker, ask_peer
 from magnetar.server.administration.statistics import internal_stats, sum_stats, topic_stats
 from magnetar.server.administration.subscriptions import SubscriptionAdministration
-from magnetar.server.service import Mode
-from magnetar.server.topic_host import TopicHost
-from magnetar.server.topic_life import trim_now
+from magnetar.server.commands.service import Mode
+from magnetar.server.topics.topic_host import TopicHost
+from magnetar.server.topics.topic_life import trim_now
 from magnetar.topics.ledgers import Position
 from magnetar.wire.entries import parse_entry
 

@@ -26,9 +26,9 @@ from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord,
 from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
 from magnetar.server.administration.peers import ask_broker
+from magnetar.server.connections.refusals import NO_COORDINATOR
 from magnetar.server.coordinator.discovery import FIRST
-from magnetar.server.refusals import NO_COORDINATOR
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome
 from magnetar.transactions.pending_acks import PendingAcks

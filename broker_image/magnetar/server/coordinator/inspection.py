@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar.errors import ServiceNotReady, TransactionNotFound
+from magnetar.server.connections.refusals import COORDINATOR_REFUSES
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.transactions import Transactions
-from magnetar.server.refusals import COORDINATOR_REFUSES
 from magnetar.transactions.coordinator import CoordinatorCore
 from magnetar.transactions.coordinator_events import Caller
 from magnetar.transactions.ids import TxnId

@@ -23,8 +23,8 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.network import Listener
 from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
-from magnetar.server.connection import Connection
-from magnetar.server.connection_table import ConnectionTable
+from magnetar.server.connections.connection import Connection
+from magnetar.server.connections.connection_table import ConnectionTable
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
@@ -33,9 +33,9 @@ from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumber
 from magnetar.server.coordinator.service import CoordinatorService
 from magnetar.server.coordinator.transaction_log import TransactionLog
 from magnetar.server.coordinator.transactions import Transactions, limits_of
-from magnetar.server.doors import follow_addresses, open_doors
 from magnetar.server.joining import guarded, join_cluster
-from magnetar.server.listeners import Listeners
+from magnetar.server.network.doors import follow_addresses, open_doors
+from magnetar.server.network.listeners import Listeners
 from magnetar.server.settings import BrokerSettings
 from magnetar.transactions.coordinator import CoordinatorCore
 

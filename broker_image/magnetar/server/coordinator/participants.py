@@ -27,7 +27,7 @@ from magnetar.transactions.records import Action
 from magnetar.wire import requests
 
 if TYPE_CHECKING:
-    from magnetar.server.tls import TlsDoor
+    from magnetar.server.network.tls import TlsDoor
 
 PLACES_MAX = 10_000
 """Topics whose broker is remembered."""

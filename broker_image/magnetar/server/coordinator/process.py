@@ -17,13 +17,13 @@ import structlog
 from magnetar.errors import Fenced, MagnetarError, StoreUnavailable
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
+from magnetar.server.bundles.load import ProcessUsage
 from magnetar.server.coordinator.identity import tcid_of
 from magnetar.server.coordinator.inspection import CoordinatorInspection
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.probes import coordinator_application
-from magnetar.server.http import HttpListener
-from magnetar.server.load import ProcessUsage
+from magnetar.server.network.http import HttpListener
 from magnetar.server.process import RESTART_MAX_S, STORE_WAIT_MAX_S, BrokerProcess, ProcessOptions
 from magnetar.storage.opening import open_volume
 

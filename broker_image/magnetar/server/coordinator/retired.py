@@ -32,7 +32,7 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 
 if TYPE_CHECKING:
-    from magnetar.server.tls import TlsDoor
+    from magnetar.server.network.tls import TlsDoor
 
 
 READ_MAX = 4

@@ -25,14 +25,14 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.names import TopicName
-from magnetar.server.connection import Connection
+from magnetar.server.connections.connection import Connection
+from magnetar.server.connections.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.discovery import ASSIGN, FIRST
 from magnetar.server.coordinator.identity import check_coordinator, txn_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
-from magnetar.server.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.transactions.coordinator import CoordinatorCore
 from magnetar.transactions.coordinator_events import Caller, EndRequested, JoinRequested
 from magnetar.transactions.ids import TxnId

@@ -21,9 +21,9 @@ from magnetar.errors import MagnetarError, ServiceNotReady, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import INTERNAL_LISTENER
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
-from magnetar.server.connection import Connection
+from magnetar.server.connections.connection import Connection
+from magnetar.server.connections.refusals import refuse
 from magnetar.server.coordinator.discovery import FIRST
-from magnetar.server.refusals import refuse
 from magnetar.server.settings import BrokerSettings
 from magnetar.server.shared_task import outcome
 from magnetar.wire import pulsar_api_pb2 as api

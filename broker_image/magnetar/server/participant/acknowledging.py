@@ -22,8 +22,8 @@ from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.server.sessions import ConsumerSession
-    from magnetar.server.topic_host import TopicHost
+    from magnetar.server.connections.sessions import ConsumerSession
+    from magnetar.server.topics.topic_host import TopicHost
 
 SIZES_READ_MAX = 1_000
 """Batches of one ACK whose sizes may have to be read from storage."""

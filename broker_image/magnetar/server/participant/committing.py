@@ -19,7 +19,7 @@ from magnetar.transactions.participant_records import NOWHERE, Abort, Commit, Un
 from magnetar.transactions.records import Action
 
 if TYPE_CHECKING:
-    from magnetar.server.topic_host import TopicHost
+    from magnetar.server.topics.topic_host import TopicHost
 
 log = structlog.get_logger(__name__)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from magnetar.errors import ServiceNotReady, SubscriptionNotFound, TopicNotFound
 from magnetar.names import TopicName
-from magnetar.server.connection import Connection
+from magnetar.server.bundles.ownership import Ownership
+from magnetar.server.connections.connection import Connection
 from magnetar.server.coordinator.identity import txn_of
-from magnetar.server.ownership import Ownership
 from magnetar.server.participant.committing import end_transaction
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
-from magnetar.server.subscription_host import SubscriptionHost
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api

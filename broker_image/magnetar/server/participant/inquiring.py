@@ -25,12 +25,12 @@ from magnetar.errors import InvalidTxnStatus, MagnetarError, ServiceNotReady, Tr
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord
 from magnetar.security.authorization import INTERNAL_METHOD
+from magnetar.server.bundles.ownership import Ownership
 from magnetar.server.context import BrokerContext
 from magnetar.server.coordinator.discovery import FIRST
-from magnetar.server.ownership import Ownership
 from magnetar.server.participant.committing import abort_forgotten, abort_orphans, void_unbegun
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
-from magnetar.server.topic_host import TopicHost
+from magnetar.server.topics.topic_host import TopicHost
 from magnetar.transactions.buffer import TransactionBuffer
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.pending_acks import PendingAcks

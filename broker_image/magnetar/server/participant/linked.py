@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from magnetar.server.entry_index import ELSEWHERE
+from magnetar.server.storage.entry_index import ELSEWHERE
 from magnetar.storage.index import Run
 from magnetar.storage.level_one import outside
 from magnetar.storage.manifest import SegmentReference
 
 if TYPE_CHECKING:
-    from magnetar.server.topic_host import TopicHost
+    from magnetar.server.topics.topic_host import TopicHost
 
 
 class SidecarShare(NamedTuple):

@@ -13,7 +13,7 @@ from magnetar.topics.ledgers import Position
 from magnetar.transactions.buffer import is_sidecar
 
 if TYPE_CHECKING:
-    from magnetar.server.topic_host import TopicHost
+    from magnetar.server.topics.topic_host import TopicHost
 
 
 def entry_named(topic: TopicHost, position: tuple[int, int]) -> int | None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from magnetar.errors import NotAllowed, TopicTerminated
 from magnetar.names import sidecar_of
 from magnetar.server.coordinator.identity import check_coordinator
-from magnetar.server.entry_index import Run
-from magnetar.server.publishing import highest_of, is_whole
+from magnetar.server.storage.entry_index import Run
+from magnetar.server.topics.publishing import highest_of, is_whole
 from magnetar.storage.log_format import encode_entries, encode_transaction
 from magnetar.storage.places import RecordPlace
 from magnetar.transactions.ids import TxnId
@@ -23,8 +23,8 @@ from magnetar.transactions.participant_records import NO_SEQUENCE, Append
 from magnetar.wire import commands
 
 if TYPE_CHECKING:
-    from magnetar.server.sessions import ProducerSession
-    from magnetar.server.topic_host import TopicHost
+    from magnetar.server.connections.sessions import ProducerSession
+    from magnetar.server.topics.topic_host import TopicHost
 
 
 class _SentRun:

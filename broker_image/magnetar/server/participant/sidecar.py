@@ -6,7 +6,7 @@ Invariants: a run is of one transaction, and leaves as a whole, once; what is no
 
 from __future__ import annotations
 
-from magnetar.server.entry_index import Run, run_elsewhere
+from magnetar.server.storage.entry_index import Run, run_elsewhere
 from magnetar.transactions.participant_records import Place
 
 

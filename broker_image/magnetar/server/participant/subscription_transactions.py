@@ -23,8 +23,8 @@ from magnetar.transactions.pending_acks import PendingAcks
 from magnetar.transactions.records import Action
 
 if TYPE_CHECKING:
-    from magnetar.server.sessions import ConsumerSession
-    from magnetar.server.subscription_host import SubscriptionHost
+    from magnetar.server.connections.sessions import ConsumerSession
+    from magnetar.server.topics.subscription_host import SubscriptionHost
 
 log = structlog.get_logger(__name__)
 

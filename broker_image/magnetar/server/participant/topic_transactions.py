@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from magnetar.server.entry_index import EntryIndex, Run
 from magnetar.server.participant.sidecar import SidecarRuns
 from magnetar.server.settings import BrokerSettings
+from magnetar.server.storage.entry_index import EntryIndex, Run
 from magnetar.storage.log_format import EntriesRecord
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.transaction_format import TransactionRecord

@@ -29,8 +29,8 @@ from magnetar.server.views import ClusterViews, StoreView
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.server.connection import Connection
-    from magnetar.server.connection_table import ConnectionTable
+    from magnetar.server.connections.connection import Connection
+    from magnetar.server.connections.connection_table import ConnectionTable
 
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type

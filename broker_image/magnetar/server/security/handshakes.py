@@ -15,13 +15,13 @@ import structlog
 
 from magnetar.errors import AuthenticationFailed, MagnetarError, WireCode
 from magnetar.security.authorization import Principal
-from magnetar.server.connection import SERVER_VERSION
+from magnetar.server.connections.connection import SERVER_VERSION
 from magnetar.server.security.authentication import Authenticator
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.server.connection import Connection
+    from magnetar.server.connections.connection import Connection
 
 log = structlog.get_logger(__name__)
 

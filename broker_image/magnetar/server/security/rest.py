@@ -14,7 +14,7 @@ from fastapi import Request
 
 from magnetar.errors import NotAuthorized
 from magnetar.security.authorization import Place, Right, Rules, allowed
-from magnetar.server.http import COMMON_NAME
+from magnetar.server.network.http import COMMON_NAME
 from magnetar.server.security.authentication import Authenticator
 
 if TYPE_CHECKING:

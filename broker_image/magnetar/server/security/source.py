@@ -17,7 +17,7 @@ from magnetar.errors import InvalidRequest
 from magnetar.security.document import DOCUMENT_BYTES_MAX, SecurityDocument, TokenOptions, parse_document
 from magnetar.security.keys import KEY_FILE_BYTES_MAX, SecretKey, VerifyingKey, secret_key, secret_keys
 from magnetar.security.tokens import TokenRules
-from magnetar.server.followed_files import Follower
+from magnetar.server.network.followed_files import Follower
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,374 @@
+"""A bundle in service.
+
+Owns: the topics of one owned bundle, their creation, the writing of cursors, checkpoints and RELEASE. Imports: storage formats, topics, siblings.
+Invariants: everything written carries the bundle's epoch; after `append_release` nothing of this epoch is written any more; a checkpoint holds
+the state as of its position or later, never earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from magnetar.errors import NotAllowed, ServiceNotReady
+from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition
+from magnetar.names import SIDECAR, BundleName, TopicName, topic_of_sidecar
+from magnetar.server.bundles.parked import ParkedWork
+from magnetar.server.context import BrokerContext
+from magnetar.server.network.listeners import Successor
+from magnetar.server.participant.topic_transactions import TopicTransactions
+from magnetar.server.storage.catalog import BundleCatalog
+from magnetar.server.storage.entry_index import EntryIndex, TailCache
+from magnetar.server.storage.replay_cost import ReplayCost
+from magnetar.server.topics.effective_policies import EffectivePolicies
+from magnetar.server.topics.non_persistent import NonPersistentTopics
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_host import TopicHost
+from magnetar.server.topics.topic_registry import TopicRegistry
+from magnetar.storage.checkpoint import Checkpoint, write_checkpoint
+from magnetar.storage.log import Durable
+from magnetar.storage.log_format import (
+    CursorOperation,
+    Encoded,
+    TopicOperation,
+    encode_cursor,
+    encode_release,
+    encode_term,
+    encode_topic,
+)
+from magnetar.storage.places import RecordPlace
+from magnetar.topics.ledgers import Position
+from magnetar.topics.topic import TRIMMED, Topic, position_text
+
+log = structlog.get_logger(__name__)
+
+MANIFEST_AGE_MAX_S = 1.0
+DELETED_NAMES_MAX = 10_000
+"""Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
+DIRTY_RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class RecoveredTopic:
+    """A topic as recovery rebuilt it."""
+
+    core: Topic
+    index: EntryIndex
+    transactions: TopicTransactions | None = None
+
+    def used(self, epoch: int) -> TopicTransactions:
+        """Its transactions, from now on if there were none, to be served in the term `epoch`."""
+        if self.transactions is None:
+            self.transactions = TopicTransactions(self.core, epoch)
+        return self.transactions
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredBundle:
+    """Outcome of recovery. `sealed_end` closes the previous owner's open range, if it had one; `fenced` tells that we had to fence it.
+
+    `records` are those that were replayed, which the next recovery replays as well while there is no newer checkpoint.
+    """
+
+    topics: dict[str, RecoveredTopic]
+    catalog: BundleCatalog
+    sealed_end: LogPosition | None
+    fenced: bool
+    records: int
+
+
+class OwnedBundle:
+    """One bundle between our Owned record and our RELEASE."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        name: BundleName,
+        epoch: int,
+        recovered: RecoveredBundle,
+        tail_cache: TailCache,
+        policies: EffectivePolicies,
+        registry: TopicRegistry,
+        checkpoint_due: Callable[[str], None],
+    ) -> None:
+        """`checkpoint_due` is called with our name when a successor would have much to replay."""
+        self.context, self.name, self.epoch, self.tail_cache, self.policies = context, name, epoch, tail_cache, policies
+        self._registry = registry
+        self.non_persistent = NonPersistentTopics(self, registry)
+        self.catalog = recovered.catalog
+        self.replay = ReplayCost(context.settings.checkpoint_records_max, recovered.records, lambda: checkpoint_due(str(name)))
+        self.serving = True
+        self.since_ms = context.clock.wall_ms()
+        self.parked: ParkedWork | None = None
+        self._checkpoints = 0
+        self._used_ids: dict[str, int] = {}
+        self._used_floor = 0
+        self._manifest_due = 0.0
+        self._creating: dict[str, asyncio.Task[TopicHost]] = {}
+        self._dirty: dict[SubscriptionHost, None] = {}
+        self._dirty_timer: asyncio.TimerHandle | None = None
+        self.topics: dict[str, TopicHost] = {
+            topic: TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
+            for topic, found in recovered.topics.items()
+        }
+
+    def append(self, record: Encoded, on_durable: Durable | None) -> None:
+        """Write a record of this term; `on_durable` gets its place. Raises LimitExceeded."""
+        self.context.log.append(record.buffers, record.size, 1, on_durable)
+        self.replay.add(len(record.buffers[0]))
+
+    # --- topics ----------------------------------------------------------------------------------------------------------------
+
+    def held(self, name: TopicName) -> TopicHost | None:
+        """The topic, with or without storage, if it is there."""
+        return self.topics.get(str(name)) if name.persistent else self.non_persistent.by_name.get(str(name))
+
+    async def topic(self, name: TopicName, create: bool) -> TopicHost | None:
+        """The topic, created (durably) if need be and allowed; None if it does not exist and `create` is False."""
+        found = self.topics.get(str(name))
+        if found is not None or not create:
+            return found
+        creating = self._creating.get(str(name))
+        if creating is None:
+            creating = asyncio.create_task(self._create(name), name=f"create {name}")
+            self._creating[str(name)] = creating
+            creating.add_done_callback(lambda task: self._created(str(name), task))
+        return await asyncio.shield(creating)
+
+    def _created(self, name: str, task: asyncio.Task[TopicHost]) -> None:
+        """Who asked gets the error, and nobody is missed whose client has left meanwhile."""
+        self._creating.pop(name, None)
+        if not task.cancelled():
+            task.exception()
+
+    async def _create(self, name: TopicName) -> TopicHost:
+        if not self.serving:
+            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
+        if len(self.topics) >= self.context.settings.topics_per_namespace_max:
+            raise NotAllowed(
+                f"topic {name}: the namespace has {len(self.topics)} topics in one bundle, its limit; delete some or raise it"
+            )
+        self.context.log.check_room()
+        created_ms = self.context.clock.wall_ms()
+        core = Topic(str(name), self.epoch, created_ms=created_ms)
+        properties = {"created_ms": str(created_ms)}
+        if topic_of_sidecar(str(name)) is not None:
+            raise NotAllowed(f"topic {name}: names that end in {SIDECAR} are the broker's own; choose another")
+        used = self._used_ids.get(str(name), self._used_floor)
+        if used:
+            properties[TRIMMED] = position_text(Position(core.current_ledger, used - 1))
+            core.begin_after(Position(core.current_ledger, used - 1))
+            core.properties[TRIMMED] = properties[TRIMMED]
+        encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties=properties)
+        self.append(encoded, None)
+        await self.context.log.barrier()
+        host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
+        host.sidecar_begin = used
+        if not self.serving:
+            core.freeze()  # it is in the log, so whoever goes on with this bundle has it
+            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
+        await self._registry.add(self, name)
+        return host
+
+    async def delete_topic(self, name: TopicName) -> None:
+        """Delete a topic, durably; its clients are sent away and may create it again. Raises ServiceNotReady, StorageError.
+
+        Entries that are on their way to storage are answered first. Whoever creates the topic again in this term goes on behind the ids that
+        it has used.
+        """
+        if not name.persistent:
+            await self.non_persistent.delete(name)
+            return
+        host = self.topics.get(str(name))
+        if host is None:
+            return
+        if not self.serving or host.frozen:
+            raise ServiceNotReady(f"topic {name} is being unloaded or deleted; try again")
+        host.core.freeze()
+        encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.DELETE, properties={})
+        self._remember(host)
+        self.append(encoded, lambda _place: self._deleted(host))
+        await self.context.log.barrier()
+        await self._registry.remove(self, name)
+
+    def _deleted(self, host: TopicHost) -> None:
+        """The deletion is durable."""
+        self.topics.pop(str(host.name), None)
+        for subscription in host.subscriptions.values():
+            self._dirty.pop(subscription, None)
+        host.close_clients(None)
+        log.info("topic.deleted", topic=str(host.name))
+
+    def _remember(self, host: TopicHost) -> None:
+        """Ids of the current ledgers are given once: keep how far a deleted topic and its sidecar have come in theirs."""
+        used = max(host.core.next_entry, host.sidecar_next)
+        if not used:
+            return
+        self._used_ids[str(host.name)] = max(self._used_floor, used)
+        if len(self._used_ids) > DELETED_NAMES_MAX:
+            self._used_floor = max(self._used_ids.values())
+            self._used_ids.clear()
+
+    async def is_compacted(self, topic: TopicHost) -> bool:
+        """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises StoreError, StorageError.
+
+        That of an earlier life of its name, all of whose entries are gone, is none.
+        """
+        now = self.context.clock.monotonic()
+        if self.catalog.compacted(str(topic.name)) is None and now >= self._manifest_due:
+            await self.catalog.refresh()
+            self._manifest_due = now + MANIFEST_AGE_MAX_S
+        view, ledgers = self.catalog.compacted(str(topic.name)), topic.core.ledgers
+        return view is not None and ledgers.ordinal_after(view.horizon) > ledgers.first
+
+    def refresh_policies(self) -> None:
+        """Policies of our namespace, or of topics in it, may have changed."""
+        for host in self.topics.values():
+            host.refresh_policies()
+        self.non_persistent.refresh_policies()
+
+    # --- cursors ---------------------------------------------------------------------------------------------------------------
+
+    def cursor_dirty(self, subscription: SubscriptionHost) -> None:
+        """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s` later."""
+        self._dirty[subscription] = None
+        if self._dirty_timer is None:
+            loop = asyncio.get_running_loop()
+            self._dirty_timer = loop.call_later(self.context.settings.ack_write_delay_s, self._write_dirty)
+
+    def _write_dirty(self) -> None:
+        self._dirty_timer = None
+        if self.context.log.stalled is not None and self.serving:
+            # Nothing would come of it now, and what waits in memory must not grow.
+            self._dirty_timer = asyncio.get_running_loop().call_later(DIRTY_RETRY_S, self._write_dirty)
+            return
+        dirty, self._dirty = self._dirty, {}
+        for subscription in dirty:
+            self._append_delta(subscription, None)
+
+    def write_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
+        """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier deltas included, is durable."""
+        self._dirty.pop(subscription, None)
+        self._append_delta(subscription, confirmed)
+
+    def _append_delta(self, subscription: SubscriptionHost, confirmed: Callable[[], None] | None) -> None:
+        topic = subscription.topic
+        if self.topics.get(str(topic.name)) is not topic:
+            return  # deleted
+        if not self.serving:
+            if self.parked is not None and confirmed is not None:
+                self.parked.confirmation(subscription, confirmed)
+            return  # else the client gets no confirmation, and acknowledges again if there is a new owner
+        delta = subscription.core.take_delta()
+        if delta is None:
+            if confirmed is not None:
+                self.context.log.append((), 0, 0, lambda _place: confirmed())  # behind whatever is under way
+            return
+        encoded = encode_cursor(
+            epoch=self.epoch,
+            topic=str(topic.name),
+            subscription=subscription.core.name,
+            operation=CursorOperation.RESET if delta.reset else CursorOperation.ACKNOWLEDGE,
+            mark_delete=delta.mark_delete,
+            ranges=delta.ranges,
+            partial=delta.partial,
+            properties=delta.properties,
+        )
+        self.append(encoded, _confirmation(confirmed))
+
+    async def remove_subscription(self, subscription: SubscriptionHost) -> None:
+        """Unsubscribe durably. Raises ServiceNotReady, StorageError."""
+        topic = subscription.topic
+        if not self.serving:  # what is written now would be void
+            raise ServiceNotReady(f"topic {topic.name} is being unloaded; unsubscribe again after a lookup")
+        topic.drop_subscription(subscription)
+        self._dirty.pop(subscription, None)
+        if subscription.core.durable:
+            encoded = encode_cursor(
+                epoch=self.epoch,
+                topic=str(topic.name),
+                subscription=subscription.core.name,
+                operation=CursorOperation.DELETE,
+                mark_delete=(-1, -1),
+                ranges=(),
+                partial=(),
+                properties=None,
+            )
+            self.append(encoded, None)
+        await self.context.log.barrier()
+
+    # --- checkpoint and release ------------------------------------------------------------------------------------------------
+
+    def append_term(self, record: BundleRecord) -> None:
+        """Keep a copy of the bundle's record in the log, from which a lost metadata store is rebuilt; durable with whatever comes next."""
+        encoded = encode_term(epoch=self.epoch, bundle=str(self.name), state=record.encode())
+        self.append(encoded, None)
+
+    async def write_checkpoint(self, position: LogPosition) -> tuple[CheckpointPointer, int]:
+        """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable; its size in bytes.
+
+        The state is taken now, so it may hold more than that: replaying what it holds already changes nothing.
+        """
+        self._checkpoints += 1
+        checkpoint = Checkpoint(
+            bundle=str(self.name),
+            epoch=self.epoch,
+            incarnation=self.context.incarnation,
+            position=position,
+            topics={name: host.to_state() for name, host in self.topics.items()},
+        )
+        written, size = await write_checkpoint(self.context.volume, checkpoint, self._checkpoints)
+        return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position), size
+
+    def freeze(self, *, parking: bool = False) -> None:
+        """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its clients send waits for its children."""
+        if parking:
+            self.parked = ParkedWork(self.context.settings.split_parked_bytes_max)
+        if self._dirty_timer is not None:
+            self._dirty_timer.cancel()
+        self._write_dirty()
+        self.serving = False
+        for host in self.topics.values():
+            host.core.freeze()
+        self.non_persistent.freeze()
+
+    async def append_release(self) -> LogPosition:
+        """Flush, let all receipts out, and end this epoch in our log; the position just after RELEASE. Raises Fenced, StorageError."""
+        assert not self.serving
+        state = json.dumps({name: list(host.core.last_confirmed) for name, host in sorted(self.topics.items())}).encode()
+        encoded = encode_release(epoch=self.epoch, bundle=str(self.name), state=state)
+        self.append(encoded, None)
+        await self.context.log.barrier()
+        return self.context.log.position
+
+    def take_over(self, parent: OwnedBundle) -> None:
+        """Go on with the topics of `parent` that fall into this bundle, clients and all: its term has ended in our own log, ours begins.
+
+        What they have acknowledged since the freeze, which is not in the log, is written in this term.
+        """
+        assert not parent.serving
+        for name, host in parent.topics.items():
+            if self.name.contains(host.name):
+                self.topics[name] = host
+                host.begin_term(self)
+
+    def stop(self) -> None:
+        """The incarnation is over: write nothing more, send everybody away."""
+        self.serving = False
+        if self._dirty_timer is not None:
+            self._dirty_timer.cancel()
+        self.close_clients(None)
+
+    def close_clients(self, successor: Successor | None) -> None:
+        """Send every producer and consumer away, to the successor's address if known."""
+        for host in self.topics.values():
+            host.close_clients(successor)
+        self.non_persistent.close_clients(successor)
+
+
+def _confirmation(confirmed: Callable[[], None] | None) -> Callable[[RecordPlace], None] | None:
+    return None if confirmed is None else lambda _place: confirmed()

@@ -1,0 +1,181 @@
+"""What consumers tell about messages.
+
+Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read by `participant/acknowledging`. Imports: wire,
+topics, server siblings. Source: facts on protocol semantics 2.5, 2.6, 2.10.
+Invariants: an ACK with a request id is answered, also for a consumer that is not attached; a success leaves only after its cursor record is
+durable; ids of what does not exist (any more) are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from magnetar.errors import InvalidRequest, MagnetarError, ServiceNotReady, WireCode
+from magnetar.server.connections.sessions import ConsumerSession
+from magnetar.server.participant.acknowledging import acknowledge_in_transaction, read_sizes, without_size
+from magnetar.server.participant.positions import entry_named, last_up_to
+from magnetar.server.storage.catalog import last_surviving_message
+from magnetar.topics.acksets import mask_of_words
+from magnetar.transactions.buffer import is_sidecar
+from magnetar.wire import commands
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.entries import parse_entry
+from magnetar.wire.runs import AckSpan
+
+if TYPE_CHECKING:
+    from magnetar.server.connections.connection import Connection
+
+CUMULATIVE = api.CommandAck.Cumulative
+
+
+def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
+    """ACK: individual or cumulative; answered only if it has a request id."""
+    session = connection.consumers.get(ack.consumer_id)
+    if session is None:
+        # Apache Pulsar says nothing, and a client that acknowledges while it subscribes anew waits for its whole operation timeout.
+        _refuse(
+            connection, ack, WireCode.CONSUMER_NOT_FOUND, "Consumer not found: it is not attached; subscribe, and acknowledge then"
+        )
+        return
+    topic = session.subscription.topic
+    if topic.leaving:
+        text = f"topic {topic.name} is being unloaded; acknowledge again after the reconnect"
+        _refuse(connection, ack, WireCode.SERVICE_NOT_READY, text)
+        return
+    words, limit = (
+        max((len(identifier.ack_set) for identifier in ack.message_id), default=0),
+        topic.context.settings.ack_set_words_max,
+    )
+    if words > limit:
+        text = f"ack_set of {words} words is longer than ack_set_words_max={limit}; make smaller batches"
+        _refuse(connection, ack, WireCode.NOT_ALLOWED, text)
+        return
+    if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
+        _acknowledge_in_transaction(connection, session, ack)
+        return
+    confirmed = _confirm(connection, ack) if ack.HasField("request_id") else None
+    if ack.ack_type == CUMULATIVE:
+        _acknowledge_cumulative(session, ack, confirmed)
+    else:
+        _acknowledge_each(session, ack, confirmed)
+
+
+def acknowledge_span(connection: Connection, span: AckSpan) -> None:
+    """As `acknowledge`, for consecutive entries that are acknowledged without a request id: what consumers send most."""
+    session = connection.consumers.get(span.consumer_id)
+    if session is None or session.subscription.topic.leaving:
+        return
+    host = session.subscription
+    if host.topic.transactions is not None and is_sidecar((span.ledger, span.first)):
+        found = (entry_named(host.topic, (span.ledger, entry)) for entry in range(span.first, span.first + span.entries))
+        host.acknowledge(session, [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None], (), None)
+        return
+    ordinals = host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)
+    host.acknowledge(session, (ordinals,), (), None)
+
+
+def _acknowledge_in_transaction(connection: Connection, session: ConsumerSession, ack: api.CommandAck) -> None:
+    """Answered with why it cannot be done, as far as it can be answered; while the topic's bundle is divided it waits."""
+    topic = session.subscription.topic
+    try:
+        if topic.frozen:
+            parked = topic.bundle.parked
+            if parked is None or not parked.request(ack.ByteSize(), lambda: acknowledge(connection, ack)):
+                raise ServiceNotReady(f"topic {topic.name} is being unloaded; acknowledge again in a moment")
+        elif missing := without_size(topic, ack):
+            connection.spawn(_acknowledge_when_read(connection, session, ack, missing))
+        else:
+            acknowledge_in_transaction(session, ack, _confirm(connection, ack) if ack.HasField("request_id") else None)
+    except MagnetarError as error:
+        _refuse(connection, ack, error.wire_code, str(error))
+
+
+async def _acknowledge_when_read(
+    connection: Connection, session: ConsumerSession, ack: api.CommandAck, missing: list[api.MessageIdData]
+) -> None:
+    try:
+        await read_sizes(session.subscription.topic, missing)
+    except MagnetarError as error:
+        _refuse(connection, ack, error.wire_code, str(error))
+        return
+    acknowledge(connection, ack)
+
+
+def _refuse(connection: Connection, ack: api.CommandAck, code: WireCode, text: str) -> None:
+    if ack.HasField("request_id"):
+        connection.queue(commands.ack_response(ack.consumer_id, ack.request_id, code, text))
+
+
+def _confirm(connection: Connection, ack: api.CommandAck) -> Callable[[], None]:
+    response = commands.ack_response(ack.consumer_id, ack.request_id)
+    return lambda: connection.queue(response)
+
+
+def _acknowledge_cumulative(session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> None:
+    if len(ack.message_id) != 1:
+        if confirmed is not None:
+            confirmed()
+        return
+    host, identifier = session.subscription, ack.message_id[0]
+    named, ledgers = commands.position_of(identifier), host.topic.core.ledgers
+    position = last_up_to(host.topic, named)
+    if position is None or position > ledgers.last_position:
+        # Pulsar refuses to move a mark-delete beyond the last entry, and tells nobody.
+        host.acknowledge(session, (), (), confirmed)
+        return
+    # The position need not exist (a client may acknowledge what it saw before a seek): everything up to it is acknowledged.
+    ordinal = ledgers.ordinal_after(position) - 1
+    mask = mask_of_words(identifier.ack_set) if identifier.ack_set and entry_named(host.topic, named) is not None else None
+    host.acknowledge_cumulative(session, ordinal, mask or None, confirmed)
+
+
+def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> None:
+    topic = session.subscription.topic
+    find = topic.core.ledgers.find if topic.transactions is None else partial(entry_named, topic)
+    ranges: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
+    for identifier in ack.message_id:
+        ordinal = find(commands.position_of(identifier))
+        if ordinal is None:
+            continue
+        mask = mask_of_words(identifier.ack_set) if identifier.ack_set else 0
+        if mask:
+            messages.append((ordinal, mask))
+        elif ranges and ranges[-1][1] == ordinal:
+            ranges[-1] = (ranges[-1][0], ordinal + 1)
+        else:
+            ranges.append((ordinal, ordinal + 1))
+    session.subscription.acknowledge(session, ranges, messages, confirmed)
+
+
+def redeliver(connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages) -> None:
+    """REDELIVER: the listed entries, or everything this consumer holds."""
+    session = connection.consumers.get(request.consumer_id)
+    if session is None:
+        return
+    host = session.subscription
+    ranges: list[tuple[int, int]] | None = None
+    if request.message_ids:
+        found = (host.topic.core.ledgers.find(commands.position_of(identifier)) for identifier in request.message_ids)
+        ranges = [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None]
+    host.core.redeliver(session, ranges, request.consumer_epoch)
+    host.schedule()
+
+
+async def last_message_id(connection: Connection, request: api.CommandGetLastMessageId) -> bytes:
+    """The frame of GET_LAST_MESSAGE_ID_RESPONSE. Raises InvalidRequest, StorageError."""
+    session = connection.consumers.get(request.consumer_id)
+    if session is None:
+        raise InvalidRequest("Consumer not found")
+    host = session.subscription
+    await host.topic.context.log.confirm()
+    position, entry = await host.topic.last_message(session.read_compacted)
+    batch_index: int | None = None
+    if entry is not None:
+        parsed = parse_entry(entry)
+        batch_index = last_surviving_message(parsed.metadata) if parsed.batched else -1
+    identifier = commands.message_id_data(commands.Position(*position), session.partition, batch_index)
+    mark_delete = host.topic.core.ledgers.position_before(host.core.cursor.mark_delete)
+    return commands.last_message_id(request.request_id, identifier, commands.Position(*mark_delete))

@@ -1,0 +1,98 @@
+"""Moving a subscription to another position.
+
+Owns: SEEK by id and by time, the reset of a subscription, finding a position by publish time. Imports: wire, topics, server siblings.
+Source: facts on protocol semantics 2.1 (rollback), 2.7, 2.9 (a chunked message is sought by its first chunk).
+Invariants: consumers are sent away before the cursor moves and the cursor is durable before anybody hears of it; a reader's subscription outlives
+the moment in which its consumer comes back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.errors import InvalidRequest, ProtocolError, ServiceNotReady
+from magnetar.server.participant.positions import first_from
+from magnetar.topics.acksets import mask_of_words
+from magnetar.topics.dispatch import ReadRequest
+from magnetar.wire import commands
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.entries import parse_metadata
+
+if TYPE_CHECKING:
+    from magnetar.server.connections.connection import Connection
+    from magnetar.server.topics.subscription_host import SubscriptionHost
+    from magnetar.server.topics.topic_host import TopicHost
+
+
+async def seek(connection: Connection, request: api.CommandSeek) -> None:
+    """SEEK. Raises InvalidRequest, ServiceNotReady, StorageError."""
+    session = connection.consumers.get(request.consumer_id)
+    if session is None:
+        raise InvalidRequest("Consumer not found")
+    host = session.subscription
+    if not host.topic.name.persistent:
+        return  # nothing is behind, and nothing ahead
+    if request.HasField("message_id"):
+        await reset(host, *position_sought(host.topic, request.message_id))
+    elif request.HasField("message_publish_time"):
+        await reset(host, await first_published_at(host.topic, request.message_publish_time))
+    else:
+        raise InvalidRequest("SEEK has neither message_id nor message_publish_time; set one")
+
+
+def position_sought(topic: TopicHost, identifier: api.MessageIdData) -> tuple[int, int | None]:
+    """Ordinal of the entry to deliver next, which is the next one that exists if the id is of none, and which of its messages."""
+    if identifier.HasField("first_chunk_message_id"):
+        identifier = identifier.first_chunk_message_id
+    position = first_from(topic, commands.position_of(identifier))
+    ordinal = topic.core.ledgers.clamp(position)
+    mask = None
+    if identifier.ack_set and topic.core.ledgers.find(position) == ordinal:
+        mask = mask_of_words(identifier.ack_set)
+    return ordinal, mask
+
+
+async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -> None:
+    """Send the consumers away, make `ordinal` the next entry to deliver, durably.
+
+    `mask` tells which of its messages are still to be delivered. Raises ServiceNotReady while the topic is being unloaded or the subscription is
+    gone, StorageError.
+    """
+    topic = host.topic
+    if topic.frozen or topic.subscriptions.get(host.core.name) is not host:
+        raise ServiceNotReady(f"topic {topic.name} is being unloaded; seek again after the reconnect")
+    host.send_away()
+    host.core.reset(ordinal, mask)
+    if host.core.durable:
+        topic.bundle.write_cursor(host, lambda: None)
+        await topic.context.log.barrier()
+    host.schedule()
+
+
+async def first_published_at(topic: TopicHost, publish_ms: int, low: int = 0, high: int | None = None) -> int:
+    """Ordinal behind the last entry published (by its client's clock) before `publish_ms`; the first one if there is none.
+
+    Publish times are taken to rise, as Pulsar does: a bisection that reads some twenty entries, of those from `low` up to `high` (the end).
+    Raises StorageError.
+    """
+    ledgers = topic.core.ledgers
+    high = ledgers.end if high is None else high
+    if not topic.name.persistent:
+        return ledgers.end
+    while (low := max(low, ledgers.first)) < high:  # the topic may be trimmed meanwhile
+        middle = (low + high) // 2
+        if await _publish_ms(topic, middle) < publish_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+async def _publish_ms(topic: TopicHost, ordinal: int) -> int:
+    request = ReadRequest(ordinal, 1)
+    found = topic.tail(request)
+    entries = found[0] if found is not None else (await topic.read(request))[0]
+    try:
+        return parse_metadata(entries[0]).publish_time
+    except ProtocolError:
+        return 0  # a client may publish what nobody can read; it must not end the search

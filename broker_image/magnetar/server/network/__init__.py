@@ -1,0 +1,4 @@
+"""How a process is reached.
+
+Owns: its ports and the addresses that it advertises, TLS, the HTTP listener. Imports: magnetar.network, server siblings.
+"""

@@ -1,0 +1,300 @@
+"""Deleting what nobody needs any more.
+
+Owns: the collector: a broker gives up files of its own log; the leader those of dead incarnations, and objects that were superseded or never
+committed. Imports: metadata, storage (the decisions are `storage.collection`), siblings.
+Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
+Invariants: a log file of a living incarnation is deleted by that incarnation alone; what is listed is listed before the facts are read that
+decide about it; an intent goes before the files it stands for; whatever was replaced stays for `replaced_kept_s`. A restored store needs none of
+it: its records come from the logs' own copies, which are durable before anything is let go of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from magnetar.errors import StorageError
+from magnetar.metadata import keys
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CoordinatorClaimRecord,
+    CoordinatorRecord,
+    IntentRecord,
+    JobRunRecord,
+    LogFileRecord,
+    ManifestPointer,
+    NamespaceRecord,
+)
+from magnetar.metadata.store import Compare, Delete
+from magnetar.names import BundleName, bundles_of
+from magnetar.server.bundles.ownership import Ownership
+from magnetar.server.context import BrokerContext
+from magnetar.server.storage.log_keys import LogKeys
+from magnetar.storage import collection, names
+from magnetar.storage.collection import BundleFacts, LogFile
+from magnetar.storage.document import decode_document
+from magnetar.storage.fencing import fence
+from magnetar.storage.index import IndexBuilder
+from magnetar.storage.log_format import FILE_HEADER_BYTES
+from magnetar.storage.manifest import Manifest, read_manifest
+from magnetar.storage.recovery import build_index
+
+log = structlog.get_logger(__name__)
+
+FINISHED_RUNS = ("succeeded", "failed")
+UNUSED_CLAIM_MS = 600_000
+"""A claim without registration and without bundles belongs to a broker that starts, or to one that died before it had any."""
+
+
+class Collector:
+    """Deletes files of one broker's log and, while it leads, of the dead."""
+
+    def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
+        self._context, self._ownership = context, ownership
+        self._keys = LogKeys(context, ownership.bundle_of)
+        kept_ms = int(context.settings.replaced_kept_s * 1000)
+        self._own = collection.Grace(kept_ms)
+        self._dead = collection.Grace(kept_ms)
+        self._objects = collection.Grace(kept_ms)
+        self._split = collection.Grace(kept_ms)
+        self._manifests: dict[str, Manifest] = {}
+        self._complete: set[str] = set()
+
+    # --- our own log -----------------------------------------------------------------------------------------------------------
+
+    async def collect_own(self) -> None:
+        """Give up files of our own log that every bundle has passed. Raises StoreError, StorageError."""
+        # Before the facts: a term that is about to begin has its start in one of the files from here on.
+        pinned_from = self._ownership.first_file_needed
+        incarnation = self._context.incarnation
+        files = await self._sealed(keys.logs_of(incarnation))
+        candidates = {file: record for file, record in files.items() if file[1] < pinned_from}
+        for incarnation, number in await self._given_up(candidates, self._own):
+            await self._context.log.set_aside(number, files[incarnation, number].length)
+            await self._delete(incarnation, number)
+
+    # --- the dead --------------------------------------------------------------------------------------------------------------
+
+    async def collect_dead(self) -> None:
+        """Give up files of incarnations that are over; for the leader. Raises StoreError, StorageError."""
+        listed = await self._context.volume.list(names.LOGS)
+        incarnations = {name.split("/")[1] for name in listed}
+        claimed = {name.rpartition("/")[2] for name in await self._context.volume.list(names.CLAIMS)}
+        registered = await self._registered()
+        dead = incarnations - claimed - registered - {self._context.incarnation}
+        for incarnation in sorted(dead - self._complete):
+            await self._complete_keys(incarnation)
+        for name in listed:
+            if name.endswith(names.SPARE_SUFFIX) and name.split("/")[1] in dead:
+                await self._context.volume.remove(name)
+        files = {file: record for file, record in (await self._sealed(keys.LOGS)).items() if file[0] not in claimed | registered}
+        for incarnation, number in await self._given_up(files, self._dead):
+            await self._delete(incarnation, number)
+        await self._end_unused(claimed - registered)
+
+    async def _complete_keys(self, incarnation: str) -> None:
+        """Seal and note the files of a dead incarnation whose owner did not come to it: without a key none of them could ever go."""
+        volume, store = self._context.volume, self._context.store
+        noted = set(await self._sealed(keys.logs_of(incarnation)))
+        for sealed in await fence(volume, incarnation):
+            if (incarnation, sealed.number) in noted:
+                continue
+            builder = IndexBuilder(incarnation, sealed.number)
+            if sealed.length > FILE_HEADER_BYTES:
+                builder = await build_index(volume, incarnation, sealed.number, sealed.length)
+            if await store.get(keys.log_file(incarnation, sealed.number)) is None:
+                await self._keys.write(incarnation, sealed.number, sealed.length, builder.epochs())
+        self._complete.add(incarnation)
+
+    async def _end_unused(self, claims: Iterable[str]) -> None:
+        """Fence incarnations that are not registered, own nothing and have had their claim for long: nobody else ever will."""
+        records = await self._records()
+        holders: list[BundleRecord | CoordinatorRecord] = [*records.values(), *await self._coordinators()]
+        needed = {name for record in holders for name in (record.incarnation, *(span.incarnation for span in record.chain))}
+        for incarnation in sorted(set(claims) - needed):
+            try:
+                claim = decode_document("claim", 1, await self._context.volume.read(names.claim(incarnation)), incarnation)
+            except FileNotFoundError:
+                continue
+            if self._context.clock.wall_ms() - int(claim["created_ms"]) > UNUSED_CLAIM_MS:
+                log.info("collector.fences", incarnation=incarnation)
+                await fence(self._context.volume, incarnation)
+
+    async def _registered(self) -> set[str]:
+        """Incarnations that live, as far as the store knows: of brokers, and of transaction coordinators."""
+        store = self._context.store
+        brokers = {item.key.removeprefix(keys.INCARNATIONS) for item in (await store.range(keys.INCARNATIONS)).items}
+        claims = (await store.range(keys.COORDINATOR_CLAIMS)).items
+        return brokers | {CoordinatorClaimRecord.decode(item.value).incarnation for item in claims}
+
+    # --- facts -----------------------------------------------------------------------------------------------------------------
+
+    async def _sealed(self, prefix: str) -> dict[LogFile, LogFileRecord]:
+        """Sealed log files by the store's keys."""
+        found = {}
+        for item in (await self._context.store.range(prefix)).items:
+            incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
+            found[incarnation, int(number)] = LogFileRecord.decode(item.value)
+        return found
+
+    async def _given_up(self, files: dict[LogFile, LogFileRecord], grace: collection.Grace) -> list[LogFile]:
+        """Of `files` those that may be deleted now."""
+        if not files:
+            return []
+        # The pins first: a job reads its plan's files under an intent that it registers before the first of them could go.
+        pinned = {intent.bundle for _, intent, _ in await self._intents() if intent.kind != REWRITE}
+        facts = await self._facts(pinned.union(*(record.bundles for record in files.values())))
+        pinned |= {child for name in pinned for child in facts[name].children}  # split under the job, which still reads
+        dead = collection.dead_log_files(files, facts, pinned_bundles=pinned, coordinators=await self._coordinators())
+        by_name = {names.log_file(*file): file for file in dead}
+        return [by_name[name] for name in grace.over(by_name, self._context.clock.wall_ms())]
+
+    async def _facts(self, listed: set[str]) -> dict[str, BundleFacts]:
+        """Of every bundle that has a record, and of the `listed` ones."""
+        records = await self._records()
+        namespaces = {
+            item.key.removeprefix(keys.NAMESPACES): NamespaceRecord.decode(item.value).boundaries
+            for item in (await self._context.store.range(keys.NAMESPACES)).items
+        }
+        facts = {}
+        for name in {*records, *listed}:
+            bundle, record = BundleName.parse(name), records.get(name)
+            if name not in listed:
+                facts[name] = BundleFacts(record, Manifest(name, 0))  # only its chain counts
+                continue
+            manifest = await self._manifest_of(bundle)
+            boundaries, deleted = namespaces.get(str(bundle.namespace)), False
+            children: tuple[str, ...] = ()
+            if record is None or record.state is BundleState.DELETED:
+                deleted = boundaries is None
+                children = collection.children_of(bundle, bundles_of(bundle.namespace, boundaries or ()))
+            facts[name] = BundleFacts(record, manifest, deleted, children)
+        for name in {child for found in facts.values() for child in found.children} - listed:
+            facts[name] = BundleFacts(records.get(name), await self._manifest_of(BundleName.parse(name)))
+        return facts
+
+    async def _records(self, revisions: dict[str, int] | None = None) -> dict[str, BundleRecord]:
+        """All bundle records by name; their revisions into `revisions`."""
+        items = (await self._context.store.range(keys.BUNDLES)).items
+        if revisions is not None:
+            revisions.update({item.key.removeprefix(keys.BUNDLES): item.mod_revision for item in items})
+        return {item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items}
+
+    async def _coordinators(self) -> list[CoordinatorRecord]:
+        """What is known of every transaction coordinator's number."""
+        return [CoordinatorRecord.decode(item.value) for item in (await self._context.store.range(keys.COORDINATORS)).items]
+
+    async def _manifest_of(self, bundle: BundleName) -> Manifest:
+        """The bundle's manifest, an empty one if it has none. Raises CorruptData, StoreError."""
+        item = await self._context.store.get(keys.manifest(bundle))
+        if item is None:
+            return Manifest(str(bundle), 0)
+        return await self._read(ManifestPointer.decode(item.value).object)
+
+    async def _read(self, name: str) -> Manifest:
+        """A manifest object; those read in this round are remembered, since they never change."""
+        found = self._manifests.get(name)
+        if found is None:
+            try:
+                found = self._manifests[name] = await read_manifest(self._context.volume, name)
+            except FileNotFoundError as error:
+                raise StorageError(f"{name} went while it was read; the next round sees the one after it") from error
+        return found
+
+    async def _intents(self) -> list[tuple[str, IntentRecord, int]]:
+        """Ids, records and revisions of all intents."""
+        items = (await self._context.store.range(keys.INTENTS)).items
+        return [(item.key.removeprefix(keys.INTENTS), IntentRecord.decode(item.value), item.mod_revision) for item in items]
+
+    # --- objects ---------------------------------------------------------------------------------------------------------------
+
+    async def collect_objects(self) -> None:
+        """Give up intents of dead writers, superseded checkpoints and manifests, orphaned segments; for the leader."""
+        await self._end_intents()
+        volume = self._context.volume
+        checkpoints = await volume.list(names.CHECKPOINTS)
+        manifests = await volume.list(names.MANIFESTS)
+        segments = await volume.list(names.SEGMENTS)
+        intents = [identifier for identifier, _, _ in await self._intents()]
+        revisions: dict[str, int] = {}
+        records = await self._records(revisions)
+        pointed_to = {record.checkpoint.object for record in records.values() if record.checkpoint is not None}
+        split = {name for name, record in records.items() if record.state is BundleState.DELETED}
+        given_up: list[str] = []
+        for bundle, found in _by_bundle(checkpoints).items():
+            given_up += collection.superseded_checkpoints(found, records.get(bundle), pointed_to)
+        pointers = {
+            item.key.removeprefix(keys.MANIFESTS): ManifestPointer.decode(item.value)
+            for item in (await self._context.store.range(keys.MANIFESTS)).items
+        }
+        # As of one revision: a split moves segments from one bundle's manifest to those of others.
+        referring = [await self._read(pointer.object) for pointer in pointers.values()]
+        for bundle, found in _by_bundle(manifests).items():
+            if bundle in split:
+                given_up += found
+            elif bundle in pointers:
+                pointer = pointers[bundle]
+                given_up += collection.superseded_manifests(found, pointer.object, pointer.generation)
+        for bundle, found in _by_bundle(segments).items():
+            if bundle in pointers or bundle in split:
+                given_up += collection.orphaned_segments(found, intents, referring)
+        for name in self._objects.over(given_up, self._context.clock.wall_ms()):
+            log.info("collector.removed", object=name)
+            await volume.remove(name)
+        kept = {pointer.object for pointer in pointers.values()}
+        self._manifests = {name: manifest for name, manifest in self._manifests.items() if name in kept}
+        left = {bundle for listed in (checkpoints, manifests, segments) for bundle in _by_bundle(listed)}
+        await self._forget_split({name: revisions[name] for name in split - left})
+
+    async def _forget_split(self, revisions: dict[str, int]) -> None:
+        """Delete records (of these revisions) of bundles that were split and have left no objects, once no log file names them."""
+        named = {bundle for record in (await self._sealed(keys.LOGS)).values() for bundle in record.bundles}
+        for name in self._split.over(revisions.keys() - named, self._context.clock.wall_ms()):
+            bundle = BundleName.parse(name)
+            compare = Compare(keys.bundle(bundle), "mod", "=", revisions[name])
+            # A pointer is one of a former owner that had not heard of the split.
+            await self._context.store.transact([compare], [Delete(keys.bundle(bundle)), Delete(keys.manifest(bundle))])
+            log.info("collector.forgot_split", bundle=name)
+
+    async def _end_intents(self) -> None:
+        """Delete intents whose writer is dead: from then on nobody can commit their files."""
+        now_ms = self._context.clock.wall_ms()
+        for identifier, intent, revision in await self._intents():
+            if await self._is_dead(intent, now_ms):
+                key = keys.intent(identifier)
+                log.info("collector.ended_intent", intent=identifier, kind=intent.kind, bundle=intent.bundle)
+                await self._context.store.transact([Compare(key, "mod", "=", revision)], [Delete(key)])
+
+    async def _is_dead(self, intent: IntentRecord, now_ms: int) -> bool:
+        """Whether the writer is known to be over: its broker has lost its claim, or its job's run has ended, or nobody has heard of it."""
+        if intent.kind == REWRITE:
+            return not await self._context.volume.exists(names.claim(intent.run))
+        item = await self._context.store.get(keys.job_run(intent.job, intent.run))
+        if item is not None and JobRunRecord.decode(item.value).state in FINISHED_RUNS:
+            return True
+        return now_ms - intent.created_ms > self._context.settings.intent_age_max_s * 1000
+
+    # --- deleting --------------------------------------------------------------------------------------------------------------
+
+    async def _delete(self, incarnation: str, number: int) -> None:
+        """The log first (unless it was set aside), its key last: what is left of it after a crash is found again by the key."""
+        volume = self._context.volume
+        log.info("collector.log_file", incarnation=incarnation, file=number)
+        for name in (names.log_file(incarnation, number), names.index(incarnation, number), names.sealed(incarnation, number)):
+            await volume.remove(name)
+        await self._context.store.delete(keys.log_file(incarnation, number))
+        self._context.metrics.files_collected.inc()
+
+
+REWRITE = "rewrite"
+"""Kind of the intents of level-1 rewriting, whose `run` is the incarnation that writes."""
+
+
+def _by_bundle(listed: Iterable[str]) -> dict[str, list[str]]:
+    """Object names by the bundle in them: <kind>/<bundle>/<object>."""
+    found: dict[str, list[str]] = {}
+    for name in listed:
+        found.setdefault(name.partition("/")[2].rpartition("/")[0], []).append(name)
+    return found

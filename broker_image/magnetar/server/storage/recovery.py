@@ -1,0 +1,252 @@
+"""Rebuilding a bundle from storage.
+
+Owns: what happens between our Assigning record and serving: fence the previous owner, load checkpoint and manifest, replay the chain.
+Imports: storage, topics, metadata records.
+Source: DESIGN 5 (recovery chain, planned move). Invariants: nothing is read from a log before it is sealed or released; only records of the
+bundle's own epochs count, and none after that epoch's RELEASE in the same log; replaying what a checkpoint holds already changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import structlog
+
+from magnetar.errors import CorruptData
+from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition, LogRange
+from magnetar.names import BundleName, TopicName, topic_of_sidecar
+from magnetar.server.bundles.bundle import RecoveredBundle, RecoveredTopic
+from magnetar.server.context import BrokerContext
+from magnetar.server.participant.topic_transactions import TopicTransactions
+from magnetar.server.storage.catalog import BundleCatalog
+from magnetar.server.storage.entry_index import EntryIndex, Run
+from magnetar.server.storage.log_scans import LogScans, Take
+from magnetar.storage.checkpoint import TopicValues, read_checkpoint
+from magnetar.storage.log_format import (
+    CursorOperation,
+    CursorRecord,
+    EntriesRecord,
+    ReleaseRecord,
+    TermRecord,
+    TopicOperation,
+    TopicRecord,
+)
+from magnetar.storage.places import RecordPlace
+from magnetar.storage.recovery import ScannedRecord
+from magnetar.storage.transaction_format import TransactionRecord
+from magnetar.topics.ledgers import Position
+from magnetar.topics.state import CursorDelta, CursorState, TopicState
+from magnetar.topics.topic import Topic
+
+log = structlog.get_logger(__name__)
+
+
+async def recover_bundle(
+    context: BrokerContext,
+    bundle: BundleName,
+    record: BundleRecord,
+    epoch: int,
+    scans: LogScans,
+    preloaded: Preloaded | None = None,
+) -> RecoveredBundle:
+    """The bundle's topics as of the end of its chain. Raises StorageError; CorruptData names what is damaged or missing.
+
+    Of a planned move only what `preloaded` has not seen is read. Something may also be missing because the record is old, and others have gone on
+    since: then its successor does not name it.
+    """
+    try:
+        if preloaded is not None:
+            return await _finish(record, epoch, scans, preloaded)
+        return await _recover(context, bundle, record, epoch, scans)
+    except FileNotFoundError as error:
+        missing = str(error.filename or error)
+        raise CorruptData(f"{missing} is missing; bundle {bundle} needs it: restore it from a backup", file=missing) from error
+
+
+async def _recover(
+    context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, scans: LogScans
+) -> RecoveredBundle:
+    sealed_end: LogPosition | None = None
+    chain = record.chain
+    if chain and chain[-1].end is None:
+        assert chain[-1].incarnation != context.incarnation, "we cannot take over from ourselves"
+        sealed = await scans.fence(chain[-1].incarnation)
+        # An owner that died before its first file was durable has written nothing of this term.
+        sealed_end = LogPosition(sealed[-1].number, sealed[-1].length) if sealed else chain[-1].start
+        chain = (*chain[:-1], replace(chain[-1], end=max(sealed_end, chain[-1].start, key=lambda p: (p.file, p.offset))))
+    replay = BundleReplay(bundle, epoch)
+    await replay.load(context, record.checkpoint)
+    for term, span in zip(record.epochs, chain, strict=True):
+        await replay.replay(scans, term, span)
+    catalog = await BundleCatalog.open(context, bundle)
+    return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None, records=replay.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Preloaded:
+    """What a destination has read while the source still served: everything of `record`'s chain before `reached` in its last range.
+
+    `over`: its term's RELEASE was read as well.
+    """
+
+    record: BundleRecord
+    replay: BundleReplay
+    catalog: BundleCatalog
+    reached: LogPosition
+    over: bool
+
+    def fits(self, assigned: BundleRecord) -> bool:
+        """Whether the term that was read ahead is the one that a planned release has ended, and what is missing follows without a gap."""
+        if not assigned.chain or not self.record.chain or assigned.epochs[-1:] != self.record.epochs[-1:]:
+            return False
+        ended, read = assigned.chain[-1], self.record.chain[-1]
+        reached = (self.reached.file, self.reached.offset)
+        begin = (ended.start.file, ended.start.offset)
+        return ended.end is not None and ended.incarnation == read.incarnation and reached >= begin
+
+
+async def _finish(record: BundleRecord, epoch: int, scans: LogScans, preloaded: Preloaded) -> RecoveredBundle:
+    """Read what the source wrote after `preloaded`, up to its RELEASE."""
+    replay, last = preloaded.replay, record.chain[-1]
+    replay.begin(epoch)
+    if not preloaded.over:
+        await replay.replay(scans, record.epochs[-1], replace(last, start=preloaded.reached))
+    return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False, records=replay.records)
+
+
+def _topic_state(values: TopicValues) -> TopicState:
+    """A topic of a checkpoint in the terms of the topic cores."""
+    cursors = {
+        name: CursorState(cursor.mark_delete, cursor.ranges, cursor.partial, cursor.properties)
+        for name, cursor in values.cursors.items()
+    }
+    return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences, values.sizes, values.marks)
+
+
+class BundleReplay:
+    """Applies the records of one bundle, term by term, to be served in the term `epoch` or a later one."""
+
+    def __init__(self, bundle: BundleName, epoch: int) -> None:
+        self._bundle, self._epoch = bundle, epoch
+        self._belongs: dict[str, bool] = {}
+        self.topics: dict[str, RecoveredTopic] = {}
+        self.records = 0
+
+    async def load(self, context: BrokerContext, pointer: CheckpointPointer | None) -> None:
+        """Begin with a checkpoint. Raises CorruptData, StorageError, FileNotFoundError."""
+        if pointer is None:
+            return
+        checkpoint = await read_checkpoint(context.volume, pointer.object)
+        if checkpoint.epoch >= self._epoch:
+            raise CorruptData(
+                f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is {self._epoch}: raise the restore number"
+            )
+        for name, state in checkpoint.topics.items():
+            if self.contains(name):  # else of a sibling: it was written before the bundle was split off
+                core = Topic.from_state(name, self._epoch, _topic_state(state))
+                used = state.transactions
+                transactions = TopicTransactions(core, self._epoch, state=used) if used is not None else None
+                self.topics[name] = RecoveredTopic(core, EntryIndex(), transactions)
+
+    def begin(self, epoch: int) -> None:
+        """The term these topics are served in is known now."""
+        self._epoch = epoch
+        for found in self.topics.values():
+            found.core.begin_term(epoch)
+            if found.transactions is not None:
+                found.transactions.begin_term(epoch)
+
+    async def replay(self, scans: LogScans, term: int, span: LogRange) -> None:
+        """Apply every valid record of epoch `term` in `span`."""
+        assert span.end is not None
+        if (span.end.file, span.end.offset) > (span.start.file, span.start.offset):
+            await scans.read(span.incarnation, span.start, span.end, term, self.taker(span.incarnation))
+
+    def taker(self, incarnation: str) -> Take:
+        """Applies records of one term in one log; True after its RELEASE: later records of that term there are void."""
+        belongs = self._belongs
+
+        def take(scanned: ScannedRecord) -> bool:
+            place, record = scanned
+            if isinstance(record, TransactionRecord):
+                if belongs.get(record.topic) or self.contains(record.topic):
+                    self.records += 1
+                    self._apply_transaction(record)
+                return False
+            if isinstance(record, TermRecord):
+                return False
+            if isinstance(record, ReleaseRecord):
+                return BundleName.parse(record.bundle).includes(self._bundle)  # ours, or of the bundle that we were split from then
+            if belongs.get(record.topic) or self.contains(record.topic):
+                self.records += 1
+                self._apply(incarnation, place, record)
+            return False
+
+        return take
+
+    def contains(self, topic: str) -> bool:
+        """Whether a topic falls into this bundle."""
+        known = self._belongs.get(topic)
+        if known is None:
+            known = self._belongs[topic] = self._bundle.contains(TopicName.parse(topic))
+        return known
+
+    def _apply_transaction(self, record: TransactionRecord) -> None:
+        found = self.topics.get(record.topic)
+        if found is not None:  # else of a topic that has been deleted since, and not created again yet
+            (found.transactions or found.used(self._epoch)).apply(found.index, record)
+
+    def _apply(self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord) -> None:
+        if isinstance(record, TopicRecord):
+            self._apply_topic(record)
+            return
+        sidecar_of = topic_of_sidecar(record.topic)
+        found = self.topics.get(sidecar_of or record.topic)
+        if found is None:
+            return  # a record of a topic that has been deleted since, and not created again yet
+        if isinstance(record, EntriesRecord) and sidecar_of is not None:
+            found.used(self._epoch).apply_entries(incarnation, place, record)
+        elif isinstance(record, EntriesRecord):
+            new = found.core.apply_entries(record.ledger, record.first_entry, record.count)
+            if new:
+                found.core.ages.total += sum(record.lengths[-new:])
+                found.core.age(record.append_ms)
+            found.core.apply_sequences(record.producer, record.sequences)
+            last = found.core.ledgers.find((record.ledger, record.first_entry + record.count - 1))
+            if last is not None:  # else all of it has been dropped; a run of which only a part is left is kept whole
+                offset = place.offset + record.entries_offset
+                found.index.add(
+                    Run(last + 1 - record.count, incarnation, place.file, offset, record.lengths, record.message_counts)
+                )
+        elif record.operation is CursorOperation.DELETE:
+            found.core.apply_subscription_removed(record.subscription)
+            if found.transactions is not None:
+                found.transactions.pending.pop(record.subscription, None)
+        else:
+            found.core.apply_cursor(
+                record.subscription,
+                CursorDelta(
+                    Position(*record.mark_delete),
+                    tuple(record.ranges),
+                    tuple(record.partial),
+                    record.operation is not CursorOperation.ACKNOWLEDGE,
+                    record.properties,
+                ),
+            )
+
+    def _apply_topic(self, record: TopicRecord) -> None:
+        if record.operation is TopicOperation.DELETE:
+            self.topics.pop(record.topic, None)
+            return
+        if record.operation is TopicOperation.UPDATE:
+            updated = self.topics.get(record.topic)
+            if updated is not None:  # else of a topic that has been deleted since
+                updated.core.apply_update(record.properties)
+                if updated.transactions is not None:
+                    updated.transactions.trimmed()
+            return
+        created_ms = int(record.properties.get("created_ms", "0"))
+        found = self.topics.get(record.topic)
+        if found is None:
+            found = self.topics[record.topic] = RecoveredTopic(Topic(record.topic, self._epoch), EntryIndex())
+        found.core.apply_topic(created_ms, {name: value for name, value in record.properties.items() if name != "created_ms"})

@@ -1,0 +1,249 @@
+"""Which topics the cluster has.
+
+Owns: the registry below `topics/` in the metadata store: this broker's mirror of it by namespace, and the entries of topics in bundles served
+here. Imports: metadata, names, topics.topic_list, server siblings.
+Source: facts on protocol semantics 2.11, 2.13.
+
+A plain topic (or a partition that is in use) has an entry of its own; a partitioned topic's entry stands for all of its partitions, so that
+creating and growing it are one write. Nothing is written when a bundle moves.
+Invariants: entries of a bundle are written only under its owner's current record (a former owner's late write fails), and in the order in which
+topics came and went; the log is the truth: whoever acquires a bundle brings the entries in line with what it recovered; a list that is asked
+for after a creation was answered holds the new topic, whichever broker is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from magnetar.errors import StoreError
+from magnetar.metadata import keys
+from magnetar.metadata.records import PartitionedTopicRecord
+from magnetar.metadata.store import Compare, Delete, Operation, Put
+from magnetar.names import NamespaceName, TopicName
+from magnetar.server.background import watch_over
+from magnetar.server.context import BrokerContext
+from magnetar.server.views import ClusterViews
+from magnetar.topics.topic_list import is_system_topic
+
+if TYPE_CHECKING:
+    from magnetar.server.bundles.bundle import OwnedBundle
+
+log = structlog.get_logger(__name__)
+Listener = Callable[[NamespaceName, list[str]], None]
+
+PLAIN_TOPIC = PartitionedTopicRecord(partitions=0, properties={}).encode()
+REGISTRATION_WAIT_S = 5.0
+"""A creation waits this long for its entry; while the store is away it is answered without one, which follows."""
+CATCH_UP_WAIT_S = 2.0
+RETRY_S = 0.2
+WRITES_PARALLEL_MAX = 64
+ITSELF, IMPLIED, HIDDEN = 1, 2, 4
+"""Why a topic is present: an entry of its own, or that of its partitioned topic; and whether lists leave it out."""
+
+
+class TopicRegistry:
+    """All topics of the cluster by namespace, as this broker knows them."""
+
+    def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
+        self._context, self._views = context, views
+        self._present: dict[str, dict[str, int]] = {}
+        self._listeners: list[Listener] = []
+        self._wanted: dict[TopicName, tuple[OwnedBundle, bool]] = {}
+        self._writing: dict[TopicName, asyncio.Task[None]] = {}
+        self._permits = asyncio.Semaphore(WRITES_PARALLEL_MAX)
+        self._partitions: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
+        views.topics.listen(self._changed)
+        self._changed(list(views.topics.items))
+
+    # --- reading ---------------------------------------------------------------------------------------------------------------
+
+    def names(self, namespace: NamespaceName) -> list[str]:
+        """Full names of the topics that lists show, partitions included; unsorted."""
+        return [name for name, marks in self._present.get(str(namespace), {}).items() if not marks & HIDDEN]
+
+    def entry(self, name: TopicName) -> PartitionedTopicRecord | None:
+        """The entry of this very name, as far as the mirror knows."""
+        viewed = self._views.topics.get(keys.partitioned_topic(name)[len(keys.TOPICS) :])
+        return viewed.record if viewed is not None else None
+
+    def lists(self, namespace: NamespaceName, name: str) -> bool:
+        """Whether `names` has this one."""
+        marks = self._present.get(str(namespace), {}).get(name, HIDDEN)
+        return not marks & HIDDEN
+
+    def version(self, namespace: NamespaceName) -> int:
+        """Grows with every change of `names`."""
+        return self._versions.get(str(namespace), 0)
+
+    def holds(self, name: TopicName) -> bool:
+        """Whether the topic is known: as such, or as a partition of a partitioned one."""
+        return str(name) in self._present.get(str(name.namespace_name), ())
+
+    def partitioned(self, namespace: NamespaceName) -> list[str]:
+        """Full names of the partitioned topics of a namespace, sorted."""
+        found = (entered_topic(key) for key in self._partitions if key.startswith(f"{namespace}/"))
+        return sorted(str(name) for name in found if name is not None)
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` with a namespace and the full names that came or went, after every change."""
+        self._listeners.append(listener)
+
+    async def catch_up(self, namespace: NamespaceName) -> None:
+        """Wait until the mirror shows every change answered so far; not for long, and not at all while the store is away."""
+        try:
+            item = await self._context.store.get(keys.topic_changes(namespace))
+        except StoreError as error:
+            log.warning("topics.list_from_mirror", namespace=str(namespace), error=str(error))
+            return
+        if item is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP_WAIT_S):
+                await self._views.topics.reach(item.mod_revision)
+
+    def _changed(self, changed: list[str]) -> None:
+        """Take over changed entries, and tell who listens."""
+        by_namespace: dict[NamespaceName, list[str]] = {}
+        for key in changed:
+            name = entered_topic(key)
+            if name is None:
+                continue
+            viewed = self._views.topics.get(key)
+            before = self._partitions.pop(key, 0)
+            after = viewed.record.partitions if viewed is not None else 0
+            if after:
+                self._partitions[key] = after
+            touched = by_namespace.setdefault(name.namespace_name, [])
+            if self._mark(name, ITSELF, viewed is not None and not after):
+                touched.append(str(name))
+            for index in range(min(before, after), max(before, after)):
+                partition = name.with_partition(index)
+                if self._mark(partition, IMPLIED, index < after):
+                    touched.append(str(partition))
+        for namespace, touched in by_namespace.items():
+            shown = [text for text in touched if not is_system_topic(TopicName.parse(text))]
+            if shown:
+                self._versions[str(namespace)] = self.version(namespace) + 1
+                for listener in self._listeners:
+                    listener(namespace, shown)
+
+    def _mark(self, name: TopicName, reason: int, holds: bool) -> bool:
+        """Note why a name is present; whether it came or went by that."""
+        present = self._present.setdefault(str(name.namespace_name), {})
+        before = present.get(str(name), 0) & ~HIDDEN
+        after = before | reason if holds else before & ~reason
+        if after:
+            present[str(name)] = after | (HIDDEN if is_system_topic(name) else 0)
+        else:
+            present.pop(str(name), None)
+        return bool(before) != bool(after)
+
+    def observe(self, name: TopicName, value: bytes | None, revision: int) -> None:
+        """Take a change of an entry that this process has made, ahead of the watch that will report it too."""
+        self._views.topics.observe(keys.partitioned_topic(name)[len(keys.TOPICS) :], value, revision)
+
+    # --- writing ---------------------------------------------------------------------------------------------------------------
+
+    async def add(self, owned: OwnedBundle, name: TopicName) -> None:
+        """A topic of a bundle served here has come to be; when this returns every broker lists it, unless the store is away."""
+        await self._want(owned, name, True)
+
+    async def remove(self, owned: OwnedBundle, name: TopicName) -> None:
+        """A topic of a bundle served here is gone."""
+        await self._want(owned, name, False)
+
+    def forget(self, owned: OwnedBundle, name: TopicName) -> None:
+        """As `remove`, for those who do not wait for it."""
+        self._start(owned, name, False)
+
+    def adopt(self, owned: OwnedBundle) -> None:
+        """A bundle is ours with the topics that its log holds: bring the entries in line, in the background."""
+        for name in self._differences(owned):
+            self._start(owned, name, str(name) in owned.topics)
+
+    def _differences(self, owned: OwnedBundle) -> Iterator[TopicName]:
+        for text in owned.topics:
+            name = TopicName.parse(text)
+            if not self._present.get(str(name.namespace_name), {}).get(text, 0) & ITSELF:
+                yield name
+        for text, reasons in list(self._present.get(str(owned.name.namespace), {}).items()):
+            if reasons & ITSELF and text not in owned.topics:
+                name = TopicName.parse(text)
+                if owned.name.contains_hash(name.hash):
+                    yield name
+
+    async def _want(self, owned: OwnedBundle, name: TopicName, present: bool) -> None:
+        task = self._start(owned, name, present)
+        done, _ = await asyncio.wait((task,), timeout=REGISTRATION_WAIT_S)
+        if not done:
+            log.warning("topics.entry_delayed", topic=str(name), present=present)
+
+    def _start(self, owned: OwnedBundle, name: TopicName, present: bool) -> asyncio.Task[None]:
+        self._wanted[name] = (owned, present)
+        task = self._writing.get(name)
+        if task is None:
+            task = self._writing[name] = asyncio.create_task(self._write(name), name=f"topic entry {name}")
+            watch_over(task, self._context.fail)
+        return task
+
+    async def _write(self, name: TopicName) -> None:
+        """Make the entry as it is wanted last; ends when it is, or when the bundle is not ours any more."""
+        try:
+            async with self._permits:
+                while True:
+                    owned, present = self._wanted[name]
+                    try:
+                        settled = await self._attempt(owned, name, present)
+                    except StoreError as error:
+                        log.warning("topics.entry_delayed", topic=str(name), present=present, error=str(error))
+                        settled = False
+                    if settled and self._wanted[name] == (owned, present):
+                        return
+                    if not settled:
+                        await asyncio.sleep(RETRY_S)
+        finally:
+            self._wanted.pop(name, None)
+            self._writing.pop(name, None)
+
+    async def _attempt(self, owned: OwnedBundle, name: TopicName, present: bool) -> bool:
+        """One try; whether there is nothing more to do. Raises StoreError."""
+        viewed = self._views.bundles.get(str(owned.name))
+        if viewed is None or viewed.record.incarnation != self._context.incarnation or viewed.record.epoch != owned.epoch:
+            return True  # whoever has the bundle now looks at all of its entries
+        key = keys.partitioned_topic(name)
+        guard = Compare(keys.bundle(owned.name), "mod", "=", viewed.mod_revision)
+        if present:
+            compare: Compare = Compare(key, "create", "=", 0)
+            change: Operation = Put(key, PLAIN_TOPIC)
+        else:
+            compare, change = Compare(key, "value", "=", PLAIN_TOPIC), Delete(key)
+        result = await self._context.store.transact([guard, compare], [change, change_mark(name.namespace_name)])
+        if result.succeeded:
+            self.observe(name, PLAIN_TOPIC if present else None, result.revision)
+            return True
+        found = next((item for item in result.current if item.key == key), None)
+        return (found is not None) if present else (found is None or found.value != PLAIN_TOPIC)
+
+    async def stop(self) -> None:
+        """Cancel what is under way; whoever takes the bundles over looks at their entries."""
+        tasks = list(self._writing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def change_mark(namespace: NamespaceName) -> Put:
+    """What a transaction that changes entries must write besides, so that lists asked for afterwards show it."""
+    return Put(keys.topic_changes(namespace), b"")
+
+
+def entered_topic(key: str) -> TopicName | None:
+    """The topic of an entry's key (without the prefix)."""
+    parts = key.split("/", 3)
+    return TopicName(parts[2], parts[0], parts[1], parts[3]) if len(parts) == 4 else None
