@@ -33,7 +33,7 @@ def main() -> None:
 
 def _run(options: argparse.Namespace, peer: PulsarPeer | None) -> None:
     rows = []
-    for case in (CASES[name] for name in options.cases):
+    for case in (CASES[name] for name in options.cases or CASES):
         for tree in [tree for _ in range(options.rounds) for tree in options.tree or ["."]]:
             with tempfile.TemporaryDirectory(prefix="magnetar-micro-", dir=options.directory) as directory:
                 if options.profile:
@@ -95,7 +95,7 @@ def _parse() -> argparse.Namespace:
         epilog=f"cases:\n{known}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cases", nargs="*", default=list(CASES), choices=[*CASES, []], metavar="case", help="default: all")
+    parser.add_argument("cases", nargs="*", default=[], choices=[*CASES, []], metavar="case", help="default: all")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured per case (default 4)")
     parser.add_argument(
         "--tree", action="append", help="a checkout whose server is measured; repeat to compare (default: this one)"
