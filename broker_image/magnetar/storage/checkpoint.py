@@ -7,6 +7,7 @@ the log from there again changes nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.names import BundleName
 from magnetar.storage import names
-from magnetar.storage.document import decode_document, encode_document
+from magnetar.storage.document import close_document, decode_document
 from magnetar.storage.transaction_format import participant_document, participant_state
 from magnetar.storage.volume import Volume
 from magnetar.transactions.participant_records import ParticipantState
@@ -96,39 +97,73 @@ class Checkpoint:
     topics: Mapping[str, TopicValues]
 
 
+class CheckpointEncoder:
+    """A checkpoint's bytes, topic by topic: one of many topics need not be made in one go.
+
+    Topics are added once each, by rising name. Each may be of another moment, all of them behind `position`: what the log has from there on is
+    applied to each anyway.
+    """
+
+    def __init__(self, bundle: str, epoch: int, incarnation: str, position: LogPosition) -> None:
+        """As the fields of `Checkpoint`."""
+        self.bundle, self.epoch = bundle, epoch
+        head = {
+            "bundle": bundle,
+            "epoch": epoch,
+            "incarnation": incarnation,
+            "kind": KIND,
+            "position": [position.file, position.offset],
+        }
+        self._parts = [_json(head)[:-1], ',"topics":{']
+        self._last = ""
+        self.size = 0
+        """Of the topics so far."""
+
+    def add(self, name: str, topic: TopicValues) -> None:
+        """One more topic, as it is now."""
+        assert name > self._last or len(self._parts) == 2, (name, self._last)
+        separator = "," if len(self._parts) > 2 else ""
+        self._parts.append(f"{separator}{_json(name)}:{_json(_fields(topic))}")
+        self.size += len(self._parts[-1])
+        self._last = name
+
+    def finish(self) -> bytes:
+        """The object's bytes."""
+        return close_document(f"{''.join(self._parts)}}},{_json({'version': VERSION})[1:]}".encode())
+
+
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """The object's bytes. Cursors and topics are lists, not objects with keys, since there may be very many."""
-    return encode_document(
-        KIND,
-        VERSION,
+    encoder = CheckpointEncoder(checkpoint.bundle, checkpoint.epoch, checkpoint.incarnation, checkpoint.position)
+    for name, topic in sorted(checkpoint.topics.items()):
+        encoder.add(name, topic)
+    return encoder.finish()
+
+
+def _json(value: Any) -> str:
+    """As `encode_document` writes it."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _fields(topic: TopicValues) -> list[Any]:
+    return [
+        topic.created_ms,
+        [list(ledger) for ledger in topic.ledgers],
         {
-            "bundle": checkpoint.bundle,
-            "epoch": checkpoint.epoch,
-            "incarnation": checkpoint.incarnation,
-            "position": [checkpoint.position.file, checkpoint.position.offset],
-            "topics": {
-                name: [
-                    topic.created_ms,
-                    [list(ledger) for ledger in topic.ledgers],
-                    {
-                        subscription: [
-                            list(cursor.mark_delete),
-                            [list(span) for span in cursor.ranges],
-                            [[ledger, entry, list(words)] for ledger, entry, words in cursor.partial],
-                            dict(cursor.properties),
-                        ]
-                        for subscription, cursor in topic.cursors.items()
-                    },
-                    dict(topic.properties),
-                    [list(known) for known in topic.sequences],
-                    list(topic.sizes),
-                    [list(mark) for mark in topic.marks],
-                    *([] if topic.transactions is None else [participant_document(topic.transactions)]),
-                ]
-                for name, topic in checkpoint.topics.items()
-            },
+            subscription: [
+                list(cursor.mark_delete),
+                [list(span) for span in cursor.ranges],
+                [[ledger, entry, list(words)] for ledger, entry, words in cursor.partial],
+                dict(cursor.properties),
+            ]
+            for subscription, cursor in topic.cursors.items()
         },
-    )
+        dict(topic.properties),
+        [list(known) for known in topic.sequences],
+        list(topic.sizes),
+        [list(mark) for mark in topic.marks],
+        *([] if topic.transactions is None else [participant_document(topic.transactions)]),
+    ]
 
 
 def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
@@ -177,12 +212,12 @@ def _cursor(mark_delete: list[int], ranges: list[Any], partial: list[Any], prope
     )
 
 
-async def write_checkpoint(volume: Volume, checkpoint: Checkpoint, sequence: int) -> tuple[str, int]:
+async def write_checkpoint(volume: Volume, encoder: CheckpointEncoder, sequence: int) -> tuple[str, int]:
     """Write the `sequence`-th checkpoint of this bundle and epoch; its object's name and bytes. Raises StorageError, also if that one exists."""
-    name = names.checkpoint(BundleName.parse(checkpoint.bundle), checkpoint.epoch, sequence)
-    encoded = encode_checkpoint(checkpoint)
+    name = names.checkpoint(BundleName.parse(encoder.bundle), encoder.epoch, sequence)
+    encoded = encoder.finish()
     if not await volume.put_if_absent(name, encoded):
-        raise StorageError(f"{name} exists already: epoch {checkpoint.epoch} of {checkpoint.bundle} was served twice")
+        raise StorageError(f"{name} exists already: epoch {encoder.epoch} of {encoder.bundle} was served twice")
     return name, len(encoded)
 
 

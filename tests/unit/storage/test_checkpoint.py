@@ -14,6 +14,7 @@ from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.checkpoint import (
     Checkpoint,
+    CheckpointEncoder,
     CursorCheckpoint,
     TopicCheckpoint,
     decode_checkpoint,
@@ -36,6 +37,13 @@ GOLDEN = (
 CURSOR = CursorCheckpoint((15, -1), ((15, 1, 2),), ((17, 0, (-2,)),), {"k": "v"})
 TOPIC = TopicCheckpoint(5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"}, (("r", 8),), (10, 99), ((15, 2, 1000, 60),))
 CHECKPOINT = Checkpoint("a/b/0x00000000_0x40000000", 7, "broker-0.5f", LogPosition(2, 8192), {"persistent://a/b/c": TOPIC})
+
+
+def encoder() -> CheckpointEncoder:
+    """Of `CHECKPOINT`."""
+    made = CheckpointEncoder(CHECKPOINT.bundle, CHECKPOINT.epoch, CHECKPOINT.incarnation, CHECKPOINT.position)
+    made.add("persistent://a/b/c", TOPIC)
+    return made
 
 
 def test_golden_checkpoint() -> None:
@@ -73,12 +81,12 @@ def test_checkpoints_come_back(topics: dict[str, TopicCheckpoint], file: int, of
 
 def test_a_checkpoint_is_written_once(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
-        name, size = await write_checkpoint(volume, CHECKPOINT, 3)
+        name, size = await write_checkpoint(volume, encoder(), 3)
         assert name == "checkpoints/a/b/0x00000000_0x40000000/00000000000000000007-00000003"
         assert size == len(await volume.read(name))
         assert await read_checkpoint(volume, name) == CHECKPOINT
         with pytest.raises(StorageError, match="served twice"):
-            await write_checkpoint(volume, CHECKPOINT, 3)
+            await write_checkpoint(volume, encoder(), 3)
 
     run_on_volume(tmp_path, script)
 

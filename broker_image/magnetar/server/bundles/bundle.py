@@ -29,7 +29,7 @@ from magnetar.server.topics.non_persistent import NonPersistentTopics
 from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.server.topics.topic_registry import TopicRegistry
-from magnetar.storage.checkpoint import Checkpoint, write_checkpoint
+from magnetar.storage.checkpoint import CheckpointEncoder, write_checkpoint
 from magnetar.storage.log import Durable
 from magnetar.storage.log_format import (
     CursorOperation,
@@ -47,6 +47,8 @@ from magnetar.topics.topic import TRIMMED, Topic, position_text
 log = structlog.get_logger(__name__)
 
 MANIFEST_AGE_MAX_S = 1.0
+CHECKPOINT_SLICE_BYTES = 32 << 10
+"""A checkpoint is made in turns of so much, one or two milliseconds each."""
 DELETED_NAMES_MAX = 10_000
 """Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
 DIRTY_RETRY_S = 1.0
@@ -311,17 +313,20 @@ class OwnedBundle:
     async def write_checkpoint(self, position: LogPosition) -> tuple[CheckpointPointer, int]:
         """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable; its size in bytes.
 
-        The state is taken now, so it may hold more than that: replaying what it holds already changes nothing.
+        The state is taken from now on, topic by topic, so it may hold more than that: replaying what it holds already changes nothing, and every
+        record is one topic's. Others have their turns on the way.
         """
         self._checkpoints += 1
-        checkpoint = Checkpoint(
-            bundle=str(self.name),
-            epoch=self.epoch,
-            incarnation=self.context.incarnation,
-            position=position,
-            topics={name: host.to_state() for name, host in self.topics.items()},
-        )
-        written, size = await write_checkpoint(self.context.volume, checkpoint, self._checkpoints)
+        encoder, paused_at = CheckpointEncoder(str(self.name), self.epoch, self.context.incarnation, position), 0
+        for name in sorted(self.topics):
+            host = self.topics.get(name)
+            if host is None:
+                continue  # it was deleted meanwhile, behind `position`
+            encoder.add(name, host.to_state())
+            if encoder.size - paused_at >= CHECKPOINT_SLICE_BYTES:
+                paused_at = encoder.size
+                await asyncio.sleep(0)
+        written, size = await write_checkpoint(self.context.volume, encoder, self._checkpoints)
         return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position), size
 
     def freeze(self, *, parking: bool = False) -> None:
