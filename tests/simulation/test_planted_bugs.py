@@ -59,7 +59,8 @@ NOTICED_BY = {
         "checkpoint_without_participants": "never heard|have not heard",
         "nothing_is_carried_on": "never heard",
         "timeouts_end_with_the_life": "left to its timeout",
-        "the_last_word_counts": "was (ABORT|COMMIT), and is (ABORT|COMMIT) now|and then",
+        # the log decides a transaction twice: it cannot be replayed
+        "the_last_word_counts": "was (ABORT|COMMIT), and is (ABORT|COMMIT) now|and then|after the last fault",
         "a_failure_counts_as_an_answer": "never heard|have not heard",
         "the_watermark_is_the_highest_ended": "have not heard|after its end",
         "what_has_ended_takes_more": "after its end|never heard|have not heard",

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from magnetar.client import Client
+import pytest
+
+from magnetar.client import EARLIEST, Client
 from magnetar.errors import StorageFull, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
@@ -16,8 +18,11 @@ from magnetar.network import AsyncioNetwork, P
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.bundles.load import ProcessUsage
 from magnetar.server.coordinator.standalone import StandaloneCoordinator
+from magnetar.server.participant.ending import Ending
 from magnetar.storage import names
 from magnetar.storage.posix import PosixVolume
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, HOST, SETTINGS
@@ -119,16 +124,60 @@ def test_it_asks_its_participants_within_the_process(tmp_path: Path) -> None:
             outcomes = await client.subscribe(topics[1], "s", initial_position="Earliest")
             inputs, outputs = [await client.create_producer(topic) for topic in topics]
             await inputs.send(b"first")
-            for commits in (False, True):
+            for value in (b"of the one that aborts", b"of the one that commits"):
                 message = await consumer.receive(ANSWER_S)
                 txn = client.transaction()
                 await txn.begin()
-                await outputs.send(b"of " + message.value, txn=txn)
+                await outputs.send(value, txn=txn)
                 await consumer.acknowledge(message, txn=txn)
-                await (txn.commit() if commits else txn.abort())
+                await (txn.commit() if value.endswith(b"commits") else txn.abort())
             await inputs.send(b"second")
             assert (await consumer.receive(ANSWER_S)).value == b"second", "the first one was acknowledged"
-            assert (await outcomes.receive(ANSWER_S)).value == b"of first"
+            await outputs.send(b"an ordinary one behind them")
+            assert [(await outcomes.receive(ANSWER_S)).value for _ in range(2)] == [value, b"an ordinary one behind them"]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_transaction_ends_at_a_topic_that_nobody_has_looked_up(tmp_path: Path) -> None:
+    """Its bundle has no owner when the transaction is decided: it is assigned as by a look-up, and the topic does not exist."""
+
+    async def scenario() -> None:
+        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+        async with standalone(volume, store) as (broker, coordinator), connected(broker) as peer:
+            txn = await peer.begin("persistent://public/default/nowhere")
+            assert not broker.ownership.owned
+            assert not (await peer.end(txn)).HasField("error")
+            assert coordinator._life is not None
+            assert coordinator._life.service.transactions is not None
+            assert (coordinator._life.service.transactions.live, len(broker.ownership.owned)) == (0, 1)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is tried again, and takes place."""
+    surprises: list[Exception] = [FileNotFoundError("a file"), AssertionError("a mistake of ours")]
+    ordinary = Ending.end_on_partition
+
+    async def surprising(ending: Ending, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+        if surprises:
+            raise surprises.pop()
+        await ordinary(ending, topic, txn, action, low_watermark)
+
+    monkeypatch.setattr(Ending, "end_on_partition", surprising)
+
+    async def scenario() -> None:
+        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+        async with standalone(volume, store) as (broker, _), Client(broker.service_url) as client:
+            output = await client.create_producer("persistent://public/default/out")
+            reader = await client.create_reader("persistent://public/default/out", EARLIEST)
+            async with client.transaction() as txn:
+                await output.send(b"committed", txn=txn)
+            assert (await reader.receive(ANSWER_S)).value == b"committed"
+            assert (surprises, broker.ready) == ([], True)
         await store.close()
 
     asyncio.run(scenario())

@@ -29,7 +29,7 @@ from magnetar.server.connections.connection import Connection
 from magnetar.server.connections.refusals import COORDINATOR_KINDS, NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.server.context import BrokerContext
 from magnetar.server.coordinator.discovery import CoordinatorDiscovery
-from magnetar.server.participant.ending import Ending
+from magnetar.server.participant.ending import Ending, OwnParticipants
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.server.views import ClusterViews
 from magnetar.wire import commands
@@ -71,8 +71,8 @@ class BrokerService:
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
         producing, ending = Producing(context, self, consuming), Ending(ownership)
-        self.ending = ending
-        """How transactions end at topics that are served here."""
+        self.participants = OwnParticipants(ending, ownership, context.settings.transaction_participant_timeout_s)
+        """Topics here as a coordinator in this process reaches them."""
         self._handlers: dict[int, Handler] = {
             Type.LOOKUP: lookups.lookup,
             Type.PARTITIONED_METADATA: lookups.partitioned_metadata,

@@ -1,8 +1,8 @@
 """Telling topics and subscriptions how a transaction ended.
 
 Owns: the port by which a coordinator reaches its participants, and its implementation by look-up and END_TXN_ON_PARTITION or
-END_TXN_ON_SUBSCRIPTION (that of a standalone server is `participant.ending`). Imports: client
-(connections), metadata, wire. Source: facts on transactions 2.1 and 2.3.
+END_TXN_ON_SUBSCRIPTION (that of a standalone server is `participant.ending.OwnParticipants`). Imports: client (connections), metadata, wire.
+Source: facts on transactions 2.1 and 2.3.
 Invariants: one call is one attempt, which ends within its time; whoever a topic was last served by is asked first, and looked up anew once that
 fails; TopicNotFound and SubscriptionNotFound are what the owner of the bundle says, so the participant does not exist any more.
 """

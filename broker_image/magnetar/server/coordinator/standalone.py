@@ -6,7 +6,7 @@ Invariants: a server that has never been asked about transactions has no module,
 client or an administrator, waits until it is there; one that has been asked has it from its start on, for what was decided must be carried out.
 Its commands come over the broker's connections; broker and coordinator fail together, so a client that waits for either hears of it by the end of
 its connection; where transactions are switched off nobody is led to a coordinator, and no log is written.
-Participants are asked within the process: a standalone server serves every topic (a commit is a fifth shorter than by look-up and a connection).
+Participants are asked within the process: a standalone server serves every topic (a commit is 14 % shorter than by look-up and a connection).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class StandaloneCoordinator:
 
         addresses = broker.context.listeners.service_url_on(INTERNAL_LISTENER) or "", broker.service_url_tls
         metrics = self._metrics = self._metrics or CoordinatorMetrics()
-        life = Coordinator(self._ports, self._identity, self._settings, metrics, addresses, broker.service.ending)
+        life = Coordinator(self._ports, self._identity, self._settings, metrics, addresses, broker.service.participants)
         try:
             await life.start()
             if not life.ready:

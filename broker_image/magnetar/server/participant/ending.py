@@ -1,14 +1,20 @@
 """How transactions end here.
 
-Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, and the look-up of who takes part. Imports: wire,
-names, errors, server siblings. Source: facts on transactions 2.1; DESIGN 8.
+Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, the look-up of who takes part, and `OwnParticipants`, by
+which the coordinator of a standalone server does without these commands. Imports: wire, names, errors, server siblings.
+Source: facts on transactions 2.1; DESIGN 8.
 Invariants: an answer leaves when the end is durable; that a topic or subscription does not exist is said only by the owner of its bundle, while it
 serves it: its coordinator takes that for the end.
 """
 
 from __future__ import annotations
 
-from magnetar.errors import ServiceNotReady, SubscriptionNotFound, TopicNotFound
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from magnetar.errors import MagnetarError, NotOwner, ServiceNotReady, SubscriptionNotFound, TopicNotFound
 from magnetar.names import TopicName
 from magnetar.server.bundles.ownership import Ownership
 from magnetar.server.connections.connection import Connection
@@ -22,9 +28,11 @@ from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import transactions
 
+log = structlog.get_logger(__name__)
+
 
 class Ending:
-    """Answers what coordinators tell participants; to the coordinator of a standalone server it is the `Participants`."""
+    """Answers what coordinators tell participants."""
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
@@ -41,14 +49,13 @@ class Ending:
         await self.end_on_subscription(name.topic, name.subscription, txn, Action(request.txn_action), _low_watermark(request))
         connection.queue(transactions.end_on_subscription_response(request.request_id, txn))
 
-    # --- of a topic that is served here -----------------------------------------------------------------------------------------
-
     async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
-        """As `Participants.end_on_partition`. Raises NotAllowed, TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
+        """As `Participants.end_on_partition`, of a topic that is served here. Raises NotOwner if it is not, TopicNotFound, InvalidTxnStatus,
+        ServiceNotReady, StorageError."""
         await end_transaction(await self._topic(TopicName.parse(topic)), txn, action, low_watermark + 1)
 
     async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
-        """As `Participants.end_on_subscription`. Raises as above, SubscriptionNotFound."""
+        """As `Participants.end_on_subscription`, of a topic that is served here. Raises as above, SubscriptionNotFound."""
         host = await self._subscription(TopicName.parse(topic), subscription)
         await SubscriptionTransactions(host).end(txn, action, low_watermark + 1)
 
@@ -69,6 +76,37 @@ class Ending:
         if found is None or not name.persistent:
             raise TopicNotFound(f"topic {name} does not exist: nothing of the transaction is there")
         return found
+
+
+class OwnParticipants:
+    """The `Participants` of a standalone server, which is the owner of every topic: no connection is made."""
+
+    def __init__(self, ending: Ending, ownership: Ownership, timeout_s: float) -> None:
+        """An attempt ends after `timeout_s`, as one over a connection does."""
+        self._ending, self._ownership, self._timeout_s = ending, ownership, timeout_s
+
+    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+        await self._attempt(topic, lambda: self._ending.end_on_partition(topic, txn, action, low_watermark))
+
+    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+        await self._attempt(topic, lambda: self._ending.end_on_subscription(topic, subscription, txn, action, low_watermark))
+
+    async def _attempt(self, topic: str, end: Callable[[], Awaitable[None]]) -> None:
+        """What surprises ends this attempt, as it would end a connection: neither the coordinator nor the server."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    await end()
+                except NotOwner:  # nobody has looked it up since it had an owner last: a look-up assigns it
+                    await self._ownership.owner_of(TopicName.parse(topic))
+                    await end()
+        except MagnetarError:
+            raise
+        except TimeoutError as error:
+            raise ServiceNotReady(f"{topic} gave no answer in {self._timeout_s:g} s") from error
+        except Exception as error:
+            log.error("transaction.end_failed", topic=topic, exc_info=error)
+            raise ServiceNotReady(f"topic {topic}: {error!r}; it is tried again") from error
 
 
 def _low_watermark(request: api.CommandEndTxnOnPartition | api.CommandEndTxnOnSubscription) -> int:
