@@ -94,6 +94,8 @@ class Consumer(Generic[T]):
             await partition.acknowledge(message_id)
             return
         async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
+            if not partition.one_by_one:  # the broker begins again at the first of them: what waits here comes behind it
+                txn.on_aborted(partition, partition.redeliver_unacknowledged)
             await partition.acknowledge_in(txn_id, message_id, cumulative=False)
 
     def acknowledge_nowait(self, message: Message[T] | MessageId) -> None:

@@ -24,16 +24,15 @@ class Copies:
         self._until: dict[Position, int] = {}
         """Entries with the last arrival before they come (or came) again, in the order of these."""
 
-    def __len__(self) -> int:
-        """Entries that are remembered."""
-        return len(self._until)
-
-    def arrived(self, again: Position | None) -> int:
-        """An entry is here; its number. `again`: which, if earlier copies of it may be waiting."""
-        if again is not None:
-            self.come_again((again,))
+    def arrived(self) -> int:
+        """An entry is here; its number."""
         self._arrived += 1
         return self._arrived
+
+    def came_again(self, copy: int, position: Position) -> None:
+        """What has arrived as `copy`, the last one, is an entry of which earlier copies may be waiting."""
+        self._until.pop(position, None)
+        self._until[position] = copy - 1
 
     def come_again(self, positions: Iterable[Position]) -> None:
         """These entries will arrive once more."""

@@ -67,7 +67,9 @@ class PartitionConsumer(Attachment):
         self._chunked = ChunkPositions()
         self._acks: list[api.MessageIdData] = []
         self._ack_flush: asyncio.Handle | None = None
-        self._unacknowledged = Unacknowledged(topic, options, dead_letters, Actions(self._redeliver, self._settle))
+        self._unacknowledged = Unacknowledged(
+            topic, options, dead_letters, Actions(self._redeliver, self.acknowledge, self._settle)
+        )
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -147,7 +149,7 @@ class PartitionConsumer(Attachment):
 
     def negative_acknowledge(self, message_id: MessageId, redeliveries: int) -> None:
         """Have the message's entry delivered again after its delay."""
-        self._unacknowledged.refuse(message_id.position, redeliveries)
+        self._unacknowledged.refuse(message_id, redeliveries)
 
     def redeliver(self, positions: Sequence[Position]) -> None:
         """Have entries delivered again now, or everything unacknowledged where the broker does not redeliver single ones."""
@@ -258,8 +260,7 @@ class PartitionConsumer(Attachment):
 
     def on_message(self, message: api.CommandMessage, entry: bytes) -> None:
         """MESSAGE: into the inbox, unless it belongs to an epoch before the last redelivery."""
-        again = bool(self._waiting and (message.redelivery_count or message.ack_set))
-        copy = self._copies.arrived(position_of(message.message_id) if again else None)
+        copy = self._copies.arrived()
         opened = open_entry(self.topic, message, entry, self._options.schema)
         if isinstance(opened, Chunk):
             whole = self._assembled(opened, position_of(message.message_id))
@@ -282,6 +283,8 @@ class PartitionConsumer(Attachment):
         if self._seeking:
             self._waiting += opened.skipped + len(opened.messages)  # read before the seek; its permits end with this attachment
             return
+        if self._waiting and (message.redelivery_count or message.ack_set):
+            self._copies.came_again(copy, position_of(message.message_id))
         if self._unacknowledged.is_dead(opened.messages):
             self._unacknowledged.bury(position_of(message.message_id), opened.messages)
             self._use(opened.skipped + len(opened.messages))

@@ -1,14 +1,15 @@
 """What an application has and has not acknowledged.
 
 Owns: the timer behind negative acknowledgements and acknowledgement timeouts, and sending dead letters. Imports: redelivery, dead_letters, asyncio.
-Invariants: a dead letter is acknowledged only after it is durable in its topic; if that fails it is delivered again; what is delivered again
-anyway (after a reconnect or a seek) is not asked for a second time.
+Invariants: a dead letter is acknowledged only after it is durable in its topic; if that fails it is tried, or delivered, again; of a batch only what
+was refused or not acknowledged in time is given up, the rest stays where it is; what is delivered again anyway (after a reconnect or a seek) is not
+asked for a second time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -27,7 +28,25 @@ class Actions(NamedTuple):
     """What the tracker has its consumer do."""
 
     redeliver: Callable[[Sequence[Position]], None]
-    acknowledge: Callable[[Position], Awaitable[None]]
+    acknowledge: Callable[[MessageId], Awaitable[None]]
+    settle: Callable[[Position], Awaitable[None]]
+    """Acknowledge an entry whose messages are all dealt with."""
+
+
+class _LastChances:
+    """The messages of an entry that the application has for the last time; which of them it has refused."""
+
+    __slots__ = ("messages", "refused")
+
+    def __init__(self) -> None:
+        self.messages: dict[int, Message[Any]] = {}
+        self.refused: set[int] = set()
+
+    def take_lost(self) -> list[Message[Any]]:
+        """Those refused; if none is, their time is over, and all are lost."""
+        lost = [self.messages.pop(index) for index in sorted(self.refused or self.messages) if index in self.messages]
+        self.refused.clear()
+        return lost
 
 
 class Unacknowledged:
@@ -41,7 +60,7 @@ class Unacknowledged:
         self._loop = asyncio.get_running_loop()
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
-        self._last_chances: dict[Position, list[Message[Any]]] = {}
+        self._last_chances: dict[Position, _LastChances] = {}
         self._burying: set[asyncio.Task[None]] = set()
 
     # --- what the application does
@@ -50,12 +69,15 @@ class Unacknowledged:
         """The application has a message."""
         position = message.id.position
         if self._dead_letters is not None and message.redelivery_count >= self._dead_letters.redeliveries_max:
-            self._last_chances.setdefault(position, []).append(message)
+            self._last_chances.setdefault(position, _LastChances()).messages[message.id.batch_index] = message
         if self._options.ack_timeout_s is not None:
             self._put(position, self._options.ack_timeout_s)
 
-    def refuse(self, position: Position, redeliveries: int) -> None:
-        """A negative acknowledgement of a message of the entry."""
+    def refuse(self, message_id: MessageId, redeliveries: int) -> None:
+        """A negative acknowledgement of a message."""
+        position = message_id.position
+        if (chances := self._last_chances.get(position)) is not None:
+            chances.refused.add(message_id.batch_index)
         backoff = self._options.negative_ack_backoff
         self._put(position, self._options.negative_ack_delay_s if backoff is None else backoff.delay_s(redeliveries))
 
@@ -65,9 +87,9 @@ class Unacknowledged:
         if whole_entry:
             self._schedule.discard(position)
             self._last_chances.pop(position, None)
-        elif position in self._last_chances:
-            left = [message for message in self._last_chances[position] if message.id.batch_index != message_id.batch_index]
-            self._last_chances[position] = left
+        elif (chances := self._last_chances.get(position)) is not None:
+            chances.messages.pop(message_id.batch_index, None)
+            chances.refused.discard(message_id.batch_index)
 
     def acknowledged_through(self, position: Position) -> None:
         """Everything up to an entry is acknowledged."""
@@ -93,17 +115,25 @@ class Unacknowledged:
         )
 
     def bury(self, position: Position, messages: Sequence[Message[Any]]) -> None:
-        """Publish the messages of an entry as dead letters, then acknowledge it."""
-        task = self._loop.create_task(self._bury(position, messages))
+        """Publish all messages that are left of an entry as dead letters, then acknowledge it."""
+        self._begin(self._bury(position, messages, whole_entry=True))
+
+    def _begin(self, burying: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(burying)
         self._burying.add(task)
         task.add_done_callback(self._burying.discard)
 
-    async def _bury(self, position: Position, messages: Sequence[Message[Any]]) -> None:
+    async def _bury(self, position: Position, messages: Sequence[Message[Any]], *, whole_entry: bool) -> None:
         assert self._dead_letters is not None, "only a policy condemns"
+        left = list(messages)
         try:
-            for message in messages:
-                await self._dead_letters.publish(message)
-            await self._actions.acknowledge(position)
+            while left:
+                await self._dead_letters.publish(left[0])
+                if not whole_entry:
+                    await self._actions.acknowledge(left[0].id)
+                del left[0]
+            if whole_entry:
+                await self._actions.settle(position)
         except MagnetarError as failure:
             _log.warning(
                 "dead_letter_failed",
@@ -112,6 +142,11 @@ class Unacknowledged:
                 dead_letters=self._dead_letters.topic,
                 reason=str(failure),
             )
+            if not whole_entry:
+                chances = self._last_chances.setdefault(position, _LastChances())
+                for message in left:
+                    chances.messages[message.id.batch_index] = message
+                    chances.refused.add(message.id.batch_index)
             self._put(position, self._options.negative_ack_delay_s)
 
     async def close(self) -> None:
@@ -141,11 +176,16 @@ class Unacknowledged:
         self._timer = None
         again = []
         for position in self._schedule.take(self._loop.time()):
-            last_chances = self._last_chances.pop(position, None)
-            if last_chances:
-                self.bury(position, last_chances)
-            else:
+            chances = self._last_chances.get(position)
+            if chances is None:
                 again.append(position)
+                continue
+            if lost := chances.take_lost():
+                self._begin(self._bury(position, lost, whole_entry=False))
+            if not chances.messages:
+                del self._last_chances[position]
+            elif self._options.ack_timeout_s is not None:
+                self._put(position, self._options.ack_timeout_s)
         if again:
             self._actions.redeliver(again)
         self._arm()

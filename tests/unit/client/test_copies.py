@@ -31,7 +31,9 @@ def test_copies_agree_with_a_queue_that_is_searched(steps: list[tuple[str, int]]
         position = Position(0, number)
         if step == "arrive":
             model = [waiting for waiting in model if waiting[1] != position]
-            arrived = copies.arrived(position if queue else None), position
+            arrived = copies.arrived(), position
+            if queue:
+                copies.came_again(*arrived)
             queue.append(arrived)
             model.append(arrived)
         elif step == "come_again":
@@ -55,12 +57,12 @@ def test_copies_agree_with_a_queue_that_is_searched(steps: list[tuple[str, int]]
 def test_what_is_remembered_is_forgotten_once_the_inbox_has_moved_on() -> None:
     """A thousand entries asked for again are forgotten with the next message that arrived behind them."""
     copies = Copies()
-    waiting = copies.arrived(None)
+    waiting = copies.arrived()
     copies.come_again([Position(0, number) for number in range(1000)])
     copies.passed(waiting)
-    assert len(copies) == 1000
-    copies.passed(copies.arrived(None))
-    assert len(copies) == 0
+    assert len(copies._until) == 1000
+    copies.passed(copies.arrived())
+    assert not copies._until
 
 
 def test_of_a_batch_asked_for_again_nothing_that_waits_is_handed_out_twice() -> None:
@@ -128,5 +130,24 @@ def test_an_abort_in_the_middle_of_a_batch_costs_one_more_transaction() -> None:
 
         assert await exactly_once(client, consumer, work, messages_max=3, idle_s=1) == 9
         assert acknowledged == {0: {0, 1, 2}, 2: {3, 4, 5}, 3: {6, 7, 8}}
+
+    run_with_coordinator(scenario)
+
+
+def test_an_exclusive_consumer_begins_anew_after_an_abort() -> None:
+    """The broker goes back to what the transaction had acknowledged: what waits is dropped, for it comes behind that."""
+
+    async def scenario(broker: ScriptedBroker, _: ScriptedCoordinator, client: Client) -> None:
+        consumer = await client.subscribe("in", "s")
+        broker.deliver(0, [entry(b"%d" % number) for number in range(4)])
+        taken = [await consumer.receive() for _ in range(2)]
+        txn = client.transaction()
+        await txn.begin()
+        await consumer.acknowledge(taken[0], txn=txn)
+        await txn.abort()
+        asked = await broker.arrival("redeliver_unacknowledged_messages")
+        assert (list(asked.message_ids), asked.consumer_epoch) == ([], 1)
+        broker.deliver(0, [entry(b"%d" % number) for number in range(4)], consumer_epoch=1)
+        assert [(await consumer.receive()).value for _ in range(4)] == [b"0", b"1", b"2", b"3"]
 
     run_with_coordinator(scenario)

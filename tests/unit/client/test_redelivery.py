@@ -164,6 +164,75 @@ def test_a_dead_letter_that_cannot_be_published_is_delivered_again() -> None:
     run(scenario)
 
 
+def test_of_a_batch_only_what_was_refused_becomes_a_dead_letter() -> None:
+    """What the application has taken and not refused stays with it, what it has not taken yet comes, and only the refused one is acknowledged."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        consumer = await client.subscribe(
+            "t", "s", type="Shared", negative_ack_delay_s=0.01, dead_letter=DeadLetterPolicy(1, "graves")
+        )
+        broker.deliver(0, [batch(b"a", b"b", b"c", b"d")], redelivery_counts=[1])
+        first, second = await _received(consumer, 2)
+        consumer.negative_acknowledge(first)
+        await broker.arrival("ack", 1)
+        assert acknowledged(broker.of("ack")[0]) == [(0, [0b1110])]
+        assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [b"a"]
+        third, fourth = await _received(consumer, 2)
+        assert (second.value, third.value, fourth.value) == (b"b", b"c", b"d")
+        await consumer.acknowledge(second)
+        consumer.negative_acknowledge(third)
+        await consumer.acknowledge(fourth)
+        await broker.arrival("ack", 4)
+        assert [acknowledged(ack) for ack in broker.of("ack")[1:]] == [[(0, [0b1100])], [(0, [0b0100])], [(0, [])]]
+        assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [b"a", b"c"]
+        assert redelivered(broker) == []
+
+    run(scenario)
+
+
+def test_of_a_batch_for_the_last_time_all_that_is_not_acknowledged_in_time_is_a_dead_letter() -> None:
+    """Nothing was refused: what was taken is given up together, what was not taken is not."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        consumer = await client.subscribe("t", "s", type="Shared", ack_timeout_s=0.03, dead_letter=DeadLetterPolicy(1, "graves"))
+        broker.deliver(0, [batch(b"a", b"b", b"c", b"d")], redelivery_counts=[1])
+        broker.sessions[-1].write(commands.PING)
+        await broker.arrival("pong")
+        messages = await consumer.batch_receive(3)
+        await consumer.acknowledge(messages[1])
+        await broker.arrival("ack", 3)
+        assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, [0b1101])], [(0, [0b1100])], [(0, [0b1000])]]
+        assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [b"a", b"c"]
+        assert (await consumer.receive()).value == b"d"
+
+    run(scenario)
+
+
+def test_a_dead_letter_of_a_batch_that_cannot_be_published_is_tried_again() -> None:
+    """It is neither acknowledged nor forgotten meanwhile."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        refusals = [1, 2]
+
+        def refuse(_: Any, ask: Any) -> bytes:
+            refusals.pop()
+            if not refusals:
+                del broker.script["producer"]
+            return commands.error(ask.request_id, WireCode.NOT_ALLOWED, "no")
+
+        broker.script["producer"] = refuse
+        consumer = await client.subscribe(
+            "t", "s", type="Shared", negative_ack_delay_s=0.01, dead_letter=DeadLetterPolicy(1, "graves")
+        )
+        broker.deliver(0, [batch(b"a", b"b")], redelivery_counts=[1])
+        consumer.negative_acknowledge(await consumer.receive())
+        await broker.arrival("ack", 1)
+        assert acknowledged(broker.of("ack")[0]) == [(0, [0b10])]
+        assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [b"a"]
+
+    run(scenario)
+
+
 def test_unconfirmed_acknowledgements_wait_for_others() -> None:
     """Within the group time they travel in one command; close sends what waits."""
 
