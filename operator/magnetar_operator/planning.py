@@ -96,32 +96,37 @@ def held_back(
     """`want` while `problems` would keep a pod of the new template from starting: the StatefulSet of that name keeps the template that it has, and
     its settings, so that a pod which ends by itself comes back as it was. Only its number of pods is followed; the rest of it waits.
 
-    `security`: the ConfigMap with who clients are. It waits as well if it goes with other files than those that the pods have (a document that names
-    a key which is not there lets no process start); what it says of roles and rights otherwise changes at once, as it must.
+    `security`: the ConfigMap with who clients are. It waits as well if it names other files than before (one that names a key which is not there lets
+    no process start); what it says of roles and rights otherwise changes at once, as it must.
     """
     wanted = list(want)
     changing = next((found for found in wanted if identity_of(found) == ("StatefulSet", stateful_set)), None)
     standing = have.get(("StatefulSet", stateful_set)) if problems and changing is not None else None
     if standing is None or changing is None:
         return wanted
-    kept = {("ConfigMap", stateful_set)}
-    if any(differences(_volumes(changing), _volumes(standing))):
-        kept.add(("ConfigMap", security))
     found = []
     for manifest in wanted:
         identity = identity_of(manifest)
         if manifest is changing:
             if standing["spec"].get("replicas") != manifest["spec"]["replicas"]:
                 found.append({**manifest, "spec": {**manifest["spec"], "template": standing["spec"]["template"]}})
-        elif identity in kept and identity in have:
+        elif identity in have and _waits(manifest, have[identity], stateful_set, security):
             found.append({**manifest, "data": have[identity].get("data", {})})
         else:
             found.append(manifest)
     return found
 
 
-def _volumes(stateful_set: Manifest) -> Any:
-    return stateful_set["spec"]["template"]["spec"].get("volumes", [])
+def _waits(manifest: Manifest, observed: Manifest, settings: str, security: str) -> bool:
+    """Whether a ConfigMap stays as it is with the template."""
+    kind, name = identity_of(manifest)
+    return kind == "ConfigMap" and (name == settings or (name == security and _files(manifest) != _files(observed)))
+
+
+def _files(config: Manifest) -> list[str]:
+    """The files that documents of a ConfigMap name, each with what it is."""
+    lines = "\n".join(config.get("data", {}).values()).splitlines()
+    return [line.strip() for line in lines if ": /" in line]
 
 
 def sealed(manifest: Manifest) -> Manifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.planning import Create, Remove, Taken, Update, describe, differences, held_back, plan, sealed
@@ -109,25 +110,30 @@ def test_while_new_pods_could_not_start_a_stateful_set_keeps_its_template_and_fo
     assert removed == [], "what is left out of the plan stays"
 
 
-@pytest.mark.parametrize("another_key", [True, False])
-def test_while_a_template_is_kept_so_are_its_settings_and_a_document_that_goes_with_other_files(another_key: bool) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "kept"),
+    [({"publicKeyFile": "/etc/token.key"}, True), ({"secretKeyFile": "/etc/token.key"}, False), ({}, True)],
+)
+def test_while_a_template_is_kept_so_are_its_settings_and_a_document_that_names_other_files(
+    tokens: dict[str, str], kept: bool
+) -> None:
     """A pod that ends by itself finds what its template was made for; who may do what changes at once if it needs no other file."""
 
-    def brokers(keys: list[str]) -> dict[str, Any]:
-        sources = [{"secret": {"name": key}} for key in keys]
-        template = {"spec": {"volumes": [{"name": "security", "projected": {"defaultMode": 288, "sources": sources}}]}}
+    def brokers(image: str) -> dict[str, Any]:
+        template = {"spec": {"containers": [{"name": "broker", "image": image}]}}
         return {"kind": "StatefulSet", "metadata": {"name": "main-broker"}, "spec": {"replicas": 1, "template": template}}
 
-    def config(name: str, value: str) -> dict[str, Any]:
-        return {"kind": "ConfigMap", "metadata": {"name": name}, "data": {"x": value}}
+    def config(name: str, text: str) -> dict[str, Any]:
+        return {"kind": "ConfigMap", "metadata": {"name": name}, "data": {"x": text}}
 
-    def all_of(age: str, keys: list[str]) -> list[dict[str, Any]]:
-        return [config("main-broker", age), config("main-security", age), config("main-listeners", age), brokers(keys)]
+    def all_of(age: str, tokens: dict[str, str]) -> list[dict[str, Any]]:
+        document = yaml.safe_dump({"token": tokens, "superUserRoles": [age]}, sort_keys=False)
+        return [config("main-broker", age), config("main-security", document), config("main-listeners", age), brokers(age)]
 
-    have = {(found["kind"], found["metadata"]["name"]): found for found in all_of("old", ["internal"])}
-    have["StatefulSet", "main-broker"]["spec"]["template"]["spec"]["volumes"][0]["projected"]["addedByTheServer"] = 1
-    want = all_of("new", ["internal", "tokens"] if another_key else ["internal"])
+    have = {(found["kind"], found["metadata"]["name"]): found for found in all_of("old", {"secretKeyFile": "/etc/token.key"})}
+    want = all_of("new", tokens)
     missing = [Problem(Reason.TOKEN_KEY_MISSING, "secret tokens does not exist")]
-    kept = held_back(want, have, "main-broker", missing, "main-security")
-    assert [found["data"]["x"] for found in kept] == ["old", "old" if another_key else "new", "new"]
+    settings, document, listeners = held_back(want, have, "main-broker", missing, "main-security")
+    assert (settings["data"]["x"], listeners["data"]["x"]) == ("old", "new")
+    assert document == (have["ConfigMap", "main-security"] if kept else want[1])
     assert held_back(want, {}, "main-broker", missing, "main-security") == want
