@@ -100,8 +100,8 @@ class Checkpoint:
 class CheckpointEncoder:
     """A checkpoint's bytes, topic by topic: one of many topics need not be made in one go.
 
-    Topics are added once each, by rising name. Each may be of another moment, all of them behind `position`: what the log has from there on is
-    applied to each anyway.
+    Cursors and topics are lists, not objects with keys, since there may be very many. Topics are added once each, by rising name. Each may be of
+    another moment, all of them behind `position`: what the log has from there on is applied to each anyway.
     """
 
     def __init__(self, bundle: str, epoch: int, incarnation: str, position: LogPosition) -> None:
@@ -130,14 +130,6 @@ class CheckpointEncoder:
     def finish(self) -> bytes:
         """The object's bytes."""
         return close_document(f"{''.join(self._parts)}}},{_json({'version': VERSION})[1:]}".encode())
-
-
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The object's bytes. Cursors and topics are lists, not objects with keys, since there may be very many."""
-    encoder = CheckpointEncoder(checkpoint.bundle, checkpoint.epoch, checkpoint.incarnation, checkpoint.position)
-    for name, topic in sorted(checkpoint.topics.items()):
-        encoder.add(name, topic)
-    return encoder.finish()
 
 
 def _json(value: Any) -> str:

@@ -3,55 +3,115 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.metadata.records import LogRange
 from magnetar.names import TopicName
 from magnetar.server.bundles import bundle
+from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.server.storage.log_scans import LogScans
 from magnetar.server.storage.recovery import BundleReplay
-from tests.unit.server.brokers import TOPIC, open_peer, running_broker
+from magnetar.transactions.ids import TxnId
+from magnetar.wire import requests
+from tests.unit.server.brokers import TOPIC, Peer, Type, entry, open_peer, running_broker
 
-TOPICS = 20
+FIRST, MIDDLE, LAST = 0, 1, 2
 
 
-def test_others_have_their_turns_and_a_successor_has_what_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One topic is deleted and two are made between the first topic of the checkpoint and the last: recovery finds those that there are."""
+class Pauses:
+    """Stands for asyncio in the bundle's module: whoever makes a checkpoint waits at its first pause until it is `resumed`."""
+
+    def __init__(self) -> None:
+        self.reached, self.resumed, self.count = asyncio.Event(), asyncio.Event(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, _delay: float) -> None:
+        self.count += 1
+        self.reached.set()
+        await self.resumed.wait()
+
+
+@asynccontextmanager
+async def three_topics(directory: Path) -> AsyncIterator[tuple[Peer, OwnedBundle, list[TopicName]]]:
+    """Of one bundle, each with a producer (by its number) and a message; and names of two more."""
+    async with running_broker(directory, keep_alive_s=3600.0, maintenance_s=3600.0) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        name = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
+        all_names = (TopicName.parse(f"{TOPIC}-{number:03}") for number in range(1000))
+        topics = [topic for topic in all_names if name.contains(topic)][:5]
+        for number, topic in enumerate(topics[:3]):
+            await peer.produce(number, str(topic))
+            await peer.send(b"before", 0, number)
+        yield peer, broker.ownership.owned[str(name)], topics
+
+
+async def _replayed(owned: OwnedBundle, directory_state: tuple[Any, Any]) -> BundleReplay:
+    pointer, position = directory_state
+    log = owned.context.log
+    await log.barrier()
+    replay = BundleReplay(owned.name, 1 << 40)
+    await replay.load(owned.context, pointer)
+    await replay.replay(LogScans(owned.context.volume), owned.epoch, LogRange(log.incarnation, position, log.position))
+    return replay
+
+
+def test_what_happens_between_the_turns_is_found_by_a_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first topic all are published to and acknowledged, one is deleted, one is deleted and made again, two are made.
+
+    The checkpoint has the first topic as it was before and the others as they are after that; with the log behind it, all are as they are.
+    """
     monkeypatch.setattr(bundle, "CHECKPOINT_SLICE_BYTES", 1)
 
     async def scenario() -> None:
-        async with running_broker(tmp_path, keep_alive_s=3600.0, maintenance_s=3600.0) as broker, open_peer(broker) as peer:
-            await peer.lookup()
-            name = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
-            owned = broker.ownership.owned[str(name)]
-            found = (TopicName.parse(f"{TOPIC}-{number:03}") for number in itertools.count())
-            ours = (topic for topic in found if name.contains(topic))
-            topics = [await owned.topic(next(ours), create=True) for _ in range(TOPICS)]
-            assert all(topics)
-            log = broker.context.log
-            position = log.position
+        pauses = Pauses()
+        async with three_topics(tmp_path) as (peer, owned, topics):
+            monkeypatch.setattr(bundle, "asyncio", pauses)
+            position = owned.context.log.position
             writing = asyncio.create_task(owned.write_checkpoint(position))
-
-            async def meanwhile() -> None:
-                last = TopicName.parse(max(owned.topics))
-                await owned.delete_topic(last)
-                for topic in (last, next(ours)):
-                    await owned.topic(topic, create=True)
-
-            acting, turns = asyncio.create_task(meanwhile()), 0
-            while not writing.done():
-                turns += 1
-                await asyncio.sleep(0)
-            assert turns >= TOPICS
-            await acting
-            await log.barrier()
-            replay = BundleReplay(name, 1 << 40)
-            await replay.load(broker.context, (await writing)[0])
-            await replay.replay(LogScans(broker.context.volume), owned.epoch, LogRange(broker.incarnation, position, log.position))
-            assert set(replay.topics) == set(owned.topics)
-            assert len(owned.topics) == TOPICS + 1
+            await asyncio.wait_for(pauses.reached.wait(), 60)
+            await peer.subscribe(1, str(topics[FIRST]), subscription="s", initialPosition=1)
+            for number in (FIRST, MIDDLE):
+                await peer.send(b"between", 1, number)
+            txn = TxnId(0, 7)
+            peer.write(requests.send(FIRST, 0, entry(b"in a transaction", 0), txn=txn))
+            await peer.answer(Type.SEND_RECEIPT)
+            commit = requests.end_txn_on_partition(peer.next_request(), txn, str(topics[FIRST]), commit=True, low_watermark=-1)
+            peer.write(commit)
+            await peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)
+            for topic in topics[MIDDLE : LAST + 1]:
+                await owned.delete_topic(topic)
+            for topic in (topics[MIDDLE], *topics[3:]):
+                await owned.topic(topic, create=True)
+            pauses.resumed.set()
+            replay = await _replayed(owned, ((await writing)[0], position))
+            assert pauses.count == 2, "the first topic, then the one that was made again under its name; the last one is gone"
+            assert set(replay.topics) == set(owned.topics) == {str(topics[number]) for number in (0, 1, 3, 4)}
+            for name, host in owned.topics.items():
+                ours, found = host.to_state(), replay.topics[name].core.to_state()
+                assert (found.ledgers, found.cursors, found.sizes) == (ours.ledgers, ours.cursors, ours.sizes), name
+            assert sum(count for _, count in replay.topics[str(topics[FIRST])].core.to_state().ledgers) == 3
 
     asyncio.run(scenario())
+
+
+def test_others_have_a_turn_for_each_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three topics in slices of one, or in a slice that takes them all."""
+
+    async def scenario(slice_bytes: int) -> int:
+        pauses = Pauses()
+        pauses.resumed.set()
+        async with three_topics(tmp_path / str(slice_bytes)) as (_, owned, _):
+            with monkeypatch.context() as patch:
+                patch.setattr(bundle, "CHECKPOINT_SLICE_BYTES", slice_bytes)
+                patch.setattr(bundle, "asyncio", pauses)
+                await owned.write_checkpoint(owned.context.log.position)
+            return pauses.count
+
+    assert [asyncio.run(scenario(slice_bytes)) for slice_bytes in (1, 1 << 20)] == [3, 0]

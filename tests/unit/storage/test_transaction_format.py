@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.metadata.records import LogPosition
-from magnetar.storage.checkpoint import Checkpoint, TopicCheckpoint, decode_checkpoint, encode_checkpoint
+from magnetar.storage.checkpoint import Checkpoint, TopicCheckpoint, decode_checkpoint
 from magnetar.storage.log_format import decode_records, encode_transaction
 from magnetar.storage.record_framing import RECORD_HEADER_BYTES
 from magnetar.storage.transaction_format import TransactionRecord, participant_document, participant_state
@@ -36,6 +36,7 @@ from magnetar.transactions.participant_records import (
     Unbegun,
     UnbegunAcks,
 )
+from tests.unit.storage.test_checkpoint import encoder_of
 
 TXN = TxnId(3, 9)
 GOLDEN: list[tuple[Change, str, str]] = [
@@ -194,7 +195,7 @@ def test_golden_part_of_a_checkpoint() -> None:
     assert participant_state({"pending": {}}) == ParticipantState()
     used = TopicCheckpoint(5, transactions=STATE)
     topics = {"persistent://a/b/c": used, "persistent://a/b/d": TopicCheckpoint(6)}
-    data = encode_checkpoint(Checkpoint("a/b/0x00000000_0x40000000", 7, "i", LogPosition(2, 8192), topics))
+    data = encoder_of(Checkpoint("a/b/0x00000000_0x40000000", 7, "i", LogPosition(2, 8192), topics)).finish()
     assert decode_checkpoint(data, "c").topics == topics
     assert data.count(b"pending") == 1
 
