@@ -13,6 +13,8 @@ from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position, message_id_data
 
 BATCHES_TRACKED_MAX = 100_000
+BATCHES_ENDED_MAX = 1000
+"""Batches acknowledged whole that are remembered, for one whose acknowledgement is sent again."""
 
 
 class BatchAcknowledgements:
@@ -20,15 +22,19 @@ class BatchAcknowledgements:
 
     def __init__(self) -> None:
         self._remaining: dict[Position, int] = {}
+        self._ended: dict[Position, None] = {}
 
     def forget(self) -> None:
         """What was received before will be delivered again."""
         self._remaining.clear()
+        self._ended.clear()
 
     def individual(self, message_id: MessageId) -> api.MessageIdData:
         """The id to acknowledge one message."""
         if message_id.batch_index < 0:
             return message_id_data(message_id.position, message_id.partition)
+        if message_id.position in self._ended:
+            return self._of_batch(message_id, 0)
         everything = (1 << message_id.batch_size) - 1
         remaining = self._remaining.get(message_id.position, everything) & ~(1 << message_id.batch_index)
         return self._of_batch(message_id, remaining)
@@ -45,6 +51,9 @@ class BatchAcknowledgements:
     def _of_batch(self, message_id: MessageId, remaining: int) -> api.MessageIdData:
         if not remaining:
             self._remaining.pop(message_id.position, None)
+            self._ended[message_id.position] = None
+            if len(self._ended) > BATCHES_ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
             return message_id_data(message_id.position, message_id.partition)
         if len(self._remaining) >= BATCHES_TRACKED_MAX:
             self._remaining.pop(next(iter(self._remaining)))  # its later acks travel one by one, which the broker adds up

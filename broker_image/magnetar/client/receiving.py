@@ -68,7 +68,7 @@ class PartitionConsumer(Attachment):
         self._acks: list[api.MessageIdData] = []
         self._ack_flush: asyncio.Handle | None = None
         self._unacknowledged = Unacknowledged(
-            topic, options, dead_letters, Actions(self._redeliver, self.acknowledge, self._settle)
+            topic, options, dead_letters, Actions(self._redeliver, self._acknowledge_dead, self._settle)
         )
         self._loop = asyncio.get_running_loop()
 
@@ -121,6 +121,18 @@ class PartitionConsumer(Attachment):
     async def _settle(self, position: Position) -> None:
         """Acknowledge an entry whose messages are all dealt with."""
         await self._confirm_ack([*map(message_id_data, self._chunked.expanded([position]))], cumulative=False)
+        self._chunked.pop(position)
+
+    async def _acknowledge_dead(self, message_id: MessageId) -> None:
+        """Acknowledge a message that is in the dead-letter topic; nothing of it is forgotten before that is confirmed."""
+        if message_id.batch_index < 0:
+            await self._settle(message_id.position)
+        else:
+            data = self._batches.individual(message_id)
+            await self._confirm_ack([data], cumulative=False)
+            if data.ack_set:
+                return
+        self._unacknowledged.acknowledged(message_id, whole_entry=True)
 
     async def acknowledge_in(self, txn: TxnId, message_id: MessageId, *, cumulative: bool) -> None:
         """Acknowledge a message (or it and all before it) as part of a transaction, and wait until that is durable. Raises the refusal."""

@@ -9,7 +9,7 @@ asked for a second time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -21,6 +21,9 @@ from magnetar.client.subscription_options import ConsumerOptions
 from magnetar.errors import MagnetarError
 from magnetar.wire.commands import Position
 
+LAST_CHANCES_MAX = 10_000
+"""Entries whose last chance is remembered; of those beyond it a refusal has all that is left of them delivered again, which is their end."""
+BURIAL_RETRY_LEAST_S = 0.01
 _log = structlog.get_logger()
 
 
@@ -29,24 +32,53 @@ class Actions(NamedTuple):
 
     redeliver: Callable[[Sequence[Position]], None]
     acknowledge: Callable[[MessageId], Awaitable[None]]
+    """Acknowledge a dead letter."""
     settle: Callable[[Position], Awaitable[None]]
     """Acknowledge an entry whose messages are all dealt with."""
 
 
-class _LastChances:
-    """The messages of an entry that the application has for the last time; which of them it has refused."""
+class _LastChance:
+    """An entry whose messages the application has for the last time: those it holds, those of them it has refused, and those that are, or are about
+    to be, dead letters."""
 
-    __slots__ = ("messages", "refused")
+    __slots__ = ("dead", "held", "refused")
 
     def __init__(self) -> None:
-        self.messages: dict[int, Message[Any]] = {}
+        self.held: dict[int, Message[Any]] = {}
         self.refused: set[int] = set()
+        self.dead: set[int] = set()
 
-    def take_lost(self) -> list[Message[Any]]:
+    def refuse(self, index: int) -> bool:
+        """False if no such message is held: it is acknowledged, dead, or a copy of one that waits. An index below 0 names the whole entry."""
+        named = set(self.held) if index < 0 else {index} & self.held.keys()
+        self.refused |= named
+        return bool(named)
+
+    def give_up(self) -> list[Message[Any]]:
         """Those refused; if none is, their time is over, and all are lost."""
-        lost = [self.messages.pop(index) for index in sorted(self.refused or self.messages) if index in self.messages]
+        lost = sorted(self.refused or self.held)
         self.refused.clear()
-        return lost
+        self.dead.update(lost)
+        return [self.held.pop(index) for index in lost]
+
+    def restore(self, messages: Iterable[Message[Any]]) -> None:
+        """They could not be buried; those acknowledged meanwhile are not dead any more."""
+        for message in messages:
+            if (index := message.id.batch_index) in self.dead:
+                self.dead.discard(index)
+                self.held[index] = message
+                self.refused.add(index)
+
+    def acknowledged(self, index: int) -> None:
+        """By the application."""
+        self.held.pop(index, None)
+        self.refused.discard(index)
+        self.dead.discard(index)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to remember."""
+        return not self.held and not self.dead
 
 
 class Unacknowledged:
@@ -60,7 +92,7 @@ class Unacknowledged:
         self._loop = asyncio.get_running_loop()
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
-        self._last_chances: dict[Position, _LastChances] = {}
+        self._last_chances: dict[Position, _LastChance] = {}
         self._burying: set[asyncio.Task[None]] = set()
 
     # --- what the application does
@@ -69,15 +101,18 @@ class Unacknowledged:
         """The application has a message."""
         position = message.id.position
         if self._dead_letters is not None and message.redelivery_count >= self._dead_letters.redeliveries_max:
-            self._last_chances.setdefault(position, _LastChances()).messages[message.id.batch_index] = message
+            self._last_chances.setdefault(position, _LastChance()).held[message.id.batch_index] = message
+            if len(self._last_chances) > LAST_CHANCES_MAX:
+                del self._last_chances[next(iter(self._last_chances))]
         if self._options.ack_timeout_s is not None:
             self._put(position, self._options.ack_timeout_s)
 
     def refuse(self, message_id: MessageId, redeliveries: int) -> None:
         """A negative acknowledgement of a message."""
         position = message_id.position
-        if (chances := self._last_chances.get(position)) is not None:
-            chances.refused.add(message_id.batch_index)
+        chance = self._last_chances.get(position)
+        if chance is not None and not chance.refuse(message_id.batch_index):
+            return
         backoff = self._options.negative_ack_backoff
         self._put(position, self._options.negative_ack_delay_s if backoff is None else backoff.delay_s(redeliveries))
 
@@ -87,9 +122,10 @@ class Unacknowledged:
         if whole_entry:
             self._schedule.discard(position)
             self._last_chances.pop(position, None)
-        elif (chances := self._last_chances.get(position)) is not None:
-            chances.messages.pop(message_id.batch_index, None)
-            chances.refused.discard(message_id.batch_index)
+        elif (chance := self._last_chances.get(position)) is not None:
+            chance.acknowledged(message_id.batch_index)
+            if chance.over:
+                del self._last_chances[position]
 
     def acknowledged_through(self, position: Position) -> None:
         """Everything up to an entry is acknowledged."""
@@ -115,39 +151,45 @@ class Unacknowledged:
         )
 
     def bury(self, position: Position, messages: Sequence[Message[Any]]) -> None:
-        """Publish all messages that are left of an entry as dead letters, then acknowledge it."""
-        self._begin(self._bury(position, messages, whole_entry=True))
+        """Publish all messages that are left of an entry as dead letters, then acknowledge it; if that fails it is asked for again."""
+        self.drop([position])
+        self._begin(self._bury_entry(position, messages))
 
     def _begin(self, burying: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(burying)
         self._burying.add(task)
         task.add_done_callback(self._burying.discard)
 
-    async def _bury(self, position: Position, messages: Sequence[Message[Any]], *, whole_entry: bool) -> None:
-        assert self._dead_letters is not None, "only a policy condemns"
+    async def _bury_entry(self, position: Position, messages: Sequence[Message[Any]]) -> None:
+        try:
+            for message in messages:
+                await self._publish(message)
+            await self._actions.settle(position)
+        except MagnetarError as failure:
+            self._not_buried(position, failure)
+
+    async def _bury_some(self, position: Position, chance: _LastChance, messages: Sequence[Message[Any]]) -> None:
         left = list(messages)
         try:
             while left:
-                await self._dead_letters.publish(left[0])
-                if not whole_entry:
+                if left[0].id.batch_index in chance.dead:  # else it was acknowledged meanwhile
+                    await self._publish(left[0])
                     await self._actions.acknowledge(left[0].id)
                 del left[0]
-            if whole_entry:
-                await self._actions.settle(position)
         except MagnetarError as failure:
-            _log.warning(
-                "dead_letter_failed",
-                topic=self._topic,
-                position=position,
-                dead_letters=self._dead_letters.topic,
-                reason=str(failure),
-            )
-            if not whole_entry:
-                chances = self._last_chances.setdefault(position, _LastChances())
-                for message in left:
-                    chances.messages[message.id.batch_index] = message
-                    chances.refused.add(message.id.batch_index)
-            self._put(position, self._options.negative_ack_delay_s)
+            if self._last_chances.get(position) is chance:  # else it is acknowledged, or comes again
+                chance.restore(left)
+                self._not_buried(position, failure)
+
+    async def _publish(self, message: Message[Any]) -> None:
+        assert self._dead_letters is not None, "only a policy condemns"
+        await self._dead_letters.publish(message)
+
+    def _not_buried(self, position: Position, failure: MagnetarError) -> None:
+        assert self._dead_letters is not None, "only a policy condemns"
+        topic, reason = self._dead_letters.topic, str(failure)
+        _log.warning("dead_letter_failed", topic=self._topic, position=position, dead_letters=topic, reason=reason)
+        self._put(position, max(self._options.negative_ack_delay_s, BURIAL_RETRY_LEAST_S))
 
     async def close(self) -> None:
         """Stop the timer, and give up dead letters on their way: they are delivered again."""
@@ -176,15 +218,13 @@ class Unacknowledged:
         self._timer = None
         again = []
         for position in self._schedule.take(self._loop.time()):
-            chances = self._last_chances.get(position)
-            if chances is None:
+            chance = self._last_chances.get(position)
+            if chance is None:
                 again.append(position)
                 continue
-            if lost := chances.take_lost():
-                self._begin(self._bury(position, lost, whole_entry=False))
-            if not chances.messages:
-                del self._last_chances[position]
-            elif self._options.ack_timeout_s is not None:
+            if lost := chance.give_up():
+                self._begin(self._bury_some(position, chance, lost))
+            if chance.held and self._options.ack_timeout_s is not None:
                 self._put(position, self._options.ack_timeout_s)
         if again:
             self._actions.redeliver(again)

@@ -98,6 +98,22 @@ def test_a_batch_that_the_broker_delivers_again_by_itself_replaces_what_waits_of
     run(scenario)
 
 
+def test_a_copy_that_is_damaged_on_its_way_replaces_nothing() -> None:
+    """What waits of the copy before it is handed out."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        consumer = await client.subscribe("t", "s", type="Shared")
+        whole = batch(b"a", b"b", b"c")
+        broker.deliver(0, [whole])
+        assert (await consumer.receive()).value == b"a"
+        broker.deliver(0, [whole[:-1] + bytes([whole[-1] ^ 1])], redelivery_counts=[1])
+        await broker.arrival("ack")
+        assert broker.of("ack")[0].validation_error
+        assert [message.value for message in await consumer.batch_receive(9)] == [b"b", b"c"]
+
+    run(scenario)
+
+
 def test_an_abort_in_the_middle_of_a_batch_costs_one_more_transaction() -> None:
     """One batch of nine, three per transaction, the second of which is refused: no message is acknowledged in two that commit."""
 

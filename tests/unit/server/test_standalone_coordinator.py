@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.bundles.load import ProcessUsage
 from magnetar.server.coordinator.standalone import StandaloneCoordinator
 from magnetar.server.participant.ending import Ending
+from magnetar.server.settings import BrokerSettings
 from magnetar.storage import names
 from magnetar.storage.posix import PosixVolume
 from magnetar.transactions.ids import TxnId
@@ -49,13 +51,15 @@ class NobodyElse(AsyncioNetwork):
         raise AssertionError(f"a standalone server connects to {host}:{port} with {factory}")
 
 
-def standalone_at(volume: PosixVolume, store: MemoryStore) -> tuple[StandaloneCoordinator, Callable[[], Broker]]:
+def standalone_at(
+    volume: PosixVolume, store: MemoryStore, settings: BrokerSettings = SETTINGS
+) -> tuple[StandaloneCoordinator, Callable[[], Broker]]:
     """The coordinator of a server, and what makes an incarnation of its broker."""
     lease = SETTINGS.lease_ttl_s
     ports = BrokerPorts(CLOCK, NobodyElse(), volume, store, lambda lost: LeaseKeeper(store, CLOCK, lease, lost), ProcessUsage())
     identity = BrokerIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
-    coordinator = StandaloneCoordinator(ports, identity, SETTINGS)
-    return coordinator, lambda: Broker(ports, identity, SETTINGS, coordinator.begin)
+    coordinator = StandaloneCoordinator(ports, identity, settings)
+    return coordinator, lambda: Broker(ports, identity, settings, coordinator.begin)
 
 
 @asynccontextmanager
@@ -70,9 +74,11 @@ async def incarnation(coordinator: StandaloneCoordinator, broker: Broker) -> Asy
 
 
 @asynccontextmanager
-async def standalone(volume: PosixVolume, store: MemoryStore) -> AsyncIterator[tuple[Broker, StandaloneCoordinator]]:
+async def standalone(
+    volume: PosixVolume, store: MemoryStore, settings: BrokerSettings = SETTINGS
+) -> AsyncIterator[tuple[Broker, StandaloneCoordinator]]:
     """A broker with a coordinator of its own."""
-    coordinator, make = standalone_at(volume, store)
+    coordinator, make = standalone_at(volume, store, settings)
     broker = make()
     try:
         async with incarnation(coordinator, broker):
@@ -158,20 +164,23 @@ def test_a_transaction_ends_at_a_topic_that_nobody_has_looked_up(tmp_path: Path)
 
 
 def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end is tried again, and takes place."""
-    surprises: list[Exception] = [FileNotFoundError("a file"), AssertionError("a mistake of ours")]
+    """Nor does one that never answers. The end is tried again, and takes place."""
+    surprises: list[Exception | None] = [FileNotFoundError("a file"), AssertionError("a mistake of ours"), None]
+    settings = replace(SETTINGS, transaction_participant_timeout_s=0.2)
     ordinary = Ending.end_on_partition
 
     async def surprising(ending: Ending, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
         if surprises:
-            raise surprises.pop()
+            if (surprise := surprises.pop()) is not None:
+                raise surprise
+            await asyncio.Event().wait()
         await ordinary(ending, topic, txn, action, low_watermark)
 
     monkeypatch.setattr(Ending, "end_on_partition", surprising)
 
     async def scenario() -> None:
         store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
-        async with standalone(volume, store) as (broker, _), Client(broker.service_url) as client:
+        async with standalone(volume, store, settings) as (broker, _), Client(broker.service_url) as client:
             output = await client.create_producer("persistent://public/default/out")
             reader = await client.create_reader("persistent://public/default/out", EARLIEST)
             async with client.transaction() as txn:
