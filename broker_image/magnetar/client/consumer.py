@@ -93,10 +93,7 @@ class Consumer(Generic[T]):
         if txn is None:
             await partition.acknowledge(message_id)
             return
-        async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
-            if not partition.one_by_one:  # the broker begins again at the first of them: what waits here comes behind it
-                txn.on_aborted(partition, partition.redeliver_unacknowledged)
-            await partition.acknowledge_in(txn_id, message_id, cumulative=False)
+        await _acknowledge_in(txn, partition, message_id, cumulative=False)
 
     def acknowledge_nowait(self, message: Message[T] | MessageId) -> None:
         """Acknowledge without confirmation: cheaper, and if it is lost the message comes again."""
@@ -111,9 +108,7 @@ class Consumer(Generic[T]):
         if txn is None:
             await partition.acknowledge_cumulative(message_id)
             return
-        async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
-            txn.on_aborted(partition, partition.redeliver_unacknowledged)
-            await partition.acknowledge_in(txn_id, message_id, cumulative=True)
+        await _acknowledge_in(txn, partition, message_id, cumulative=True)
 
     def negative_acknowledge(self, message: Message[T] | MessageId) -> None:
         """Have the message delivered again after the subscription's negative-ack delay or back-off (which knows a Message's redeliveries)."""
@@ -218,6 +213,13 @@ class Reader(Generic[T]):
         self._on_closed(self)
         await self._growth.stop()
         await asyncio.gather(*(partition.close() for partition in self._partitions))
+
+
+async def _acknowledge_in(txn: Transaction, partition: PartitionConsumer, message_id: MessageId, *, cumulative: bool) -> None:
+    async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
+        if not partition.one_by_one:  # after an abort the broker begins again at the first of them: what waits here comes behind it
+            txn.on_aborted(partition, partition.redeliver_unacknowledged)
+        await partition.acknowledge_in(txn_id, message_id, cumulative=cumulative)
 
 
 async def _has_more(partition: PartitionConsumer) -> bool:

@@ -29,16 +29,18 @@ class Copies:
         self._arrived += 1
         return self._arrived
 
-    def came_again(self, copy: int, position: Position) -> None:
-        """What has arrived as `copy`, the last one, is an entry of which earlier copies may be waiting."""
-        self._until.pop(position, None)
-        self._until[position] = copy - 1
+    def came_again(self, position: Position) -> None:
+        """What arrived last is this entry, of which earlier copies may be waiting."""
+        self._leave_out(position, self._arrived - 1)
 
     def come_again(self, positions: Iterable[Position]) -> None:
         """These entries will arrive once more."""
         for position in positions:
-            self._until.pop(position, None)
-            self._until[position] = self._arrived
+            self._leave_out(position, self._arrived)
+
+    def _leave_out(self, position: Position, until: int) -> None:
+        self._until.pop(position, None)
+        self._until[position] = until
 
     def all_come_again(self) -> None:
         """Everything will, or is not wanted any more; nothing of it counts as waiting from now on."""

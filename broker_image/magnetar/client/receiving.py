@@ -296,7 +296,7 @@ class PartitionConsumer(Attachment):
             self._waiting += opened.skipped + len(opened.messages)  # read before the seek; its permits end with this attachment
             return
         if self._waiting and (message.redelivery_count or message.ack_set):
-            self._copies.came_again(copy, position_of(message.message_id))
+            self._copies.came_again(position_of(message.message_id))
         if self._unacknowledged.is_dead(opened.messages):
             self._unacknowledged.bury(position_of(message.message_id), opened.messages)
             self._use(opened.skipped + len(opened.messages))

@@ -33,7 +33,7 @@ def test_copies_agree_with_a_queue_that_is_searched(steps: list[tuple[str, int]]
             model = [waiting for waiting in model if waiting[1] != position]
             arrived = copies.arrived(), position
             if queue:
-                copies.came_again(*arrived)
+                copies.came_again(position)
             queue.append(arrived)
             model.append(arrived)
         elif step == "come_again":
