@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,7 +29,7 @@ from magnetar.metadata.records import (
     NamespaceRecord,
 )
 from magnetar.names import BundleName, TopicName, bundle_of
-from magnetar.server.bundles.assigning import Assigner, BundleSplit
+from magnetar.server.bundles.assigning import Assigner
 from magnetar.server.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.bundles.bundle_events import BundleEvents
 from magnetar.server.bundles.bundle_records import commit_record, others_went_on
@@ -49,6 +49,8 @@ from magnetar.server.topics.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 LOOK_AGAIN_S = 1.0
 MOVE_SCAN_BYTES_MAX = 2 << 20
@@ -117,21 +119,18 @@ class Ownership:
 
     async def owner_of(self, topic: TopicName) -> IncarnationRecord:
         """As `resolve`, for the bundle of a topic, however often that is split meanwhile."""
-        while True:
-            bundle = await self.bundle_of(topic)
-            try:
-                return await self.resolve(bundle)
-            except BundleSplit:
-                if await self.bundle_of(topic) == bundle:
-                    raise
+        return await self._of_topic(topic, self.resolve)
 
     async def serving_topic(self, topic: TopicName) -> OwnedBundle:
         """As `serving`, for the bundle of a topic, however often that is split meanwhile."""
+        return await self._of_topic(topic, self.serving)
+
+    async def _of_topic(self, topic: TopicName, ask: Callable[[BundleName], Awaitable[T]]) -> T:
         while True:
             bundle = await self.bundle_of(topic)
             try:
-                return await self.serving(bundle)
-            except NotOwner:
+                return await ask(bundle)
+            except NotOwner:  # BundleSplit is one
                 if await self.bundle_of(topic) == bundle:
                     raise
 
