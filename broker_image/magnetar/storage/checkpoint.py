@@ -7,7 +7,6 @@ the log from there again changes nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.names import BundleName
 from magnetar.storage import names
-from magnetar.storage.document import close_document, decode_document
+from magnetar.storage.document import close_document, decode_document, document_json
 from magnetar.storage.transaction_format import participant_document, participant_state
 from magnetar.storage.volume import Volume
 from magnetar.transactions.participant_records import ParticipantState
@@ -114,27 +113,22 @@ class CheckpointEncoder:
             "kind": KIND,
             "position": [position.file, position.offset],
         }
-        self._parts = [_json(head)[:-1], ',"topics":{']
+        self._parts = [document_json(head)[:-1], b',"topics":{']
         self._last = ""
         self.size = 0
-        """Of the topics so far."""
+        """Bytes of the topics so far."""
 
     def add(self, name: str, topic: TopicValues) -> None:
         """One more topic, as it is now."""
         assert name > self._last or len(self._parts) == 2, (name, self._last)
-        separator = "," if len(self._parts) > 2 else ""
-        self._parts.append(f"{separator}{_json(name)}:{_json(_fields(topic))}")
+        separator = b"," if len(self._parts) > 2 else b""
+        self._parts.append(b"%s%s:%s" % (separator, document_json(name), document_json(_fields(topic))))
         self.size += len(self._parts[-1])
         self._last = name
 
     def finish(self) -> bytes:
         """The object's bytes."""
-        return close_document(f"{''.join(self._parts)}}},{_json({'version': VERSION})[1:]}".encode())
-
-
-def _json(value: Any) -> str:
-    """As `encode_document` writes it."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+        return close_document(b"%s},%s" % (b"".join(self._parts), document_json({"version": VERSION})[1:]))
 
 
 def _fields(topic: TopicValues) -> list[Any]:

@@ -10,7 +10,6 @@ Invariants: what is encoded reads back; another version is refused, never guesse
 from __future__ import annotations
 
 import enum
-import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
-from magnetar.storage.document import close_document, decode_document
+from magnetar.storage.document import close_document, decode_document, document_json
 from magnetar.storage.log_format import Encoded, RecordType
 from magnetar.storage.record_framing import bounded_length, framed_records, record_header
 from magnetar.transactions.records import (
@@ -167,21 +166,17 @@ def checkpoint_pieces(checkpoint: CoordinatorCheckpoint) -> Iterator[bytes]:
     state, position = checkpoint.state, checkpoint.position
     head = {"epoch": checkpoint.epoch, "incarnation": checkpoint.incarnation, "kind": CHECKPOINT_KIND}
     tail = {"position": [position.file, position.offset], "tcid": checkpoint.tcid, "version": VERSION}
-    yield _json(head)[:-1] + b',"live":['
+    yield document_json(head)[:-1] + b',"live":['
     yield from _items(state.live, _live_values)
     yield b'],"next":%d,"outcomes":[' % state.next
     yield from _items(state.outcomes, _outcome_values)
-    yield b"]," + _json(tail)[1:]
+    yield b"]," + document_json(tail)[1:]
 
 
 def _items(values: Sequence[T], plain: Callable[[T], list[Any]]) -> Iterator[bytes]:
     for at in range(0, len(values), PIECE_ITEMS):
-        piece = _json(list(map(plain, values[at : at + PIECE_ITEMS])))[1:-1]
+        piece = document_json(list(map(plain, values[at : at + PIECE_ITEMS])))[1:-1]
         yield b"," + piece if at else piece
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _live_values(live: LiveTransaction) -> list[Any]:

@@ -21,11 +21,16 @@ _TRAILER_BYTES = len(_TRAILER) + 8 + 1
 def encode_document(kind: str, version: int, body: dict[str, Any]) -> bytes:
     """The file's bytes. `body` must not use the keys `kind` and `version`."""
     assert not {"kind", "version"} & body.keys(), sorted(body)
-    return close_document(json.dumps({"kind": kind, "version": version, **body}, sort_keys=True, separators=(",", ":")).encode())
+    return close_document(document_json({"kind": kind, "version": version, **body}))
+
+
+def document_json(value: Any) -> bytes:
+    """A value as documents have it, for whoever makes a large one in pieces: keys sorted, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def close_document(text: bytes) -> bytes:
-    """The file's bytes from its JSON, for whoever makes a large one in pieces; it has all keys, sorted, and no spaces."""
+    """The file's bytes from its JSON, for whoever makes a large one in pieces; it has all keys, as `document_json` has them."""
     line = text + b"\n"
     return line + b"%s%08x\n" % (_TRAILER, crc32c(line))
 
