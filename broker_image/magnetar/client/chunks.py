@@ -94,10 +94,14 @@ class ChunkPositions:
             self._earlier.pop(next(iter(self._earlier)))
         self._earlier[last] = earlier
 
-    def pop(self, last: Position) -> tuple[Position, ...]:
-        """The chunks before the last of a message that is acknowledged."""
-        return self._earlier.pop(last, ()) if self._earlier else ()
+    def earlier(self, last: Position) -> tuple[Position, ...]:
+        """The chunks before the last of a message."""
+        return self._earlier.get(last, ())
+
+    def pop(self, last: Position) -> None:
+        """A message is acknowledged."""
+        self._earlier.pop(last, None)
 
     def expanded(self, positions: Iterable[Position]) -> list[Position]:
         """All entries of messages."""
-        return [entry for last in positions for entry in (*self._earlier.get(last, ()), last)]
+        return [entry for last in positions for entry in (*self.earlier(last), last)]

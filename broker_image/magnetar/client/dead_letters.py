@@ -2,7 +2,8 @@
 
 Owns: publishing them to the dead-letter topic of a subscription. Imports: messages, producer, redelivery.
 Source: protocol 2.5: dead letters are the client's affair; property names are those of the Java client.
-Invariant: the producer is made with the first dead letter, once; a failed attempt to make it is repeated with the next one.
+Invariant: there is one producer, made with the first dead letter; if making it fails, or it is refused for good (its topic may be deleted and made
+anew), the next dead letter makes another.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class DeadLetters:
     async def publish(self, message: Message[Any]) -> None:
         """Publish one message and wait until it is durable. Raises what the producer raises."""
         async with self._opening:
+            if self._producer is not None and self._producer.failure is not None:
+                await self.close()
             if self._producer is None:
                 self._producer = await self._open_producer(self.topic, self._initial_subscription)
         properties = {**message.properties, REAL_TOPIC: message.topic, ORIGIN_MESSAGE_ID: str(message.id)}

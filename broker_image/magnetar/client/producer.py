@@ -19,7 +19,7 @@ from magnetar.client.schemas import Schema, T
 from magnetar.client.sending import PartitionProducer, Receipt
 from magnetar.client.transactions import Transaction
 from magnetar.clock import Clock
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, MagnetarError
 from magnetar.hashes import java_string_hash, murmur3
 
 
@@ -90,6 +90,11 @@ class Producer(Generic[T]):
     def name(self) -> str:
         """The name given, or the one the broker chose."""
         return self._partitions[0].name
+
+    @property
+    def failure(self) -> MagnetarError | None:
+        """Why a partition takes nothing any more: the final refusal, or AlreadyClosed. None while all do."""
+        return next((partition.failure for partition in self._partitions if partition.failure is not None), None)
 
     @property
     def last_sequence_id(self) -> int:

@@ -95,6 +95,7 @@ class PartitionConsumer(Attachment):
     def acknowledge_nowait(self, message_id: MessageId) -> None:
         """Acknowledge without confirmation; sent with others, see `ConsumerOptions.ack_group_s`. Lost acks mean redelivery."""
         self._acks += self._individual(message_id)
+        self._chunked.pop(message_id.position)
         if len(self._acks) >= ACKS_PER_COMMAND_MAX:
             self._flush_acks()
         elif self._ack_flush is None:
@@ -106,6 +107,7 @@ class PartitionConsumer(Attachment):
     async def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge and wait until that is durable. Raises ConnectionLost when the outcome is unknown, else the refusal."""
         await self._confirm_ack(self._individual(message_id), cumulative=False)
+        self._chunked.pop(message_id.position)  # not before: after a refusal it is acknowledged once more, with every chunk
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """As `acknowledge`, for the message and all before it."""
@@ -116,7 +118,7 @@ class PartitionConsumer(Attachment):
         """The ids that acknowledge a message: several if it came in chunks."""
         data = self._batches.individual(message_id)
         self._unacknowledged.acknowledged(message_id, whole_entry=not data.ack_set)
-        return [*map(message_id_data, self._chunked.pop(message_id.position)), data]
+        return [*map(message_id_data, self._chunked.earlier(message_id.position)), data]
 
     async def _settle(self, position: Position) -> None:
         """Acknowledge an entry whose messages are all dealt with."""
@@ -136,7 +138,7 @@ class PartitionConsumer(Attachment):
 
     async def acknowledge_in(self, txn: TxnId, message_id: MessageId, *, cumulative: bool) -> None:
         """Acknowledge a message (or it and all before it) as part of a transaction, and wait until that is durable. Raises the refusal."""
-        earlier = [] if cumulative else self._chunked.expanded([message_id.position])[:-1]
+        earlier = () if cumulative else self._chunked.earlier(message_id.position)
         data = [*map(message_id_data, earlier), in_transaction(message_id, cumulative=cumulative)]
         await self._confirm_ack(data, cumulative=cumulative, txn=txn)
         if cumulative:

@@ -94,6 +94,7 @@ class Unacknowledged:
         self._timer: asyncio.TimerHandle | None = None
         self._last_chances: dict[Position, _LastChance] = {}
         self._burying: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     # --- what the application does
 
@@ -156,6 +157,9 @@ class Unacknowledged:
         self._begin(self._bury_entry(position, messages))
 
     def _begin(self, burying: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            burying.close()
+            return
         task = self._loop.create_task(burying)
         self._burying.add(task)
         task.add_done_callback(self._burying.discard)
@@ -192,7 +196,8 @@ class Unacknowledged:
         self._put(position, max(self._options.negative_ack_delay_s, BURIAL_RETRY_LEAST_S))
 
     async def close(self) -> None:
-        """Stop the timer, and give up dead letters on their way: they are delivered again."""
+        """Stop the timer for good, and give up dead letters on their way: they are delivered again."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._burying)
@@ -203,6 +208,8 @@ class Unacknowledged:
     # --- the timer
 
     def _put(self, position: Position, delay_s: float) -> None:
+        if self._closed:
+            return
         self._schedule.put(position, self._loop.time() + delay_s)
         self._arm()
 

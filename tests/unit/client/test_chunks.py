@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from magnetar.client import Client, Compression
 from magnetar.client.chunks import UNFINISHED_MESSAGES_MAX, Assembler, Chunk, Whole
 from magnetar.client.outgoing import Outgoing, encode_chunks
-from magnetar.errors import InvalidRequest, NotAllowed, WireCode
+from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady, WireCode
 from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position
@@ -53,6 +53,27 @@ def test_a_large_message_is_cut_sent_and_put_together() -> None:
         assert [flow.messagePermits for flow in broker.of("flow")] == [4, 2, 2]  # every entry costs one
         await consumer.acknowledge(message)
         assert acknowledged(broker.of("ack")[0]) == [(0, []), (1, []), (2, []), (3, [])]
+
+    run(scenario)
+
+
+def test_all_chunks_are_acknowledged_again_after_a_refusal() -> None:
+    """An application that tries once more acknowledges the whole message: earlier chunks alone would be delivered for ever, for nothing."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        producer = await client.create_producer("t", chunking=True)
+        consumer = await client.subscribe("t", "s", type="Shared")
+        await producer.send(b"x" * 150_000)
+        broker.deliver(0, entries_of(broker))
+        message = await consumer.receive()
+        broker.script["ack"] = lambda _, ack: commands.ack_response(ack.consumer_id, ack.request_id, WireCode.SERVICE_NOT_READY, "")
+        with pytest.raises(ServiceNotReady):
+            await consumer.acknowledge(message)
+        del broker.script["ack"]
+        await consumer.acknowledge(message)
+        assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, []), (1, [])]] * 2
+        await consumer.acknowledge(message)
+        assert acknowledged(broker.of("ack")[2]) == [(1, [])], "once it is confirmed, the chunks are forgotten"
 
     run(scenario)
 

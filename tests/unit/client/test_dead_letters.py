@@ -203,3 +203,37 @@ def test_what_is_acknowledged_while_its_burial_fails_is_no_dead_letter() -> None
         assert (letters(broker), tracked(consumer)) == ([b"b"], 0)
 
     run(scenario)
+
+
+def test_a_producer_of_dead_letters_that_was_refused_for_good_is_replaced() -> None:
+    """Its topic was terminated, then deleted: the next attempt makes a producer of the topic that is there now."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        def terminated(_: Session, send: Any) -> bytes:
+            del broker.script["send"]
+            return commands.send_error(send.producer_id, send.sequence_id, WireCode.TOPIC_TERMINATED, "terminated")
+
+        broker.script["send"] = terminated
+        consumer = await subscribed(client)
+        broker.deliver(0, [entry(b"a")], redelivery_counts=[1])
+        consumer.negative_acknowledge(await consumer.receive())
+        await broker.arrival("ack", 1)
+        assert (letters(broker), len(broker.of("producer"))) == ([b"a"], 2)
+
+    run(scenario)
+
+
+def test_nothing_is_buried_or_asked_for_after_close() -> None:
+    """Neither what a slow handler refuses then, nor a dead entry that was on its way."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        consumer = await subscribed(client, negative_ack_delay_s=0)
+        broker.deliver(0, [entry(b"a")], redelivery_counts=[1])
+        message = await consumer.receive()
+        partition = consumer._partitions[0]
+        await consumer.close()
+        consumer.negative_acknowledge(message)
+        partition._unacknowledged.bury(message.id.position, [message])
+        assert (partition._unacknowledged._timer, partition._unacknowledged._burying, broker.of("producer")) == (None, set(), [])
+
+    run(scenario)
