@@ -360,6 +360,31 @@ def test_damage_is_not_carried_over_and_keeps_only_its_own_file(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("hurt", "whole"), [(TOPIC, OTHER), (OTHER, TOPIC)])
+def test_a_bundle_does_not_wait_for_the_damage_of_another_in_the_same_file(tmp_path: Path, hurt: str, whole: str) -> None:
+    """Both have entries in one log file: the one whose entries are whole rewrites them and leaves the file, in whichever order they come."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            await found.publish(TOPIC, 10)
+            await found.publish(OTHER, 10)
+            host, other = await found.host(hurt), await found.host(whole)
+            assert host.bundle is not other.bundle
+            run = host.index.runs[4]
+            assert run.file == other.index.runs[0].file
+            await found.roll()
+            flip(tmp_path / names.log_file(found.broker.incarnation, run.file), run.offset + run.bytes - 1)
+            await found.round()
+            await found.round()
+            assert [file.file for file in (await found.manifest(hurt)).level0] == [run.file]
+            assert (await found.manifest(whole)).level0 == ()
+            other.index.drop_before(other.core.ledgers.end)
+            assert await found.read_all(whole) == found.sent[whole]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
 def test_a_file_that_is_listed_no_more_is_not_taken_for_missing(tmp_path: Path) -> None:
     """A broker that has not heard of its own commit goes on with the manifest before it, whose files are gone: it looks for a newer one."""
 

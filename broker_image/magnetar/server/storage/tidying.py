@@ -65,7 +65,8 @@ class Tidier:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._shares: dict[tuple[str, int, str], _Share] = {}
-        self._damaged: dict[tuple[str, int], float] = {}
+        self._damaged: dict[tuple[str, str, int], float] = {}
+        """By bundle, incarnation and file: what one bundle has in a file may be whole where another's is not."""
         self._unresolved: list[str] = []
 
     async def tidy(self, bundle: OwnedBundle) -> CommitResult | None:
@@ -95,30 +96,30 @@ class Tidier:
 
     # --- what is alive ---------------------------------------------------------------------------------------------------------
 
-    def _is_damaged(self, file: LevelZero) -> bool:
-        """Whether the file was found to be damaged lately: it is left alone for a while."""
-        return self._damaged.get((file.incarnation, file.file), 0.0) > self._context.clock.monotonic()
+    def _is_damaged(self, bundle: OwnedBundle, file: LevelZero) -> bool:
+        """Whether what the bundle has in the file was found to be damaged lately: it is left alone for a while."""
+        return self._damaged.get((str(bundle.name), file.incarnation, file.file), 0.0) > self._context.clock.monotonic()
 
     async def _note_damage(self, bundle: OwnedBundle, file: LevelZero, error: CorruptData) -> None:
         """Unless the file is gone because a commit of ours that we have not heard of has replaced it. Raises StoreError, StorageError."""
         await bundle.catalog.refresh()
         if file not in bundle.catalog.manifest.level0:
             return
-        self._damaged[file.incarnation, file.file] = self._context.clock.monotonic() + DAMAGED_RETRY_S
+        self._damaged[str(bundle.name), file.incarnation, file.file] = self._context.clock.monotonic() + DAMAGED_RETRY_S
         about = f"{bundle.name} {names.log_file(file.incarnation, file.file)}"
         self._context.damage.note("rewriting", about, error, bundle=str(bundle.name))
 
     async def _state_if_sound(self, view: _View, file: LevelZero) -> FileState | None:
         """As `_state`; None for a file that is damaged."""
         bundle = view.bundle
-        if self._is_damaged(file):
+        if self._is_damaged(bundle, file):
             return None
         try:
             state = await self._state(view, file)
         except CorruptData as error:
             await self._note_damage(bundle, file, error)
             return None
-        if self._damaged.pop((file.incarnation, file.file), None) is not None:
+        if self._damaged.pop((str(bundle.name), file.incarnation, file.file), None) is not None:
             self._context.damage.clear("rewriting", f"{bundle.name} {names.log_file(file.incarnation, file.file)}")
         return state
 
@@ -224,9 +225,10 @@ class Tidier:
         """The change of the manifest that makes this round visible."""
         bundle, manifest = view.bundle, view.manifest
         files = (*chosen.drop, *chosen.rewrite)
-        left = [file for file in manifest.level0 if file not in files and not self._is_damaged(file)]
+        left = [file for file in manifest.level0 if file not in files]
+        damaged = [file for file in left if self._is_damaged(bundle, file)]
         held: set[str] = set()
-        for file in left:
+        for file in (found for found in left if found not in damaged):
             held.update((await bundle.catalog.index(file)).topics())
         touched = {*dead, *written.added, *written.merged, *view.asked()}
         for file in files:
@@ -248,7 +250,7 @@ class Tidier:
                 added=added,
                 trimmed=trimmed,
                 gone=host is None,
-                forgotten=topic not in held,
+                forgotten=topic not in held and not damaged,  # who knows what these hold
                 complete=complete_to(host, _after(found.level1, removed, added), found.complete) if host is not None else None,
             )
         return LevelOneRewrite(intent, files, topics, bundle.epoch, chosen.partly)
@@ -256,7 +258,7 @@ class Tidier:
     async def _last_position(self, bundle: OwnedBundle, manifest: Manifest, topic: str) -> tuple[int, int] | None:
         """The last position that listed files have of a topic that does not exist any more."""
         ends = []
-        for file in (found for found in manifest.level0 if not self._is_damaged(found)):
+        for file in (found for found in manifest.level0 if not self._is_damaged(bundle, found)):
             runs = valid_runs(file, await bundle.catalog.index(file), topic)
             ends += [(run.ledger, run.last_entry) for run in runs]
         return max(ends, default=None)
