@@ -378,6 +378,32 @@ def test_a_peer_is_not_read_while_the_disk_is_behind() -> None:
     run(scenario)
 
 
+def test_a_peer_that_is_not_read_is_not_taken_for_dead() -> None:
+    """However long the disk is behind; what it said meanwhile counts when it is read again, and from then on it has to speak."""
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        probe = asyncio.create_task(line.connection.is_alive())
+        await asyncio.sleep(0)
+        line.disk.behind = True
+        await line.feed(PING)
+        assert not line.transport.reading
+        assert await line.connection.is_alive()
+        await asyncio.sleep(5 * KEEP_ALIVE_S + 1)
+        assert await probe, "it was asked just before, and its answer may lie unread"
+        assert line.transport.state == "open"
+        line.disk.behind = False
+        [resume] = line.disk.waiting
+        resume()
+        await asyncio.sleep(KEEP_ALIVE_S - 2)
+        assert line.transport.state == "open"
+        await asyncio.sleep(2 * KEEP_ALIVE_S)
+        assert line.transport.state == "aborted"
+
+    run(scenario)
+
+
 def test_a_connection_that_ends_while_it_is_held_back_stays_ended() -> None:
     async def scenario() -> None:
         line = Line()

@@ -16,13 +16,14 @@ from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.server.broker import Broker
 from magnetar.server.topics.topic_host import TopicHost
-from magnetar.server.topics.topic_life import expire_subscriptions
+from magnetar.server.topics.topic_life import expire_subscriptions, trim_now
 from magnetar.storage.manifest import Compacted, TopicSegments, commit_manifest
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
 from magnetar.wire.frames import encode_command
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, open_peer, volume_in
+from tests.unit.server.deliveries import seek
 from tests.unit.server.rest import NAMESPACE, TOPICS, Rest, rest_over
 
 PATH = f"{TOPICS}/t"
@@ -170,6 +171,51 @@ def test_with_a_grace_nothing_young_is_dropped(tmp_path: Path) -> None:
             assert topic.core.ledgers.first == 3, "an administrator need not wait"
 
     play(tmp_path, script, trim_grace_s=600.0)
+
+
+@pytest.mark.parametrize("comes", ["a seek back", "a new subscription"])
+def test_what_is_needed_again_while_a_compacted_view_is_looked_for_stays(tmp_path: Path, comes: str) -> None:
+    """Nothing that a SEEK or a SUBSCRIBE was answered with is dropped by a decision from before."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            if comes == "a seek back":
+                assert (await life.peer.subscribe(1)).type == Type.SUCCESS
+            positions = await life.publish(3)
+            if comes == "a seek back":
+                await life.acknowledge(1, positions)
+            topic = life.topic()
+            catalog, looking, go_on = topic.bundle.catalog, asyncio.Event(), asyncio.Event()
+            refresh = catalog.refresh
+
+            async def slow_refresh() -> None:
+                looking.set()
+                await go_on.wait()
+                await refresh()
+
+            catalog.refresh = slow_refresh  # type: ignore[method-assign]
+            trimming = asyncio.create_task(trim_now(topic))
+            await looking.wait()
+            if comes == "a seek back":
+                ledger, number = positions[1]
+                identifier = api.MessageIdData(ledgerId=ledger, entryId=number)
+                assert await seek(life.peer, message_id=identifier) == [Type.CLOSE_CONSUMER, Type.SUCCESS]
+                kept = positions[1:]
+            else:
+                assert (await life.peer.subscribe(1, subscription="late")).type == Type.SUCCESS
+                kept = positions
+            go_on.set()
+            await trimming
+            assert topic.core.ledgers.position(topic.core.ledgers.first) == kept[0]
+            if comes == "a seek back":
+                assert (await life.peer.subscribe(2)).type == Type.SUCCESS
+            consumer_id = 2 if comes == "a seek back" else 1
+            life.peer.write(requests.flow(consumer_id, 10))
+            found = [(await life.peer.message())[0].message_id for _ in kept]
+            assert [(one.ledgerId, one.entryId) for one in found] == kept
+
+    play(tmp_path, script, retention_check_s=1000.0)
 
 
 @pytest.mark.parametrize("crash", [False, True])

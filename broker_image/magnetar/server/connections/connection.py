@@ -1,6 +1,6 @@
 """One client connection.
 
-Owns: the transport, the hot path of SEND, the dispatch of commands to the service, keep-alive, gathered writes, back-pressure in both directions.
+Owns: the transport, the hot path of SEND, the dispatch of commands to the service, gathered writes, back-pressure in both directions.
 Imports: wire, server siblings.
 Invariants: every frame of a read is handled before the next read; one write carries everything queued in one turn of the loop; a request that
 waits does not hold up later ones; nothing is read from a peer whose publishes outrun the disk; a malformed frame ends only this connection.
@@ -19,6 +19,7 @@ from magnetar.errors import ChecksumMismatch, LimitExceeded, ProtocolError, Unsu
 from magnetar.metadata.records import OVER_TLS
 from magnetar.server.commands.acknowledgements import acknowledge_span
 from magnetar.server.connections.connection_table import ConnectionTable
+from magnetar.server.connections.heartbeat import Heartbeat
 from magnetar.server.connections.in_flight import InFlight
 from magnetar.server.connections.send_group import SendGroup
 from magnetar.server.connections.sessions import ConsumerSession, ProducerSession
@@ -81,16 +82,13 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = False
         self._requests: dict[asyncio.Task[None], None] = {}
         self._forgotten: dict[int, float] = {}
-        self._heard = True
-        self._probe: asyncio.Future[None] | None = None
-        self._ping_timer: asyncio.TimerHandle | None = None
         self._reading_paused = self._requests_held = False
         self._transport: asyncio.Transport | None = None
         self.producers: dict[int, ProducerSession] = {}
         self.consumers: dict[int, ConsumerSession] = {}
         self.watchers: dict[int, TopicWatcher] = {}
         self.in_flight = InFlight()
-        self.slow = SlowPeer(self)
+        self.slow, self._heartbeat = SlowPeer(self), Heartbeat(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
         self._withheld: dict[int, tuple[str, float]] = {}
         self.pending_consumers: dict[int, int] = {}
@@ -112,13 +110,12 @@ class Connection(asyncio.BufferedProtocol):
             log.warning("connection.refused", peer=self.peer, reason=str(error))
             self._transport.abort()
             return
-        self._ping_timer = asyncio.get_running_loop().call_later(self.settings.keep_alive_s, self._keep_alive)
+        self._heartbeat.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._table.remove(self)
-        if self._ping_timer is not None:
-            self._ping_timer.cancel()
+        self._heartbeat.end()
         self.slow.end()
         self._drop_sessions()
         if exc is not None:
@@ -144,9 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._inbound.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = True
-        if self._probe is not None:
-            self._answer_probe()
+        self._heartbeat.heard()
         try:
             self._handle_frames(nbytes)
         except ProtocolError as error:
@@ -165,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.writable, held = True, self.slow.holds
         self.slow.end()
-        if held and not self._reading_paused and not self._requests_held:
+        if held and self.listens:
             self._resume_reading()
         for consumer in self.consumers.values():
             consumer.subscription.core.resume(consumer)
@@ -196,9 +191,14 @@ class Connection(asyncio.BufferedProtocol):
         if group is not None and not self._closing:
             group.publish()
 
+    @property
+    def listens(self) -> bool:
+        """Whether what the peer says is read; while it is not, silence tells nothing about the peer."""
+        return not (self._reading_paused or self._requests_held or self.slow.holds)
+
     def _hold_back(self) -> bool:
         """Stop reading while the disk is behind; True if it is."""
-        if self._reading_paused or self._requests_held or self.slow.holds:
+        if not self.listens:
             return True
         if not self._connected or not self._table.ready.is_set():
             return False
@@ -225,9 +225,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reading_paused = False
         if self._transport is None or self._closing or self._transport.is_closing():
             return
-        if not self.slow.holds and not self._requests_held:
+        if self.listens:
             self._transport.resume_reading()
-            self.buffer_updated(0)
+            self.buffer_updated(0)  # and what came meanwhile counts as heard, though it is yet to be read
 
     def _collect_send(self, group: SendGroup | None, start: int, body: int, end: int) -> SendGroup | None:
         """Add one SEND to the group, publishing the group first if it is another producer's."""
@@ -446,37 +446,12 @@ class Connection(asyncio.BufferedProtocol):
 
     async def is_alive(self) -> bool:
         """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is closed and its sessions are gone then."""
-        if not self._closing:
-            if self._reading_paused or self._requests_held or self.slow.holds:
-                return True  # it is us who do not listen
-            if self._probe is None:
-                self._probe = asyncio.get_running_loop().create_future()
-                self.queue(commands.PING)
-            try:
-                async with asyncio.timeout(self.settings.liveness_check_s):
-                    await asyncio.shield(self._probe)
-                return not self._closing
-            except TimeoutError:
-                log.info("connection.dead", peer=self.peer, silent_s=self.settings.liveness_check_s)
+        if await self._heartbeat.answers():
+            return True
         self.abort()
-        self._answer_probe()
+        self._heartbeat.answer()
         self._drop_sessions()
         return False
-
-    def _answer_probe(self) -> None:
-        probe, self._probe = self._probe, None
-        if probe is not None and not probe.done():
-            probe.set_result(None)
-
-    def _keep_alive(self) -> None:
-        """Every `keep_alive_s`: a peer that neither finished its handshake nor said anything since the last PING is gone, if we listen."""
-        if not self._connected or not (self._heard or self._requests_held):
-            log.info("connection.keep_alive_failed", peer=self.peer, connected=self._connected)
-            self.abort()
-            return
-        self._heard = False
-        self.queue(commands.PING)
-        self._ping_timer = asyncio.get_running_loop().call_later(self.settings.keep_alive_s, self._keep_alive)
 
     def close(self) -> None:
         """Send what is queued, then close."""
@@ -484,6 +459,11 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
             self._closing = True
             self._transport.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the handshake is over."""
+        return self._connected
 
     @property
     def closed(self) -> bool:

@@ -103,9 +103,17 @@ async def expire_due(topic: TopicHost, now_ms: int) -> None:
 
 async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None:
     """Drop what neither a subscription nor the retention needs. Raises StorageError, StoreError, ServiceNotReady."""
+    # A compacted view is read by the ordinals of its entries: those stay. To look for one takes a while, in which a SEEK may go back and a
+    # subscription come: what is needed is asked again.
+    if _droppable(topic, now_ms, grace_ms) > topic.core.ledgers.first and not await topic.bundle.is_compacted(topic):
+        await topic.trim(_droppable(topic, now_ms, grace_ms))
+
+
+def _droppable(topic: TopicHost, now_ms: int, grace_ms: int) -> int:
+    """The ordinal below which neither a subscription nor the retention needs anything now."""
     policies, core = topic.policies, topic.core
     marks = [found.cursor.mark_delete for found in core.subscriptions.values() if found.durable]
-    ordinal = trim_point(
+    return trim_point(
         core.ages,
         needed_from=min(marks, default=core.ledgers.end),
         end=core.ledgers.end,
@@ -114,9 +122,6 @@ async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None
         retention_mb=policies.retention_mb,
         grace_ms=grace_ms,
     )
-    # A compacted view is read by the ordinals of its entries: those stay.
-    if ordinal > core.ledgers.first and not await topic.bundle.is_compacted(topic):
-        await topic.trim(ordinal)
 
 
 async def trim_now(topic: TopicHost) -> None:

@@ -1,0 +1,81 @@
+"""Whether a peer is still there.
+
+Owns: keep-alive of one connection, and the question, asked when it matters now, whether the peer answers. Imports: asyncio, wire, settings.
+Source: facts on protocol semantics 1.3.
+Invariant: silence counts only while the peer is read; what it may have said while it was not counts as a sign of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from magnetar.wire import commands
+
+if TYPE_CHECKING:
+    from magnetar.server.connections.connection import Connection
+
+log = structlog.get_logger(__name__)
+
+
+class Heartbeat:
+    """PINGs of one connection, and what follows if nothing comes back."""
+
+    __slots__ = ("_connection", "_heard", "_probe", "_timer")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._heard = True
+        self._probe: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """The connection is open: its handshake must be over, and something be heard, within every `keep_alive_s` from now on."""
+        self._timer = asyncio.get_running_loop().call_later(self._connection.settings.keep_alive_s, self._look)
+
+    def end(self) -> None:
+        """The connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self) -> None:
+        """The peer has said something, or may have while it was not read."""
+        self._heard = True
+        if self._probe is not None:
+            self.answer()
+
+    def answer(self) -> None:
+        """Whoever asked need not wait any more."""
+        probe, self._probe = self._probe, None
+        if probe is not None and not probe.done():
+            probe.set_result(None)
+
+    async def answers(self) -> bool:
+        """Whether the peer says anything within `liveness_check_s` of a PING, or is not read."""
+        connection, silent_s = self._connection, self._connection.settings.liveness_check_s
+        if not connection.closed and connection.listens:
+            if self._probe is None:
+                self._probe = asyncio.get_running_loop().create_future()
+                connection.queue(commands.PING)
+            try:
+                async with asyncio.timeout(silent_s):
+                    await asyncio.shield(self._probe)
+                return not connection.closed
+            except TimeoutError:
+                if connection.listens:
+                    log.info("connection.dead", peer=connection.peer, silent_s=silent_s)
+                    return False
+        return not connection.closed  # if it is not read its answer may lie there
+
+    def _look(self) -> None:
+        """Every `keep_alive_s`: a peer that neither finished its handshake nor said anything since the last PING is gone."""
+        connection = self._connection
+        if not connection.connected or (connection.listens and not self._heard):
+            log.info("connection.keep_alive_failed", peer=connection.peer, connected=connection.connected)
+            connection.abort()
+            return
+        self._heard = False
+        connection.queue(commands.PING)
+        self.begin()
