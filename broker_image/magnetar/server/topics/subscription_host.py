@@ -2,14 +2,16 @@
 
 Owns: driving one `topics.Subscription`: fetch what it asks for, send what it hands out, write what it acknowledges. Imports: topics, sessions.
 Invariants: at most one fetch is under way per subscription; nothing is sent while the bundle is frozen; after `read_batch_entries_max` entries
-other subscriptions get their turn; acknowledgements are confirmed only after their cursor record is durable under our claim.
+other subscriptions get their turn; acknowledgements are confirmed only after their cursor record is durable under our claim; whatever goes wrong
+with a delivery is told, and tried again after a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -157,7 +159,10 @@ class SubscriptionHost:
         if self._reading is not None:
             self._missed = True
         else:
-            self._deliver_what_is_due()
+            try:
+                self._deliver_what_is_due()
+            except Exception as error:
+                self._begin_reading(partial(self._pause, error))
         self._arm_timer()
 
     def _tell_active(self) -> None:
@@ -192,7 +197,9 @@ class SubscriptionHost:
                 self._fetch(request)
                 return
             entries, message_counts = found
-            if not self._hand_out(request.first, entries, message_counts):
+            delivered = self._hand_out(request.first, entries, message_counts)
+            self._read_succeeded()
+            if not delivered:
                 return
             entries_left -= len(entries)
             bytes_left -= sum(map(len, entries))
@@ -203,35 +210,17 @@ class SubscriptionHost:
         return self.core.next_read(limit_entries, self._looked_ms)
 
     def _fetch(self, request: ReadRequest) -> None:
-        self._reading = asyncio.create_task(self._fetch_and_hand_out(request), name=f"read {self.topic.name}")
+        self._begin_reading(partial(self._fetch_and_hand_out, request))
 
-    async def _fetch_and_hand_out(self, request: ReadRequest) -> None:
-        """Read what is not in memory, then deliver it."""
-        progress = True
+    def _begin_reading(self, reading: Callable[[], Awaitable[bool]]) -> None:
+        self._reading = asyncio.create_task(self._read(reading), name=f"read {self.topic.name}")
+
+    async def _read(self, reading: Callable[[], Awaitable[bool]]) -> None:
+        """Deliver nothing else until `reading` has ended, which says whether to look for more."""
         try:
-            if request.first < self.topic.core.ledgers.first:
-                pass  # dropped before this task began: look again
-            elif self.read_compacted and self.topic.compacted_before(request.first):
-                progress = await self._fetch_compacted(request)
-            else:
-                entries, message_counts = await self.topic.read(request)
-                progress = self._hand_out(request.first, entries, message_counts)
-        except StoreError as error:
-            # The file is gone, and the store is away that knows the manifest with the one in its place. Nothing is damaged.
-            log.warning("subscription.read_delayed", topic=self.topic.name, subscription=self.core.name, error=str(error))
-            await asyncio.sleep(READ_RETRY_S)
-        except (StorageError, FileNotFoundError) as error:
-            # Loud, and tried again: an unreadable acknowledged entry is never skipped.
-            log.error("subscription.read_failed", topic=self.topic.name, subscription=self.core.name, error=str(error))
-            self.topic.context.damage.note(
-                "read", self._damage_name, error, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
-            )
-            await asyncio.sleep(min(READ_RETRY_MAX_S, READ_RETRY_S * (1 << min(self._read_failures, 10))))
-            self._read_failures += 1
-        else:
-            if self._read_failures:
-                self._read_failures = 0
-                self.topic.context.damage.clear("read", self._damage_name)
+            progress = await reading()
+        except Exception as error:
+            progress = await self._pause(error)
         finally:
             self._reading = None
         # Whatever happened during the read (permits, a change of the active consumer, a seek) found it under way and was put off.
@@ -240,6 +229,43 @@ class SubscriptionHost:
             self.schedule()
         else:
             self._arm_timer()
+
+    async def _fetch_and_hand_out(self, request: ReadRequest) -> bool:
+        """Read what is not in memory, then deliver it; False if nothing could be done with it."""
+        if request.first < self.topic.core.ledgers.first:
+            return True  # dropped before this task began: look again
+        if self.read_compacted and self.topic.compacted_before(request.first):
+            progress = await self._fetch_compacted(request)
+        else:
+            entries, message_counts = await self.topic.read(request)
+            progress = self._hand_out(request.first, entries, message_counts)
+        self._read_succeeded()
+        return progress
+
+    async def _pause(self, error: Exception) -> bool:
+        """Tell of a delivery that failed, and wait before the next try; True: there will be one.
+
+        An entry that was acknowledged to its producer is never skipped, whatever is wrong with it.
+        """
+        names = {"topic": str(self.topic.name), "subscription": self.core.name, "error": str(error)}
+        if isinstance(error, StoreError):
+            # The file is gone, and the store is away that knows the manifest with the one in its place. Nothing is damaged.
+            log.warning("subscription.read_delayed", **names)
+            await asyncio.sleep(READ_RETRY_S)
+            return True
+        foreseen = isinstance(error, StorageError | FileNotFoundError)
+        log.error("subscription.read_failed", **names, exc_info=None if foreseen else error)
+        self.topic.context.damage.note(
+            "read", self._damage_name, error, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
+        )
+        self._read_failures += 1
+        await asyncio.sleep(min(READ_RETRY_MAX_S, READ_RETRY_S * (1 << min(self._read_failures - 1, 10))))
+        return True
+
+    def _read_succeeded(self) -> None:
+        if self._read_failures:
+            self._read_failures = 0
+            self.topic.context.damage.clear("read", self._damage_name)
 
     @property
     def _damage_name(self) -> str:
