@@ -82,6 +82,11 @@ class StuckStates:
         self._watched = {name: watched for name, watched in self._watched.items() if name in records}
         return found
 
+    def overdue(self, now_s: float) -> frozenset[str]:
+        """Bundles that have not got on for the patience as of `now_s`, or were given to another destination for that, and are on their way still."""
+        found = self._watched.items()
+        return frozenset(name for name, watched in found if watched.replacements or now_s - watched.since >= self._patience_s)
+
     def replaced(self, bundle: str) -> None:
         """Its destination has been replaced."""
         if bundle in self._watched:

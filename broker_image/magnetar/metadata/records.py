@@ -169,13 +169,15 @@ class LogFileRecord(Record):
 class NamespaceRecord(Record):
     """`namespaces/<tenant>/<namespace>`. `owner` is namespace/name of the TopicNamespace that owns it ("" = none).
 
-    `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; all others are anybody's.
+    `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; all others are anybody's. `deleting` is the incarnation
+    that deletes the namespace ("" = none), in which no topic comes into being for as long as that incarnation lives.
     """
 
     boundaries: tuple[int, ...]
     policies: dict[str, Any]
     owner: str = ""
     owned: tuple[str, ...] = ()
+    deleting: str = optional()
 
 
 @dataclass(frozen=True, slots=True)

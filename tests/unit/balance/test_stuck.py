@@ -82,3 +82,17 @@ def test_nothing_is_stuck_that_was_not_seen_unchanged_for_so_long(course: list[t
             assert now - since >= PATIENCE_S - 1e-6
             assert stuck.remedy is (Remedy.REPLACE if state is BundleState.ASSIGNING else Remedy.FENCE)
             assert holder in LIVE
+
+
+def test_what_is_overdue_stays_so_until_it_gets_on() -> None:
+    """Also between two replacements; a bundle that has just begun to change hands, and one that serves again, is not."""
+    watched, assigning = StuckStates(PATIENCE_S), record(BundleState.ASSIGNING)
+    watched.look(0.0, {"old": (assigning, 5)}, LIVE)
+    assert watched.overdue(PATIENCE_S - 0.1) == frozenset()
+    watched.look(PATIENCE_S, {"old": (assigning, 5), "new": (assigning, 6)}, LIVE)
+    assert watched.overdue(PATIENCE_S) == {"old"}
+    watched.replaced("old")
+    watched.look(PATIENCE_S + 1, {"old": (assigning, 7), "new": (assigning, 6)}, LIVE)
+    assert watched.overdue(PATIENCE_S + 1) == {"old"}
+    watched.look(PATIENCE_S + 2, {"old": (record(BundleState.OWNED), 8), "new": (assigning, 6)}, LIVE)
+    assert watched.overdue(PATIENCE_S + 2) == frozenset()

@@ -3,7 +3,7 @@
 Owns: namespace records, policies and properties of namespaces and topics, work on all topics of a namespace. Imports: metadata, policies, names.
 Invariants: a policy is checked before it is written, and acts here as soon as its request is answered (other brokers follow their watch);
 policies of a partitioned or non-persistent topic are a record of the store, those of any other topic are its own durable property; what a
-TopicNamespace owns is compared in the transaction that would change it.
+TopicNamespace owns is compared in the transaction that would change it; a namespace's record goes in a transaction that finds no topic entered.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from magnetar.balance.splits import boundaries_of
 from magnetar.errors import (
+    MagnetarError,
     NamespaceNotFound,
     NotAllowed,
     NotOwner,
@@ -28,12 +29,15 @@ from magnetar.errors import (
 )
 from magnetar.metadata import keys
 from magnetar.metadata.owned_fields import OWNER_KIND, refuse_deletion, refuse_edit
-from magnetar.metadata.records import NamespaceRecord, TenantRecord, TopicPoliciesRecord
+from magnetar.metadata.records import NamespaceRecord, PartitionedTopicRecord, TenantRecord, TopicPoliciesRecord
+from magnetar.metadata.store import Compare, Delete
 from magnetar.names import CLUSTER_NAME, BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
 from magnetar.policies import check
+from magnetar.server.administration.base import ATTEMPTS_MAX
 from magnetar.server.administration.peers import ask_broker
 from magnetar.server.administration.topics import TopicAdministration
 from magnetar.server.topics.effective_policies import PROPERTY, own_policies
+from magnetar.server.topics.topic_registry import entered_topic
 
 USER_PREFIX = "user."
 NAMESPACE_PROPERTIES = "properties"
@@ -48,6 +52,7 @@ RATES = frozenset(
     }
 )
 """Policies that `Policies` holds once per cluster."""
+DELETION_RETRY_S = 0.1
 Edit = Callable[[dict[str, Any]], None]
 R = TypeVar("R", NamespaceRecord, TenantRecord)
 
@@ -77,23 +82,85 @@ class NamespaceAdministration(TopicAdministration):
         self._broker.views.namespaces.observe(str(name), record.encode(), revision)
 
     async def delete_namespace(self, name: NamespaceName, force: bool) -> None:
-        """Raises NotAllowed while it has topics and `force` is not set, OwnedByResource."""
+        """Raises NamespaceNotFound, NotAllowed while it has topics and `force` is not set, OwnedByResource.
+
+        Whoever comes back to a topic that is deleted with it finds the namespace marked, and creates nothing in it. A topic that came all the same,
+        at a broker that has not seen the mark, is found by the transaction that would remove the record.
+        """
         refuse_deletion(name, await self._namespace_record(name))
-        partitioned = [TopicName.parse(topic) for topic in await self.partitioned_topics(name)]
-        topics = [TopicName.parse(topic) for topic in await self.topics(name)]
-        if (topics or partitioned) and not force:
-            raise NotAllowed(f"Cannot delete non empty namespace {name}: it has {len(topics)} topics; delete them or force it")
-        for topic in partitioned:
-            await self.delete_partitions(topic, force=True)
-        for topic in topics:
-            if topic.base not in partitioned:
-                await self._delete_anywhere(topic)
+        if not force:
+            _refuse_unless_empty(name, (await self._entered(name))[1])  # without a mark that would hold up who uses it
+        try:
+            for attempt in range(ATTEMPTS_MAX):
+                if attempt > 1:
+                    await asyncio.sleep(DELETION_RETRY_S)
+                if await self._delete_marked(name, await self._mark(name), force):
+                    return
+            raise StoreUnavailable(f"namespace {name}: topics come into being in it all the time; try again")
+        except BaseException:
+            with contextlib.suppress(MagnetarError):
+                await self._unmark(name)
+            raise
 
-        def remove(current: NamespaceRecord | None) -> None:
-            if current is not None:
-                refuse_deletion(name, current)  # somebody may have taken it meanwhile
+    async def _mark(self, name: NamespaceName) -> int:
+        """Mark a namespace as being deleted by us; the revision of its record. Raises NamespaceNotFound, OwnedByResource, NotAllowed."""
+        own, live = self._broker.incarnation, self._broker.views.incarnations
 
-        await self._change(keys.namespace(name), NamespaceRecord, remove)
+        def mark(current: NamespaceRecord | None) -> NamespaceRecord:
+            if current is None:
+                raise NamespaceNotFound(f"Namespace {name} does not exist (any more); there is nothing to delete")
+            refuse_deletion(name, current)
+            if current.deleting != own and live.get(current.deleting) is not None:
+                raise NotAllowed(f"namespace {name} is being deleted by {current.deleting} already")
+            return replace(current, deleting=own)
+
+        return await self._change_namespace(name, mark)
+
+    async def _unmark(self, name: NamespaceName) -> None:
+        def unmark(current: NamespaceRecord | None) -> NamespaceRecord | None:
+            ours = current is not None and current.deleting == self._broker.incarnation
+            return replace(current, deleting="") if current is not None and ours else current
+
+        await self._change_namespace(name, unmark)
+
+    async def _change_namespace(
+        self, name: NamespaceName, change: Callable[[NamespaceRecord | None], NamespaceRecord | None]
+    ) -> int:
+        """Change a namespace's record, ahead of the watch that will report it; its revision."""
+        written, revision = await self._change(keys.namespace(name), NamespaceRecord, change)
+        if written is not None:
+            self._broker.views.namespaces.observe(str(name), written.encode(), revision)
+        return revision
+
+    async def _delete_marked(self, name: NamespaceName, marked: int, force: bool) -> bool:
+        """Delete the topics of a namespace, or its record of revision `marked` if it has none; whether the record is gone."""
+        seen, entered = await self._entered(name)
+        if not force:
+            _refuse_unless_empty(name, entered)
+        partitioned = [topic for topic, partitions in entered.items() if partitions]
+        for topic in entered:
+            with contextlib.suppress(TopicNotFound):  # somebody was faster
+                if topic in partitioned:
+                    await self.delete_partitions(topic, force=True)
+                elif topic.base not in partitioned:
+                    await self._delete_anywhere(topic)
+        if entered:
+            return False
+        unchanged = [Compare(keys.namespace(name), "mod", "=", marked), Compare(keys.topic_changes(name), "mod", "=", seen)]
+        removed = [Delete(keys.namespace(name)), Delete(keys.topic_policies_in(name), prefix=True)]
+        result = await self._broker.context.store.transact(unchanged, removed)
+        if result.succeeded:
+            self._broker.views.namespaces.observe(str(name), None, result.revision)
+        return result.succeeded
+
+    async def _entered(self, name: NamespaceName) -> tuple[int, dict[TopicName, int]]:
+        """The revision of the last change of a namespace's entries, and partitions by topic entered, 0 for one that is not partitioned."""
+        store = self._broker.context.store
+        change = await store.get(keys.topic_changes(name))  # before the entries: what comes meanwhile is not in it
+        items = (await store.range(keys.partitioned_topics_in(name))).items
+        found = ((entered_topic(item.key.removeprefix(keys.TOPICS)), item.value) for item in items)
+        entered = {topic: PartitionedTopicRecord.decode(value).partitions for topic, value in found if topic is not None}
+        return change.mod_revision if change is not None else 0, entered
 
     async def namespace_owner(self, name: NamespaceName) -> dict[str, Any]:
         record = await self._namespace_record(name)
@@ -111,9 +178,7 @@ class NamespaceAdministration(TopicAdministration):
             return replace(current, owner="", owned=()) if current is not None and current.owner == owner else current
 
         await self._change(keys.tenant(name.tenant), TenantRecord, release)
-        written, revision = await self._change(keys.namespace(name), NamespaceRecord, release)
-        if written is not None:
-            self._broker.views.namespaces.observe(str(name), written.encode(), revision)
+        await self._change_namespace(name, release)
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
         """Have all bundles of a namespace handed over by whoever serves them."""
@@ -236,9 +301,7 @@ class NamespaceAdministration(TopicAdministration):
             refuse_edit(current, edited)
             return replace(current, policies=edited)
 
-        written, revision = await self._change(keys.namespace(name), NamespaceRecord, change)
-        assert written is not None
-        self._broker.views.namespaces.observe(str(name), written.encode(), revision)
+        await self._change_namespace(name, change)
 
     async def _edit_stored(self, topic: TopicName, edit: Edit) -> None:
         def change(current: TopicPoliciesRecord | None) -> TopicPoliciesRecord | None:
@@ -281,6 +344,15 @@ class NamespaceAdministration(TopicAdministration):
             policies[NAMESPACE_PROPERTIES] = {name: value for name, value in merged.items() if name not in remove} or None
 
         await self.edit_policies(target, edit)
+
+
+def _refuse_unless_empty(name: NamespaceName, entered: Mapping[TopicName, int]) -> None:
+    """Raises NotAllowed if topics are entered in a namespace."""
+    if entered:
+        shown = ", ".join(sorted(map(str, entered))[:5])
+        raise NotAllowed(
+            f"Cannot delete non empty namespace {name}: it has {len(entered)} topics ({shown}); delete them or force it"
+        )
 
 
 def _owner_text(record: NamespaceRecord) -> str:

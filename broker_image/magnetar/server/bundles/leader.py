@@ -114,15 +114,16 @@ class Leader:
     async def _spread(self, guard: Compare) -> None:
         """Move one bundle from the broker with most to the one with fewest if they differ by two or more: a broker that joined gets its share.
 
-        By count, one at a time and with hysteresis, until the load strategies decide.
+        By count, one at a time and with hysteresis, until the load strategies decide. Not while bundles change hands; but what has not got on
+        for long, or has nobody because its namespace is gone, may stay so for ever, and holds nothing up.
         """
-        viewed_all = self._views.bundles.items.items()
-        bundles = {name: viewed for name, viewed in viewed_all if viewed.record.state is not BundleState.DELETED}
-        if any(viewed.record.state is not BundleState.OWNED for viewed in bundles.values()):
-            return
+        settled = (BundleState.OWNED, BundleState.FREE, BundleState.DELETED)
+        waiting = self._stuck.overdue(self._context.clock.monotonic())
         owned: dict[str, list[str]] = {identifier: [] for identifier in self._ownership.assigner.candidates()}
-        for name, viewed in sorted(bundles.items()):
-            if viewed.record.incarnation in owned:
+        for name, viewed in sorted(self._views.bundles.items.items()):
+            if viewed.record.state not in settled and name not in waiting:
+                return
+            if viewed.record.state is BundleState.OWNED and viewed.record.incarnation in owned:
                 owned[viewed.record.incarnation].append(name)
         if len(owned) < 2:
             return

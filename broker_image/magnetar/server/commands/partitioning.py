@@ -8,7 +8,7 @@ though its owner writes it into its log when somebody uses it first; a partition
 
 from __future__ import annotations
 
-from magnetar.errors import InvalidPartitions, NotAllowed, PartitionsNotPossible, TopicExists, TopicNotFound
+from magnetar.errors import InvalidPartitions, NamespaceNotFound, NotAllowed, PartitionsNotPossible, TopicExists, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.metadata.store import Compare, Delete, Put
@@ -69,14 +69,20 @@ class Partitioning:
         if topic.partition >= 0:
             raise PartitionsNotPossible(f"topic {topic} is a partition itself; choose a name that does not end in -partition-N")
         await self._ownership.bundle_of(topic)
+        self._registry.check_namespace(topic)
         if any(self._registry.holds(topic.with_partition(index)) for index in range(partitions)):
             raise TopicExists("This topic already exists")
         record = PartitionedTopicRecord(partitions=partitions, properties=properties or {})
-        key = keys.partitioned_topic(topic)
+        key, namespace = keys.partitioned_topic(topic), keys.namespace(topic.namespace_name)
         result = await self._context.store.transact(
-            [Compare(key, "create", "=", 0)], [Put(key, record.encode()), change_mark(topic.namespace_name)]
+            [Compare(key, "create", "=", 0), Compare(namespace, "create", ">", 0)],
+            [Put(key, record.encode()), change_mark(topic.namespace_name)],
         )
         if not result.succeeded:
+            if not any(item.key == namespace for item in result.current):
+                raise NamespaceNotFound(
+                    f"namespace {topic.namespace_name} of topic {topic} does not exist (any more); create it first"
+                )
             raise TopicExists("This topic already exists")
         self._registry.observe(topic, record.encode(), result.revision)
 

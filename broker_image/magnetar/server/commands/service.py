@@ -175,6 +175,8 @@ class BrokerService:
         if (held := owned.held(name)) is not None:
             return held
         partitioned = await self.partitioning.partitioned_topic_of(name)
+        if create or partitioned is not None:
+            self._ownership.registry.check_namespace(name)
         if partitioned is None and create:
             await self.partitioning.check_creation(name)
             self._check_number_of_topics(name.namespace_name)

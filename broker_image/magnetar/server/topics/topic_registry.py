@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.errors import StoreError
+from magnetar.errors import ServiceNotReady, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put
@@ -84,6 +84,14 @@ class TopicRegistry:
     def holds(self, name: TopicName) -> bool:
         """Whether the topic is known: as such, or as a partition of a partitioned one."""
         return str(name) in self._present.get(str(name.namespace_name), ())
+
+    def check_namespace(self, name: TopicName) -> None:
+        """Refuse a topic that would come into a namespace which is being deleted. Raises ServiceNotReady."""
+        viewed = self._views.namespaces.get(str(name.namespace_name))
+        if viewed is not None and self._views.incarnations.get(viewed.record.deleting) is not None:
+            raise ServiceNotReady(
+                f"topic {name} is being unloaded: namespace {name.namespace_name} is being deleted; try again once it is gone or kept"
+            )
 
     def partitioned(self, namespace: NamespaceName) -> list[str]:
         """Full names of the partitioned topics of a namespace, sorted."""

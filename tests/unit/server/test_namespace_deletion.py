@@ -1,0 +1,161 @@
+"""Namespaces that are deleted while clients use them: all of one goes, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from magnetar.errors import NamespaceNotFound, NotAllowed, WireCode
+from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import NamespaceRecord
+from magnetar.names import NamespaceName, TopicName
+from magnetar.server.administration.port import BrokerAdminPort
+from magnetar.server.broker import Broker
+from magnetar.server.process import BrokerProcess
+from tests.unit.server.brokers import CLOCK, Peer, Type, open_peer, running_broker
+from tests.unit.server.rest import Process
+
+NAME = NamespaceName("a", "b")
+TOPICS = [f"persistent://{NAME}/t{number}" for number in range(3)]
+
+
+class Port(BrokerAdminPort):
+    """The port, with something done at moments of a deletion that a test chooses."""
+
+    deleted: Callable[[TopicName], Awaitable[None]] | None = None
+    listed: Callable[[], Awaitable[None]] | None = None
+
+    async def _delete_anywhere(self, topic: TopicName, force: bool = True) -> None:
+        await super()._delete_anywhere(topic, force)
+        if self.deleted is not None:
+            await self.deleted(topic)
+
+    async def _entered(self, name: NamespaceName) -> tuple[int, dict[TopicName, int]]:
+        found = await super()._entered(name)
+        if self.listed is not None:
+            await self.listed()
+        return found
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[tuple[Port, Broker, Peer, MemoryStore]]:
+    """A broker, its port, and a client; the namespace is there."""
+    store = MemoryStore(CLOCK)
+    async with running_broker(directory, store=store) as broker, open_peer(broker) as peer:
+        port = Port(cast(BrokerProcess, Process(directory, broker)))
+        await port.create_namespace(NAME, 1, {})
+        yield port, broker, peer, store
+    await store.close()
+
+
+async def record(store: MemoryStore) -> NamespaceRecord | None:
+    item = await store.get(keys.namespace(NAME))
+    return NamespaceRecord.decode(item.value) if item is not None else None
+
+
+def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(tmp_path: Path) -> None:
+    """Producers return as soon as their topic is gone and others are left; they are told to wait, and in the end that there is nothing."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, _broker, peer, store):
+            for number, topic in enumerate(TOPICS):
+                await peer.lookup(topic)
+                await peer.produce(number, topic)
+            await port.create_partitions(TopicName.parse(f"persistent://{NAME}/many"), 2)
+            returned = []
+
+            async def come_back(topic: TopicName) -> None:
+                if topic.partition < 0:
+                    await peer.answer(Type.CLOSE_PRODUCER)
+                    returned.append(await peer.ask("producer", topic=str(topic), producer_id=100 + len(returned)))
+
+            port.deleted = come_back
+            await port.delete_namespace(NAME, force=True)
+            assert [answer.type for answer in returned] == [Type.ERROR] * 3
+            assert {answer.error.error for answer in returned} == {WireCode.SERVICE_NOT_READY}
+            assert all("is being unloaded" in answer.error.message for answer in returned), "what makes the C++ client try again"
+            assert await record(store) is None
+            assert not (await store.range(keys.partitioned_topics_in(NAME))).items
+            async with asyncio.timeout(120):
+                while (await store.range(keys.bundles_in(NAME))).items:
+                    await asyncio.sleep(0.01)
+            refused = await peer.ask("producer", topic=TOPICS[0], producer_id=200)
+            assert refused.error.error == WireCode.TOPIC_NOT_FOUND
+            with pytest.raises(NamespaceNotFound):
+                await port.delete_namespace(NAME, force=True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_topic_born_while_its_namespace_is_deleted_is_found(tmp_path: Path, force: bool) -> None:
+    """At a broker that has not seen the mark, behind the list: it goes by force, and keeps the namespace, which is as before, without."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, peer, store):
+            await peer.lookup(TOPICS[0])
+            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            listed = 0
+
+            async def come() -> None:
+                nonlocal listed
+                listed += 1
+                if listed == (1 if force else 2):  # the first look without force is before the mark
+                    found = await record(store)
+                    assert found is not None
+                    assert found.deleting == broker.incarnation
+                    assert await owned.topic(TopicName.parse(TOPICS[0]), create=True) is not None
+
+            port.listed = come
+            if force:
+                await port.delete_namespace(NAME, force)
+                assert await record(store) is None
+                assert not owned.topics
+                return
+            with pytest.raises(NotAllowed, match="non empty"):
+                await port.delete_namespace(NAME, force)
+            kept = await record(store)
+            assert kept is not None
+            assert not kept.deleting
+            await peer.produce(1, TOPICS[1])
+
+    asyncio.run(scenario())
+
+
+def test_the_mark_of_a_broker_that_is_gone_holds_nobody_up(tmp_path: Path) -> None:
+    """Its deletion ended with it: topics come into being again, and the namespace can be deleted."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, peer, store):
+            found = await record(store)
+            assert found is not None
+            revision = await store.put(keys.namespace(NAME), replace(found, deleting="broker-9-1").encode())
+            await broker.views.namespaces.reach(revision)
+            await peer.lookup(TOPICS[0])
+            await peer.produce(1, TOPICS[0])
+            await port.delete_namespace(NAME, force=True)
+            assert await record(store) is None
+
+    asyncio.run(scenario())
+
+
+def test_no_partitioned_topic_comes_into_a_namespace_that_is_gone(tmp_path: Path) -> None:
+    """The view of the broker that is asked is behind: the store decides."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, _peer, store):
+            await broker.views.namespaces.stop()
+            await store.delete(keys.namespace(NAME))
+            assert broker.views.namespaces.get(str(NAME)) is not None, "an old view"
+            with pytest.raises(NamespaceNotFound):
+                await port.create_partitions(TopicName.parse(f"persistent://{NAME}/many"), 2)
+            assert not (await store.range(keys.partitioned_topics_in(NAME))).items
+
+    asyncio.run(scenario())
