@@ -1,7 +1,8 @@
 """Settings and limits of a broker.
 
-Owns: every named limit and interval of the server, with its unit, default and bounds. Imports: errors, os (environment).
-Invariant: a setting that is out of bounds stops the start with a sentence that names it; nothing is clamped silently.
+Owns: every named limit and interval of the server, with its unit, default and bounds. Imports: errors, storage.log_format.
+Invariants: a setting that is out of bounds stops the start with a sentence that names it; nothing is clamped silently; the largest message that
+may be allowed fits into a block of the log, whatever the names of its topic and producer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.errors import InvalidRequest
+from magnetar.storage.log_format import BLOCK_BODY_BYTES_MAX
 
 ENVIRONMENT_PREFIX = "MAGNETAR_"
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -28,7 +30,7 @@ def _bounded(default: Any, low: float, high: float, what: str) -> Any:
 class BrokerSettings:
     """Everything a broker may be told; each can be set by environment as MAGNETAR_<NAME>."""
 
-    max_message_bytes: int = _bounded(5 * _MIB, 1 * _KIB, 32 * _MIB, "largest message a client may send; announced in CONNECTED")
+    max_message_bytes: int = _bounded(5 * _MIB, 1 * _KIB, 15 * _MIB, "largest message a client may send; announced in CONNECTED")
     keep_alive_s: float = _bounded(30.0, 1, 3600, "interval of PING; a peer silent for longer than this after a PING is closed")
     liveness_check_s: float = _bounded(
         5.0, 0.05, 600, "how long the holder of a name, or of exclusive access, may take to answer a PING when another wants it"
@@ -218,4 +220,4 @@ class BrokerSettings:
     @property
     def block_bytes_max(self) -> int:
         """Bytes of one group commit."""
-        return min(max(8 * _MIB, 2 * self.publish_bytes_max), self.log_file_bytes - 8 * _KIB)
+        return min(max(8 * _MIB, 2 * self.publish_bytes_max), BLOCK_BODY_BYTES_MAX, self.log_file_bytes - 8 * _KIB)

@@ -31,6 +31,8 @@ VERSION = 1
 FILE_HEADER_BYTES = 4096
 BLOCK_HEADER_BYTES = 40
 BLOCK_BODY_BYTES_MAX = 16 * 1024 * 1024
+ENTRY_ARRAY_BYTES = 16
+"""What an entry of a run takes besides its bytes: length, message count and sequence id."""
 
 _FILE_MAGIC = b"MAGNLOG\0"
 _FILE = struct.Struct("<8sHHIIQH")  # magic, version, window, header bytes, file number, created ms, incarnation length
@@ -275,7 +277,7 @@ def encode_entries(
     assert count == len(message_counts) == len(sequences) > 0, (count, len(message_counts), len(sequences))
     entry_bytes = sum(lengths)
     assert entry_bytes == sum(map(len, entries)), "the lengths do not add up to the entries' bytes"
-    entries_offset = _ENTRIES.size + len(topic) + len(producer) + 16 * count
+    entries_offset = _ENTRIES.size + len(topic) + len(producer) + ENTRY_ARRAY_BYTES * count
     payload = entries_offset + entry_bytes
     head = b"".join(
         (

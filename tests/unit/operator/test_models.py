@@ -65,7 +65,8 @@ def test_generated_definitions_match_the_models() -> None:
         ({"keep_alive_s": 0}, "spec.config.keep_alive_s: Input should be greater than or equal to 1 (got 0)"),
         ({"keep_alive_s": "20"}, "spec.config.keep_alive_s: Input should be a valid number"),
         ({"partitions_max": 1.5}, "spec.config.partitions_max: Input should be a valid integer"),
-        ({"max_message_bytes": 32 << 20}, "at least 4 times max_message_bytes"),
+        ({"max_message_bytes": 16 << 20}, "spec.config.max_message_bytes: Input should be less than or equal to 15728640"),
+        ({"log_file_bytes": 1 << 20}, "at least 4 times max_message_bytes"),
     ],
 )
 def test_a_setting_that_will_not_do_is_refused_with_what_would(config: dict[str, Any], said: str) -> None:

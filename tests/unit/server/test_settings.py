@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from magnetar.errors import InvalidRequest
+from magnetar.metadata.records import LogPosition
+from magnetar.names import NAME_LENGTH_MAX
+from magnetar.server.connections.send_group import SendGroup
+from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.settings import ENVIRONMENT_PREFIX, BrokerSettings
+from magnetar.storage.log_format import Encoded, EntriesRecord, encode_entries
+from magnetar.storage.posix import PosixVolume
+from magnetar.storage.recovery import scan
+from tests.unit.storage.logs import INCARNATION, open_writer, run_on_volume
 
 DEFAULTS = BrokerSettings()
 SETTINGS = dataclasses.fields(BrokerSettings)
 NAMES = [setting.name for setting in SETTINGS]
+BOUNDS = {setting.name: setting.metadata for setting in SETTINGS}
+MESSAGE = BOUNDS["max_message_bytes"]
+
+
+def run_of(entries: list[bytes], topic: bytes = b"", producer: bytes = b"") -> Encoded:
+    """A record of one producer's entries."""
+    once = [1] * len(entries)
+    return encode_entries(
+        epoch=1,
+        ledger=3,
+        first_entry=0,
+        append_ms=1,
+        topic=topic,
+        producer=producer,
+        message_counts=once,
+        sequences=once,
+        entries=entries,
+    )
 
 
 def variable(name: str) -> str:
@@ -67,8 +95,38 @@ def test_a_log_file_must_hold_some_messages() -> None:
     assert BrokerSettings(log_file_bytes=1 << 20, max_message_bytes=1 << 18).log_file_bytes == 1 << 20
 
 
-@pytest.mark.parametrize("message_bytes", [1 << 10, 1 << 20, 5 << 20, 32 << 20])
-def test_a_block_holds_whatever_one_producer_may_publish_at_once(message_bytes: int) -> None:
-    """Derived sizes fit into each other for every allowed message size, with the smallest file that goes with it."""
-    settings = BrokerSettings(max_message_bytes=message_bytes, log_file_bytes=max(1 << 20, 4 * message_bytes))
-    assert message_bytes <= settings.publish_bytes_max < settings.block_bytes_max < settings.log_file_bytes
+@pytest.mark.parametrize("message_bytes", [MESSAGE["low"], 1 << 20, 5 << 20, (8 << 20) - 1, 8 << 20, MESSAGE["high"]])
+@pytest.mark.parametrize("file", ["smallest", "default"])
+def test_the_largest_entry_that_is_allowed_fits_into_the_log(tmp_path: Path, message_bytes: int, file: str) -> None:
+    """Whatever size of messages is chosen: with names as long as they may be, also in the smallest file that goes with it; replay reads it."""
+    smallest = max(1 << 20, 4 * message_bytes)
+    settings = BrokerSettings(
+        max_message_bytes=message_bytes,
+        log_file_bytes=smallest if file == "smallest" else max(smallest, DEFAULTS.log_file_bytes),
+        producer_name_bytes_max=BOUNDS["producer_name_bytes_max"]["high"],
+    )
+    assert (
+        message_bytes <= settings.entry_bytes_max <= settings.publish_bytes_max < settings.block_bytes_max < settings.log_file_bytes
+    )
+    run = run_of([bytes(settings.entry_bytes_max)], b"t" * 4 * NAME_LENGTH_MAX, b"p" * settings.producer_name_bytes_max)
+
+    async def script(volume: PosixVolume) -> None:
+        block = settings.block_bytes_max
+        async with open_writer(
+            volume, file_bytes=settings.log_file_bytes, block_bytes_max=block, pending_bytes_max=block
+        ) as writer:
+            writer.append(run.buffers, run.size, 1, None)
+            await writer.barrier()
+        [found] = [scanned.record async for scanned in scan(volume, INCARNATION, LogPosition(0, 0), None)]
+        assert isinstance(found, EntriesRecord)
+        assert len(found.data) == settings.entry_bytes_max
+
+    run_on_volume(tmp_path, script)
+
+
+def test_what_one_read_brings_of_one_producer_is_cut_so_that_it_fits_into_the_log() -> None:
+    """Empty entries, too: what the log has about each of them counts."""
+    group = SendGroup(cast(ProducerSession, None))
+    for sequence in range(1000):
+        group.add(memoryview(b""), 1, sequence, 0)
+    assert run_of([b""] * 1000).size - run_of([b""]).size <= group.bytes

@@ -1,6 +1,7 @@
 """SENDs on their way from one read of a connection to a topic.
 
-Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none. Imports: wire, sessions, settings, participant.
+Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none.
+Imports: wire, storage.log_format, sessions, settings, participant.
 Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of the receive buffer, valid until the next read.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.participant.sending import publish_in
 from magnetar.server.settings import BrokerSettings
+from magnetar.storage.log_format import ENTRY_ARRAY_BYTES
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import runs
 from magnetar.wire.frames import InboundBuffer
@@ -29,7 +31,7 @@ class SendGroup:
 
     def add(self, entry: memoryview, count: int, sequence: int, highest: int) -> None:
         """One SEND of `count` messages."""
-        self.bytes += len(entry)
+        self.bytes += len(entry) + ENTRY_ARRAY_BYTES
         self.entries.append(entry)
         self.counts.append(count)
         self.sequences.append(sequence)
@@ -47,7 +49,7 @@ class SendGroup:
         if not count:
             return
         inbound.skip_to(reached)
-        self.bytes += reached - end
+        self.bytes += reached - end  # their frames' heads are longer than what the log has instead
         self.entries += entries
         self.counts += self.counts[-1:] * count
         self.highest += self.highest[-1:] * count
