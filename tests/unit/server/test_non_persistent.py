@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from magnetar.clock import SystemClock
+from magnetar.errors import WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import NamespaceName, TopicName
@@ -100,6 +102,45 @@ def test_types_share_as_their_names_say(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_policies_forbid_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """Of one write: entries without keys where encryption is required, and larger ones than the policy allows, are answered in their places."""
+
+    async def scenario() -> None:
+        async with (
+            connected_peer(tmp_path) as (broker, peer),
+            rest_over(tmp_path, broker) as rest,
+            open_peer(broker) as consumer,
+        ):
+            await peer.lookup(TOPIC)
+            await peer.produce(1, TOPIC, encrypted=True)
+            await subscribe(consumer, 1, SubscriptionType.EXCLUSIVE, 100)
+            topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+            await rest("POST", "/admin/v2/namespaces/public/default/encryptionRequired", True)
+            async with asyncio.timeout(120):
+                while not topic.policies.encryption_required:
+                    await asyncio.sleep(0.005)
+            topic.policies = replace(topic.policies, max_message_bytes=200)
+            keys_of = {"encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}
+            sent = [
+                entry(b"0", 0, **keys_of),
+                entry(b"1", 1),
+                entry(b"2", 2, **keys_of),
+                entry(bytes(300), 3, **keys_of),
+                entry(b"4", 4, **keys_of),
+                entry(b"5", 5),
+            ]
+            peer.write(b"".join(requests.send(1, number, data) for number, data in enumerate(sent)))
+            answers = [await peer.answer() for _ in sent]
+            refused = {found.send_error.sequence_id: found.send_error.error for found in answers if found.type == Type.SEND_ERROR}
+            assert refused == {1: WireCode.METADATA, 3: WireCode.NOT_ALLOWED, 5: WireCode.METADATA}
+            taken = [found.send_receipt.sequence_id for found in answers if found.type == Type.SEND_RECEIPT]
+            assert taken == [0, 2, 4]
+            assert [(await consumer.message())[1][-1:] for _ in taken] == [b"0", b"2", b"4"]
+            assert await consumer.is_quiet()
+
+    asyncio.run(scenario())
+
+
 def test_too_many_at_once_are_dropped_with_a_receipt_that_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected_peer(tmp_path, non_persistent_in_flight_max=10) as (_broker, producer):
@@ -114,11 +155,16 @@ def test_too_many_at_once_are_dropped_with_a_receipt_that_says_so(tmp_path: Path
 
 
 def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer(tmp_path: Path) -> None:
-    """No record is appended for topic, messages or cursors; lists show the topic by mode, until nobody has used it for a while."""
+    """No record is appended for topic, messages or cursors, nor for deduplication; lists show it by mode, until nobody has used it for a while."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path, inactive_topic_s=2) as (broker, producer), open_peer(broker) as consumer:
             await producer.lookup(TOPIC)
+            async with rest_over(tmp_path, broker) as rest:
+                await rest("POST", f"/admin/v2/namespaces/{NAMESPACE}/deduplication", True)
+            async with asyncio.timeout(120):
+                while not broker.service.namespace_policies(NAMESPACE).deduplication_enabled:
+                    await asyncio.sleep(0.005)
             await broker.context.log.barrier()
             before = broker.context.log.position
             await producer.produce(1, TOPIC)

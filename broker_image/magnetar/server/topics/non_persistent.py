@@ -2,10 +2,10 @@
 
 Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to whoever takes messages now, their end when nobody uses them.
 Imports: topics, wire, names, server siblings.
-Source: facts on protocol semantics 2.11.
+Source: facts on protocol semantics 2.11, 2.12.
 Invariants: nothing of them is in the log; a message goes only to consumers with permits, of each subscription as its type decides, and is gone
 afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is dropped, with a receipt that says so; a subscription ends with its
-last consumer.
+last consumer; what a policy forbids is refused, as on any topic.
 """
 
 from __future__ import annotations
@@ -111,9 +111,38 @@ class NonPersistentTopic(TopicHost):
         sequences: Sequence[int],
         highest: Sequence[int] | None,
     ) -> None:
-        """Deliver a run of entries to whoever wants them, and answer. While frozen they are dropped: the client sends them again elsewhere."""
+        """Deliver what policies allow of a run of entries, and answer. While frozen they are dropped: the client sends them again elsewhere."""
         if self.frozen:
             return
+        if not self.publishing.refusing:
+            self._take(session, entries, message_counts, sequences, highest)
+            return
+        begin = 0
+
+        def take(end: int) -> None:
+            if end > begin:
+                part = slice(begin, end)
+                self._take(session, entries[part], message_counts[part], sequences[part], highest[part] if highest else None)
+
+        for index, entry in enumerate(entries):
+            refusal = self.publishing.refusal(entry)
+            if refusal is None:
+                continue
+            take(index)
+            begin = index + 1
+            session.refuse_send(max(sequences[index], highest[index] if highest else 0), *refusal)
+            if session.leaving:
+                return  # closed for it: its client gives up what lies behind, too, or sends it again
+        take(len(entries))
+
+    def _take(
+        self,
+        session: ProducerSession,
+        entries: list[memoryview],
+        message_counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+    ) -> None:
         taken = session.connection.in_flight.admit(len(entries), self.context.settings.non_persistent_in_flight_max)
         receipts = [
             commands.send_receipt(session.producer_id, sequence, TAKEN if at < taken else DROPPED, highest[at] if highest else 0)

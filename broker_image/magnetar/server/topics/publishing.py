@@ -65,7 +65,7 @@ class Recorded:
 class Publishing:
     """What a topic does with producers as a whole, and with SENDs that something is to be tested of.
 
-    `guarded` tells whether there is anything to test.
+    `guarded` tells whether there is anything to test, `refusing` whether an entry may be refused for what it is.
     """
 
     def __init__(self, topic: TopicHost) -> None:
@@ -80,8 +80,8 @@ class Publishing:
     def refresh(self) -> None:
         """Policies or properties of the topic may have changed."""
         policies, core = self._topic.policies, self._topic.core
-        self._refusing = bool(policies.encryption_required or policies.max_message_bytes or self._terminated)
-        self.guarded = self._refusing or policies.deduplication_enabled or core.deduplication is not None
+        self.refusing = bool(policies.encryption_required or policies.max_message_bytes or self._terminated)
+        self.guarded = self.refusing or self._deduplicates or core.deduplication is not None
 
     # --- whether producers are taken --------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Publishing:
         tops = highest_of(sequences, highest)
         if (
             known is not None
-            and not self._refusing
+            and not self.refusing
             and all(map(is_whole, entries))
             and known.push_run(session.name, sequences, tops)
         ):
@@ -248,6 +248,11 @@ class Publishing:
         hand_over(len(entries))
 
     @property
+    def _deduplicates(self) -> bool:
+        """What the policy says; a topic without storage has no log that could know what was sent."""
+        return self._topic.policies.deduplication_enabled and self._topic.name.persistent
+
+    @property
     def _terminated(self) -> bool:
         return TERMINATED in self._topic.core.properties
 
@@ -278,7 +283,7 @@ class Publishing:
 
     def _follow_policy(self) -> None:
         """Begin or end deduplication where the policy has changed; its record divides the log into what was tested and what was not."""
-        core, wanted = self._topic.core, self._topic.policies.deduplication_enabled
+        core, wanted = self._topic.core, self._deduplicates
         if wanted == (core.deduplication is not None):
             return
         core.deduplicate(wanted)
