@@ -22,6 +22,12 @@ from tests.clients.rest import Admin, RestError
 pytestmark = pytest.mark.timeout(900)
 EXAMPLES = {GenerationMode.POSITIVE: 8, GenerationMode.NEGATIVE: 2}
 """Per route. What does not fit takes a tenth of a second to think of."""
+POLICY_EXAMPLES = 3
+"""Per policy and method, of which there are some three hundred."""
+SHAPES: tuple[Any, ...] = ({}, [], True, 7, "some", {"some": [1]})
+"""Values of every kind, of which each policy stores one: what is read back afterwards was there."""
+METHODS = ("put", "post", "patch", "get", "head", "delete")
+"""In this order: what is read or deleted was written before."""
 SEED = 20_26
 KNOWN = {
     "domain": ["persistent", "non-persistent"],
@@ -31,6 +37,8 @@ KNOWN = {
     "subscription": ["s", "absent"],
     "cluster": ["standalone", "absent"],
     "bundle": ["0x00000000_0x40000000", "0x00000000_0x00000001"],
+    "key": ["k", "absent"],
+    "role": ["someone", "absent"],
 }
 """What is there, so that requests get beyond the first look at a name."""
 
@@ -49,6 +57,9 @@ def furnish(admin: Admin) -> None:
         ("PUT", "persistent/public/default/many/partitions", 2),
         ("PUT", "persistent/public/default/t/subscription/s", {"ledgerId": -1, "entryId": -1}),
         ("PUT", "persistent/public/default/many/subscription/s", None),
+        ("PUT", "namespaces/public/default/property/k/v", None),
+        ("POST", "namespaces/public/default/permissions/someone", ["produce"]),
+        ("POST", "persistent/public/default/t/permissions/someone", ["produce"]),
     ):
         with contextlib.suppress(RestError):
             admin.call(method, path, body)
@@ -69,9 +80,15 @@ def complaint(answer: Response) -> str:
 
 
 def operations(url: str) -> list[Any]:
-    """All operations of the server's own document, in its order."""
+    """All operations of the server's own document: by method, and then in its order."""
     described: Any = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    return [found.ok() for found in described.get_all_operations()]
+    return sorted((found.ok() for found in described.get_all_operations()), key=lambda found: METHODS.index(found.method.lower()))
+
+
+def policies(operation: Any) -> list[str]:
+    """The policies that an operation is about, one of them at a time; none for most."""
+    described = operation.definition.raw.get("parameters", ())
+    return next((list(found["schema"]["enum"]) for found in described if found["name"] == "policy"), [])
 
 
 def can_be_unfit(operation: Any) -> bool:
@@ -81,12 +98,13 @@ def can_be_unfit(operation: Any) -> bool:
     return "requestBody" in described or bool(kinds - {"string"})
 
 
-def attack(operation: Any, mode: GenerationMode, found: list[str]) -> None:
-    """Send examples to one operation; what is wrong is added to `found`."""
+def attack(operation: Any, mode: GenerationMode, found: list[str], policy: str = "") -> bool:
+    """Send examples to one operation, or to one policy of it, which is there; what is wrong is added to `found`. Whether any was taken."""
+    taken = []
 
     @seed(SEED)
     @settings(
-        max_examples=EXAMPLES[mode],
+        max_examples=POLICY_EXAMPLES if policy else EXAMPLES[mode],
         database=None,
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
@@ -95,9 +113,14 @@ def attack(operation: Any, mode: GenerationMode, found: list[str]) -> None:
     @given(case=operation.as_strategy(generation_mode=mode), place=st.randoms(use_true_random=False))
     def run(case: Any, place: random.Random) -> None:
         for name in case.path_parameters or {}:
-            if name in KNOWN and place.random() < 0.8:
-                case.path_parameters[name] = place.choice(KNOWN[name][:1] * 4 + KNOWN[name])
+            if name in KNOWN and (policy or place.random() < 0.8):
+                case.path_parameters[name] = KNOWN[name][0] if policy else place.choice(KNOWN[name][:1] * 4 + KNOWN[name])
+        if policy:
+            case.path_parameters["policy"] = policy
+            if "requestBody" in operation.definition.raw and place.random() < 0.7:
+                case.body = place.choice(SHAPES)
         answer = case.call(timeout=60)
+        taken.append(answer.status_code < 400)
         wrong = complaint(answer)
         if wrong:
             sent = answer.request
@@ -105,6 +128,7 @@ def attack(operation: Any, mode: GenerationMode, found: list[str]) -> None:
 
     with contextlib.suppress(Unsatisfiable):  # nothing that does not fit can be sent to a route without parameters
         run()
+    return any(taken)
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
@@ -120,4 +144,20 @@ def test_no_request_breaks_a_route(server: ServerProcess, mode: GenerationMode) 
         furnish(admin)
         attack(operation, mode, found)
     assert found == []
+    assert requests.get(f"{server.http_url}/admin/v2/brokers/health", timeout=60).text == "ok"
+
+
+def test_no_request_breaks_a_policy(server: ServerProcess) -> None:
+    """Every policy of a namespace and of a topic: whatever is stored in it, reading and removing are answered."""
+    admin = Admin(server)
+    about = [(operation, policy) for operation in operations(server.http_url) for policy in policies(operation)]
+    assert len(about) > 4 * 60
+    found: list[str] = []
+    missed = []
+    for operation, policy in about:
+        furnish(admin)
+        taken = attack(operation, GenerationMode.POSITIVE, found, policy)
+        if not taken and operation.method.lower() in ("get", "delete"):
+            missed.append(f"{operation.method} {policy}")
+    assert (found, missed) == ([], [])
     assert requests.get(f"{server.http_url}/admin/v2/brokers/health", timeout=60).text == "ok"

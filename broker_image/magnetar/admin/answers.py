@@ -4,12 +4,13 @@ Owns: refusals as `{"reason": ...}`, redirects to the owner of a topic, names fr
 Imports: FastAPI, names, errors.
 Source: facts on protocol 3: bare JSON scalars as bodies, under any content type; 307 to the broker that serves a topic.
 Invariants: every error leaves as its declared status with a reason; a success without a body is 204; a body beyond the limit is refused before it
-is read.
+is read, and what was read can be written again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ from magnetar.names import NamespaceName, TopicName
 log = structlog.get_logger(__name__)
 
 BODY_BYTES_MAX = 1 << 20
+BODY_LEVELS_MAX = 64
+"""Of nesting: far below what the interpreter's stack holds wherever a stored value is read or written again."""
 TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic:path}"
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 Domain = Annotated[str, Path(json_schema_extra={"enum": ["persistent", "non-persistent"]})]
@@ -99,11 +102,33 @@ async def _read(request: Request) -> bytes:
     return bytes(data)
 
 
+def _json(data: bytes | str) -> Any:
+    """A JSON value that can be stored and given back. Raises ValueError, RecursionError."""
+    found = json.loads(data)
+    _refuse_unwritable(found, BODY_LEVELS_MAX)
+    return found
+
+
+def _refuse_unwritable(value: Any, levels: int) -> None:
+    """Raises ValueError for what Python reads and no JSON in UTF-8 holds: NaN, infinities, half a surrogate pair; and for deeper nesting."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON")
+    elif isinstance(value, dict | list):
+        if not levels:
+            raise ValueError(f"more than {BODY_LEVELS_MAX} levels of nesting")
+        for part in value:
+            _refuse_unwritable(part, levels - 1)
+            if isinstance(value, dict):
+                _refuse_unwritable(value[part], levels - 1)
+
+
 async def text_of(request: Request) -> str | None:
     """A request's body as a string, in JSON or bare as Java's client sends it; None without one. Raises InvalidRequest."""
     try:
         text = (await _read(request)).decode().strip()
-        found = json.loads(text) if text.startswith('"') else text
+        found = _json(text) if text.startswith('"') else text
     except ValueError as error:
         raise InvalidRequest(f"body: it is not text in UTF-8 ({error}); send a name") from error
     return found or None
@@ -115,7 +140,7 @@ async def body_of(request: Request) -> Any:
     if not data.strip():
         return None
     try:
-        return json.loads(data)
+        return _json(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"body: {data[:80]!r} is not JSON ({error}); send a JSON value") from error
 

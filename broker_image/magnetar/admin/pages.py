@@ -13,6 +13,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
+SHOWN_ABOVE = 2
+"""So many values of a part of the path are named by the text of the route."""
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222;background:#fff}"
     "h2{margin:2rem 0 .5rem;border-bottom:1px solid #ccc}table{border-collapse:collapse;width:100%}"
@@ -54,6 +56,14 @@ def _row(method: str, path: str, operation: dict[str, Any]) -> str:
     takes = [f"?{name}=" for name in query]
     if "requestBody" in operation:
         takes.append(f"body: {operation['requestBody'].get('description', 'JSON')}")
+    takes += [
+        f"{found['name']}: {' | '.join(found['schema']['enum'])}" for found in operation.get("parameters", ()) if _is_table(found)
+    ]
     said = escape(operation.get("description") or operation.get("summary", ""))
     small = f"<br><small>{escape(', '.join(takes))}</small>" if takes else ""
     return f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td><td>{said}{small}</td></tr>"
+
+
+def _is_table(parameter: dict[str, Any]) -> bool:
+    """Whether a part of the path is one of a list that is worth showing: which policies there are."""
+    return parameter["in"] == "path" and len(parameter.get("schema", {}).get("enum", ())) > SHOWN_ABOVE

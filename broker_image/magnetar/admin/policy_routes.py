@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 
 from magnetar.admin.answers import (
@@ -111,6 +111,8 @@ TOPIC_POLICIES: Mapping[str, PolicyRoute] = {
     "maxUnackedMessagesOnSubscription": PolicyRoute("max_unacked_messages_per_subscription"),
 }
 
+NamespacePolicy = Annotated[str, Path(json_schema_extra={"enum": list(NAMESPACE_POLICIES)})]
+TopicPolicy = Annotated[str, Path(json_schema_extra={"enum": list(TOPIC_POLICIES)})]
 QUOTAS = "backlog_quota_map"
 ANY = {"description": "Pulsar's JSON of this policy"}
 
@@ -167,7 +169,7 @@ def _add_namespace_policies(router: APIRouter, port: AdminPort) -> None:
     path = f"{NAMESPACE}/{{policy:namespace_policy}}"
 
     @router.get(path)
-    async def read(tenant: str, namespace: str, policy: str) -> Response:
+    async def read(tenant: str, namespace: str, policy: NamespacePolicy) -> Response:
         """Return a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
         found = (await port.policies(namespace_name(tenant, namespace), applied=False)).get(row.key)
@@ -175,14 +177,14 @@ def _add_namespace_policies(router: APIRouter, port: AdminPort) -> None:
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
-    async def write(tenant: str, namespace: str, policy: str, request: Request) -> None:
+    async def write(tenant: str, namespace: str, policy: NamespacePolicy, request: Request) -> None:
         """Set a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
         value = await (text_of(request) if row.text else body_of(request))
         await _write(port, namespace_name(tenant, namespace), row.key, value)
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def remove(tenant: str, namespace: str, policy: str) -> None:
+    async def remove(tenant: str, namespace: str, policy: NamespacePolicy) -> None:
         """Remove a policy of a namespace."""
         await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES[policy].key, None)
 
@@ -201,7 +203,7 @@ def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
     path = f"{TOPIC}/{{policy:topic_policy}}"
 
     @router.get(path)
-    async def read(domain: Domain, tenant: str, namespace: str, topic: str, policy: str, applied: bool = False) -> Response:
+    async def read(domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy, applied: bool = False) -> Response:
         """Return a policy of a topic; with `applied` that of its namespace where it has none."""
         row = TOPIC_POLICIES[policy]
         found = (await port.policies(topic_name(domain, tenant, namespace, topic), applied=applied)).get(row.key)
@@ -214,7 +216,7 @@ def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
         tenant: str,
         namespace: str,
         topic: str,
-        policy: str,
+        policy: TopicPolicy,
         request: Request,
         ttl: Annotated[int | None, Query(alias="messageTTL")] = None,
     ) -> None:
@@ -224,7 +226,7 @@ def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
         await _write(port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, value)
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def remove(domain: Domain, tenant: str, namespace: str, topic: str, policy: str) -> None:
+    async def remove(domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy) -> None:
         """Remove a policy of a topic."""
         await _write(port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, None)
 

@@ -12,6 +12,7 @@ import pytest
 
 from magnetar.admin.answers import BODY_BYTES_MAX
 from magnetar.admin.application import create_application
+from magnetar.admin.policy_routes import NAMESPACE_POLICIES, TOPIC_POLICIES
 from magnetar.admin.ports import ListMode
 from magnetar.errors import InvalidRequest, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, TopicExists, TopicNotFound
 from magnetar.names import NamespaceName, TopicName
@@ -302,11 +303,26 @@ def test_the_description_lists_every_route(port: MemoryPort) -> None:
     assert silent == []
 
 
+def test_the_description_names_every_policy(port: MemoryPort) -> None:
+    """Whoever generates a client, or attacks the routes, knows which there are."""
+    paths = ask(port, "GET", "/openapi.json").json()["paths"]
+    for path, table in (
+        ("/admin/v2/namespaces/{tenant}/{namespace}/{policy}", NAMESPACE_POLICIES),
+        ("/admin/v2/{domain}/{tenant}/{namespace}/{topic}/{policy}", TOPIC_POLICIES),
+    ):
+        assert set(paths[path]) == {"get", "put", "post", "delete"}
+        for method, described in paths[path].items():
+            [named] = [found["schema"]["enum"] for found in described["parameters"] if found["name"] == "policy"]
+            assert named == list(table), (method, path)
+
+
 def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> None:
     """Every route of the description is on it; no script, no style and no font is loaded."""
     page = ask(port, "GET", "/docs").text
     for path in ask(port, "GET", "/openapi.json").json()["paths"]:
         assert f"<code>{path}</code>" in page
+    for name in (*NAMESPACE_POLICIES, *TOPIC_POLICIES):
+        assert re.search(rf" {name}[ <]", page), name
     assert "<script" not in page
     assert "src=" not in page
     assert re.findall(r'href="([^"]*)"', page) == ["/openapi.json"]

@@ -136,6 +136,37 @@ def test_what_is_wrong_is_refused_with_a_reason(tmp_path: Path, method: str, pat
     play(tmp_path, script)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+        '{"a": ' + "[" * 500 + "]" * 500 + "}",
+    ],
+    ids=["nan", "infinity", "overflow", "surrogate", "surrogate-key", "nested"],
+)
+def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: str) -> None:
+    """Python reads more than JSON is: a policy, a property or a document of that kind would be an error for whoever asks for it afterwards."""
+
+    async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
+        await peer.produce()
+        for method, path in (
+            ("POST", f"{NAMESPACE}/persistence"),
+            ("POST", f"{TOPICS}/t/persistence"),
+            ("PUT", f"{TOPICS}/t/subscription/s/properties"),
+            ("POST", "/admin/v2/resource-quotas"),
+        ):
+            found = await rest.ask(method, path, content=value.encode())
+            assert found.status_code == 400, (path, found.status_code, found.text)
+            assert found.json()["reason"].startswith("body: "), found.text
+        assert (await rest.ask("GET", f"{NAMESPACE}/persistence")).status_code == 204
+
+    play(tmp_path, script)
+
+
 def test_a_policy_acts_at_once_on_topics_that_are_open_and_on_new_ones(tmp_path: Path) -> None:
     """The namespace's, then the topic's own over it; removal brings back what is below."""
 
