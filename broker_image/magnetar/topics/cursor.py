@@ -4,12 +4,13 @@ Owns: the mark-delete, acknowledged ranges above it, partial acknowledgements of
 Imports: intervals, ledgers, state, acksets. Pure.
 Source: Pulsar's ACK (individual, cumulative, ack_set ANDed, all zero = acknowledged), seek by id.
 Invariants: everything below `mark_delete` is acknowledged and the entry at it is not; nothing acknowledged is ever forgotten except
-by `reset`; restoring a state and applying the deltas taken since gives an equal cursor.
+by `reset`; restoring a state and applying the deltas taken since gives an equal cursor; a delta fits into a block of the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from magnetar.topics.acksets import mask_of_words, words_of_mask
 from magnetar.topics.intervals import IntervalSet
@@ -17,6 +18,11 @@ from magnetar.topics.ledgers import LedgerTable, Position
 from magnetar.topics.state import CursorDelta, CursorState, PartialAck, Range
 
 ACKNOWLEDGED_RANGES_MAX = 200_000
+MASK_BITS_MAX = 64 << 23
+"""Of all masks of a subscription together (64 MiB)."""
+DELTA_RANGES_MAX = 20_000
+DELTA_MASK_BITS_MAX = 1 << 23
+"""What one record of the log holds at most (0.5 MB of ranges, 1 MiB of masks and the last one); what is left comes with the next one."""
 
 
 class Cursor:
@@ -24,7 +30,8 @@ class Cursor:
 
     `acknowledged_ranges_max` bounds the holes kept, and the partly acknowledged batches: at it the cursor is `saturated`, and dispatch stops
     reading new entries until holes are filled. (Pulsar instead forgets ranges beyond 10 000 at a restart, which would undo confirmed
-    acknowledgements.)
+    acknowledgements.) Who acknowledges what was never delivered may open more: at twice the bound, or with too many bits in masks, the cursor
+    is `crowded`, and `admits` says what it still takes.
     """
 
     __slots__ = (
@@ -33,6 +40,7 @@ class Cursor:
         "_fresh_partial",
         "_ledgers",
         "_mark",
+        "_mask_bits",
         "_partial",
         "_partial_end",
         "_ranges_max",
@@ -48,6 +56,7 @@ class Cursor:
         self._fresh = IntervalSet()
         self._partial: dict[int, int] = {}
         self._partial_end = 0
+        self._mask_bits = 0
         self._fresh_partial: set[int] = set()
         self._mark = self._taken_mark = self._bounded(mark_delete)
         self._reset = True
@@ -83,6 +92,23 @@ class Cursor:
     def saturated(self) -> bool:
         """No more holes may be opened, or batches begun: only entries below `acknowledged_end` may be delivered."""
         return self._acknowledged.interval_count >= self._ranges_max or len(self._partial) >= self._ranges_max
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it takes only what `admits` admits."""
+        return (
+            self._acknowledged.interval_count >= 2 * self._ranges_max
+            or len(self._partial) >= 2 * self._ranges_max
+            or self._mask_bits >= MASK_BITS_MAX
+        )
+
+    def admits(self, start: int, end: int) -> bool:
+        """Whether acknowledging the entries [start, end) opens no hole."""
+        return start <= self._mark or start - 1 in self._acknowledged or end in self._acknowledged or start in self._acknowledged
+
+    def admits_partial(self, ordinal: int) -> bool:
+        """Whether acknowledging messages of an entry adds no mask."""
+        return ordinal in self._partial or self.is_acknowledged(ordinal)
 
     @property
     def partial(self) -> dict[int, int]:
@@ -149,6 +175,7 @@ class Cursor:
             self.acknowledge(ordinal, ordinal + 1)
         elif remaining != known:
             self._partial[ordinal] = remaining
+            self._mask_bits += remaining.bit_length() - (known.bit_length() if known is not None else 0)
             self._partial_end = max(self._partial_end, ordinal + 1)
             self._fresh_partial.add(ordinal)
         return remaining
@@ -159,7 +186,7 @@ class Cursor:
         self._acknowledged.clear()
         self._fresh.clear()
         self._partial.clear()
-        self._partial_end = 0
+        self._partial_end = self._mask_bits = 0
         self._fresh_partial.clear()
         self._reset = True
         if mask is not None and ordinal < self._ledgers.end:
@@ -174,7 +201,7 @@ class Cursor:
         else:
             gone = [ordinal for ordinal in self._partial if start <= ordinal < end]
         for ordinal in gone:
-            del self._partial[ordinal]
+            self._mask_bits -= self._partial.pop(ordinal).bit_length()
             self._fresh_partial.discard(ordinal)
         if not self._partial:
             self._partial_end = 0
@@ -182,18 +209,45 @@ class Cursor:
     # --- the log ----------------------------------------------------------------------------------------------------------------
 
     def take_delta(self) -> CursorDelta | None:
-        """What changed since the last call (or since creation or restoration), for one record of the log; None if nothing did."""
+        """What changed since the last call (or since creation or restoration), as much as one record of the log takes; None if nothing did.
+
+        Call it until the cursor is not `dirty` any more.
+        """
         if not self.dirty:
             return None
         self._fresh.remove_below(self._mark)
+        ranges = list(islice(self._fresh, DELTA_RANGES_MAX))
+        partial = self._first_masks() if len(ranges) == self._fresh.interval_count else []
         delta = CursorDelta(
             mark_delete=self.mark_delete_position,
-            ranges=self._as_ranges(self._fresh),
-            partial=self._as_partial(sorted(self._fresh_partial)),
+            ranges=self._as_ranges(ranges),
+            partial=self._as_partial(partial),
             reset=self._reset,
         )
-        self._settle()
+        if ranges:
+            self._fresh.remove_below(ranges[-1][1])
+        self._fresh_partial.difference_update(partial)
+        self._taken_mark, self._reset = self._mark, False
         return delta
+
+    def _first_masks(self) -> list[int]:
+        """As many of the partly acknowledged entries that were not written as fit into one record, in order."""
+        bits, found = 0, list[int]()
+        for ordinal in sorted(self._fresh_partial):
+            if bits >= DELTA_MASK_BITS_MAX or len(found) >= DELTA_RANGES_MAX:
+                break
+            bits += self._partial[ordinal].bit_length()
+            found.append(ordinal)
+        return found
+
+    def put_back(self, delta: CursorDelta) -> None:
+        """The delta that was taken last could not be written: it is part of the next one."""
+        for ledger, first, last in delta.ranges:
+            self._fresh.add(*self._ledgers.span(ledger, first, last))
+        found = (self._ledgers.find((ledger, entry)) for ledger, entry, _ in delta.partial)
+        self._fresh_partial.update(ordinal for ordinal in found if ordinal in self._partial)
+        self._reset = self._reset or delta.reset
+        self._taken_mark = -1
 
     def apply_delta(self, delta: CursorDelta) -> None:
         """Replay one record of the log, or a checkpoint's state as a delta. The ledgers must hold what was in them then."""
@@ -224,7 +278,7 @@ class Cursor:
         self._taken_mark = self._mark
         self._reset = False
 
-    def _as_ranges(self, intervals: IntervalSet) -> tuple[Range, ...]:
+    def _as_ranges(self, intervals: Iterable[tuple[int, int]]) -> tuple[Range, ...]:
         return tuple(run for start, end in intervals for run in self._ledgers.runs(start, end))
 
     def _as_partial(self, ordinals: Sequence[int]) -> tuple[PartialAck, ...]:

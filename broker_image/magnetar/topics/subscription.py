@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from magnetar.errors import ConsumerBusy, InvalidRequest
+from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import (
     Consumer,
@@ -36,9 +36,21 @@ from magnetar.topics.shared import SharedDispatcher
 from magnetar.topics.state import CursorDelta, CursorState
 from magnetar.topics.withheld import DeliveryView
 
+PROPERTIES_BYTES_MAX = 256 << 10
+"""Names and values of a subscription's properties, in UTF-8."""
+
 _DISPATCHERS: Mapping[SubscriptionType, Callable[[CursorView, DispatchLimits, str], Dispatcher]] = MappingProxyType(
     {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, SharedDispatcher, FailoverDispatcher, KeySharedDispatcher)}
 )
+
+
+def check_properties(subscription: str, properties: Mapping[str, str]) -> None:
+    """Raises NotAllowed if they would not fit into a record of the log, however they are written there."""
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size > PROPERTIES_BYTES_MAX:
+        raise NotAllowed(
+            f"properties of subscription {subscription!r} have {size} bytes; at most {PROPERTIES_BYTES_MAX} are kept: make them smaller"
+        )
 
 
 class Subscription:
@@ -130,7 +142,8 @@ class Subscription:
         return MappingProxyType(self._properties)
 
     def replace_properties(self, properties: Mapping[str, str]) -> None:
-        """Set the properties; the next delta carries them."""
+        """Set the properties; the next delta carries them. Raises NotAllowed if they are too large."""
+        check_properties(self.name, properties)
         self._properties = dict(properties)
         self._properties_changed = True
 
@@ -374,7 +387,7 @@ class Subscription:
     # --- the log ----------------------------------------------------------------------------------------------------------------
 
     def take_delta(self) -> CursorDelta | None:
-        """What the log does not hold yet of a durable subscription; None if nothing, or if it is not durable."""
+        """What the log does not hold yet of a durable subscription, as `Cursor.take_delta`; None if nothing, or if it is not durable."""
         if not self.durable:
             return None
         delta = self.cursor.take_delta()
@@ -382,6 +395,11 @@ class Subscription:
             delta = replace(delta or CursorDelta(self.cursor.mark_delete_position), properties=dict(self._properties))
             self._properties_changed = False
         return delta
+
+    def put_back(self, delta: CursorDelta) -> None:
+        """The delta that was taken last could not be written."""
+        self.cursor.put_back(delta)
+        self._properties_changed = self._properties_changed or delta.properties is not None
 
     def apply_delta(self, delta: CursorDelta) -> None:
         """Replay one record of the log."""

@@ -20,10 +20,12 @@ from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
 from magnetar.topics.producers import ProducerRegistry
 from magnetar.topics.retention import Ages
 from magnetar.topics.state import CursorDelta, TopicState
-from magnetar.topics.subscription import Subscription
+from magnetar.topics.subscription import Subscription, check_properties
 
 DEDUPLICATION = "deduplication"
 """Property of a topic: there while deduplication is on. Its place in the log tells which entries were tested."""
+SUBSCRIPTION_NAME_MAX = 1024
+"""Characters of a subscription's name: what a transaction coordinator takes for a participant."""
 RESERVED_SUBSCRIPTION = "pulsar.dedup"
 RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
 TERMINATED, TRIMMED = "terminated", "trimmed"
@@ -212,7 +214,7 @@ class Topic:
     ) -> Subscription:
         """The subscription `name`, created if need be, with `start` (a Position, EARLIEST or LATEST) as the first entry to deliver.
 
-        Raises NotAllowed for a reserved or blank name, and where durable and non-durable meet under one name.
+        Raises NotAllowed for a reserved, blank or overlong name, too large properties, and where durable and non-durable meet under one name.
         """
         found = self._subscriptions.get(name)
         if found is not None:
@@ -226,6 +228,11 @@ class Topic:
             return found
         if not name.strip() or name == RESERVED_SUBSCRIPTION or name.startswith(RESERVED_SUBSCRIPTION_PREFIX):
             raise NotAllowed(f"subscription name {name!r} is blank or reserved; choose another name")
+        if len(name) > SUBSCRIPTION_NAME_MAX:
+            raise NotAllowed(
+                f"subscription name {name[:40]!r}... has {len(name)} characters; choose one of at most {SUBSCRIPTION_NAME_MAX}"
+            )
+        check_properties(name, properties or {})
         return self._create(name, self.ledgers.clamp(start), durable, properties)
 
     def limit(self, limits: DispatchLimits) -> None:

@@ -18,6 +18,7 @@ from magnetar.errors import MagnetarError, ProtocolError, UnsupportedCommand, Wi
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
 from magnetar.wire.frames import encode_command
+from magnetar.wire.texts import broken_text
 
 PROTOCOL_VERSION = 21
 NO_REQUEST = -1
@@ -53,7 +54,10 @@ def peek_type(data: Buffer, start: int, end: int) -> int:
 
 
 def decode_command(data: Buffer, start: int = 0, end: int | None = None) -> api.BaseCommand:
-    """Parse data[start:end]. Raises ProtocolError if malformed, UnsupportedCommand if well-formed but of a type we do not know."""
+    """Parse data[start:end]; its strings are text.
+
+    Raises ProtocolError if malformed, UnsupportedCommand if well-formed but of a type we do not know.
+    """
     try:
         command = api.BaseCommand.FromString(bytes(data[start:end]))
     except DecodeError as failure:
@@ -66,6 +70,9 @@ def decode_command(data: Buffer, start: int = 0, end: int | None = None) -> api.
         raise ProtocolError(f"command of type {command.type} lacks its sub-message {field}")
     if not command.IsInitialized():
         raise ProtocolError(f"command {field} lacks required fields, or an enum of it is out of range")
+    broken = broken_text(getattr(command, field))
+    if broken is not None:
+        raise ProtocolError(f"command {field}: its field {broken} is not UTF-8; send text")
     return command
 
 

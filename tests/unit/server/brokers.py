@@ -162,7 +162,10 @@ def command_frame(field: str, **values: Any) -> bytes:
     body = getattr(command, field)
     body.SetInParent()
     for name, value in values.items():
-        setattr(body, name, value)
+        if isinstance(value, list):
+            getattr(body, name).extend(value)
+        else:
+            setattr(body, name, value)
     return encode_command(command)
 
 

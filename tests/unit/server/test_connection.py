@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+import structlog
 
 from magnetar.server.commands.service import BrokerService
 from magnetar.server.connections.connection import Connection
 from magnetar.server.connections.connection_table import ConnectionTable
+from magnetar.server.connections.sessions import ConsumerSession
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.metadata.virtual_time import VirtualLoop, run_virtually
@@ -315,6 +317,32 @@ def test_a_peer_that_never_shakes_hands_is_dropped() -> None:
         await line.feed(CONNECT[:-1])
         await asyncio.sleep(KEEP_ALIVE_S + 1)
         assert line.transport.state == "aborted"
+
+    run(scenario)
+
+
+def test_one_session_that_cannot_be_dropped_keeps_none_of_the_others() -> None:
+    """An exclusive consumer that nobody detaches would keep its successors out until the broker ends."""
+
+    class Detached:
+        def __init__(self, *, fails: bool = False) -> None:
+            self.closed, self.fails, self.left = False, fails, False
+            self.subscription = self
+
+        def detach(self, _session: Detached) -> None:
+            self.left = True
+            if self.fails:
+                raise TypeError("cannot be sorted")
+
+    async def scenario() -> None:
+        line = Line()
+        await line.feed(CONNECT)
+        consumers = [Detached(), Detached(fails=True), Detached()]
+        line.connection.consumers = dict(enumerate(cast(list[ConsumerSession], consumers)))
+        with structlog.testing.capture_logs() as logged:
+            line.connection.connection_lost(None)
+        assert [(consumer.left, consumer.closed) for consumer in consumers] == [(True, True)] * 3
+        assert [line["event"] for line in logged if line["log_level"] == "error"] == ["connection.session_not_dropped"]
 
     run(scenario)
 

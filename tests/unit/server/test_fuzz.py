@@ -21,8 +21,10 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from magnetar.metadata.records import LogPosition
 from magnetar.server.broker import Broker
 from magnetar.server.connections.connection import Connection
+from magnetar.storage.checkpoint import CheckpointEncoder
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command, encode_with_body
@@ -45,6 +47,8 @@ TOPICS = [
 IDS = st.sampled_from([0, 1, 2, 2**31, 2**63, 2**64 - 1])
 SIGNED = st.sampled_from([-1, 0, 1, 2, 7, -(2**31), 2**31 - 1])
 TEXTS = st.sampled_from(["", "s", "c", "public/default", "no/where", "pulsar.dedup", ".*", "(a+)+b", "\u00e4\U0001f600", "x" * 300])
+NOT_TEXT = b"no/\xffhere"
+"""Takes the place of `no/where`: of proto2 strings nobody else checks that they are UTF-8."""
 BYTES = st.sampled_from([b"", b"\x00" * 8, b"x", b"\xff" * 40])
 
 
@@ -122,6 +126,33 @@ SET_UP = [
 ]
 
 
+PAIR = [api.KeyValue(key="no/where", value="no/where")]
+NAMED = [
+    requests.subscribe(
+        api.CommandSubscribe(
+            topic="fuzz",
+            subscription=subscription,
+            subType=kind,
+            consumer_id=3,
+            request_id=9,
+            consumer_name="no/where",
+            metadata=PAIR,
+            subscription_properties=PAIR,
+        )
+    )
+    for subscription, kind in (("no/where", api.CommandSubscribe.Failover), ("s", api.CommandSubscribe.Shared))
+] + [requests.producer(api.CommandProducer(topic="fuzz", producer_id=3, request_id=9, producer_name="no/where", metadata=PAIR))]
+
+
+@st.composite
+def misspelt(draw: st.DrawFn) -> bytes:
+    """A command that would be carried out, but for one of its strings, which is no text."""
+    frame = draw(st.sampled_from(NAMED))
+    parts = frame.split(b"no/where")
+    broken = draw(st.integers(1, len(parts) - 1))
+    return b"no/where".join(parts[:broken]) + NOT_TEXT + b"no/where".join(parts[broken:])
+
+
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     """Bytes with a few flipped, cut, repeated or put in."""
@@ -147,6 +178,7 @@ def sessions(draw: st.DrawFn) -> bytes:
     """What a peer sends, most often after a handshake and something to hit."""
     parts = [requests.connect("fuzz", draw(st.sampled_from([0, 12, 21, 99])))] if draw(st.integers(0, 9)) else []
     parts += SET_UP if draw(st.booleans()) else []
+    parts += [draw(misspelt())] if draw(st.integers(0, 4)) == 0 else []
     for frame in draw(st.lists(frames(), min_size=1, max_size=8)):
         parts.append(draw(damaged(frame)) if draw(st.integers(0, 3)) == 0 else frame)
     return b"".join(parts)
@@ -217,6 +249,17 @@ async def play(world: World, session: bytes, pieces: list[int]) -> None:
     neighbour.connection_lost(None)
     assert (connection.producers, connection.consumers, connection.watchers) == ({}, {}, {})
     assert len(world.broker._connections) == 0
+    check_can_be_written(world.broker)
+
+
+def check_can_be_written(broker: Broker) -> None:
+    """Nothing that a peer has left behind stands in the way of a checkpoint, nor of the next record of a cursor."""
+    for owned in broker.ownership.owned.values():
+        encoder = CheckpointEncoder(str(owned.name), owned.epoch, "b", LogPosition(0, 0))
+        for name in sorted(owned.topics):
+            encoder.add(name, owned.topics[name].to_state())
+        owned._write_dirty()
+        assert not [host for topic in owned.topics.values() for host in topic.subscriptions.values() if host.core.dirty]
 
 
 @settings(

@@ -18,6 +18,12 @@ def test_words_are_little_endian_and_signed() -> None:
     assert mask_of_words(((1 << 64) - 1, 1, 0, 0)) == (1 << 65) - 1
 
 
+def test_a_long_ack_set_costs_what_its_words_cost() -> None:
+    """A peer says how many there are: a hundred thousand are a matter of milliseconds (word by word into one number it was seconds)."""
+    words = tuple(range(1, 100_001))
+    assert words_of_mask(mask_of_words(words)) == words
+
+
 @given(st.integers(0, (1 << 200) - 1))
 def test_masks_survive_the_wire(mask: int) -> None:
     """Conversion is reversible, and every word fits an int64."""

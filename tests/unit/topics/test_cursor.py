@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.topics import cursor as cursors
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.ledgers import LedgerTable, Position
 from magnetar.topics.state import CursorDelta
@@ -113,6 +115,78 @@ def test_deltas_and_checkpoints_restore_the_same_cursor(steps: list[tuple[str, i
     assert restored.to_state() == live.to_state()
     assert not restored.dirty, "what came from the log need not be written again"
     assert live.take_delta() is None
+
+
+@given(STEPS, st.lists(st.booleans(), max_size=40))
+def test_a_delta_has_a_size_and_may_fail_to_be_written(steps: list[tuple[str, int, int]], fails: list[bool]) -> None:
+    """Whatever was acknowledged between two writes comes in pieces of two ranges or three bits of masks; a piece that is put back comes again."""
+    with mock.patch.multiple(cursors, DELTA_RANGES_MAX=2, DELTA_MASK_BITS_MAX=3):
+        live, model, restored = Cursor(LedgerTable(LEDGERS), 0), Model(), Cursor(LedgerTable(LEDGERS), ENTRIES)
+        outcomes = iter(fails)
+        for step in [*steps, ("log", 0, 0)]:
+            apply(live, model, step)
+            while step[0] == "log" and live.dirty:
+                delta = live.take_delta()
+                assert delta is not None
+                assert len(delta.partial) <= 2
+                assert sum(last - first + 1 for _, first, last in delta.ranges) <= ENTRIES
+                if next(outcomes, False):
+                    live.put_back(delta)
+                    assert live.dirty
+                else:
+                    restored.apply_delta(delta)
+            if step[0] == "log":
+                assert restored.to_state() == live.to_state()
+        check_equal(restored, model)
+        assert live.take_delta() is None
+
+
+def test_ranges_of_a_delta_are_counted() -> None:
+    """A record of the log has a greatest size, and a consumer may open holes faster than they are written."""
+    with mock.patch.multiple(cursors, DELTA_RANGES_MAX=2):
+        cursor = Cursor(LedgerTable([(9, 20)]), 0)
+        for ordinal in (2, 4, 6, 8, 10):
+            cursor.acknowledge(ordinal, ordinal + 1)
+        cursor.acknowledge_partial(12, 0b10)
+        taken = [cursor.take_delta() for _ in range(3)]
+        assert [[span[1] for span in delta.ranges] for delta in taken if delta is not None] == [[2, 4], [6, 8], [10]]
+        assert [(delta.reset, len(delta.partial)) for delta in taken if delta is not None] == [(True, 0), (False, 0), (False, 1)]
+        assert not cursor.dirty
+
+
+def test_a_crowded_cursor_takes_what_fills_holes() -> None:
+    """Beyond twice the bound of holes nothing is taken that opens one more; the oldest, and neighbours of what is acknowledged, always are."""
+    cursor = Cursor(LedgerTable([(9, 40)]), 0, acknowledged_ranges_max=2)
+    for ordinal in (2, 4, 6):
+        cursor.acknowledge(ordinal, ordinal + 1)
+    assert (cursor.saturated, cursor.crowded) == (True, False)
+    cursor.acknowledge(8, 9)
+    assert cursor.crowded
+    assert [cursor.admits(ordinal, ordinal + 1) for ordinal in (0, 3, 6, 9, 11)] == [True, True, True, True, False]
+    assert cursor.admits(0, 30)
+    cursor.acknowledge(0, 1)
+    cursor.acknowledge(1, 2)
+    assert not cursor.crowded
+
+
+def test_masks_take_so_much_memory() -> None:
+    """A peer says how long they are; what was taken is given back when the batch is acknowledged, or forgotten by a seek."""
+    with mock.patch.multiple(cursors, MASK_BITS_MAX=100):
+        cursor = Cursor(LedgerTable([(9, 40)]), 0)
+        cursor.acknowledge_partial(3, 1 << 59)
+        assert not cursor.crowded
+        cursor.acknowledge_partial(4, 1 << 59)
+        assert (cursor.crowded, cursor.admits_partial(4), cursor.admits_partial(5)) == (True, True, False)
+        cursor.acknowledge(4, 5)
+        assert not cursor.crowded
+        cursor.acknowledge_partial(3, 0)
+        cursor.acknowledge_partial(5, 1 << 99)
+        cursor.acknowledge_partial(5, 1 << 2 | 1)
+        assert not cursor.crowded
+        cursor.acknowledge_partial(6, 1 << 99)
+        assert cursor.crowded
+        cursor.reset(0)
+        assert not cursor.crowded
 
 
 def test_a_delta_carries_only_what_changed() -> None:

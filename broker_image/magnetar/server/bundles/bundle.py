@@ -8,13 +8,12 @@ the state as of its position or later, never earlier.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from magnetar.errors import NotAllowed, ServiceNotReady
+from magnetar.errors import LimitExceeded, NotAllowed, ServiceNotReady
 from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition
 from magnetar.names import SIDECAR, BundleName, TopicName, topic_of_sidecar
 from magnetar.server.bundles.parked import ParkedWork
@@ -42,6 +41,7 @@ from magnetar.storage.log_format import (
 )
 from magnetar.storage.places import RecordPlace
 from magnetar.topics.ledgers import Position
+from magnetar.topics.state import CursorDelta
 from magnetar.topics.topic import TRIMMED, Topic, position_text
 
 log = structlog.get_logger(__name__)
@@ -52,6 +52,8 @@ CHECKPOINT_SLICE_BYTES = 32 << 10
 DELETED_NAMES_MAX = 10_000
 """Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
 DIRTY_RETRY_S = 1.0
+CONFIRMATIONS_MAX = 10_000
+"""Acknowledgements of one subscription that wait for space."""
 
 
 @dataclass(slots=True)
@@ -111,7 +113,8 @@ class OwnedBundle:
         self._used_floor = 0
         self._manifest_due = 0.0
         self._creating: dict[str, asyncio.Task[TopicHost]] = {}
-        self._dirty: dict[SubscriptionHost, None] = {}
+        self._dirty: dict[SubscriptionHost, list[Callable[[], None]]] = {}
+        """Cursors with what is not in the log, and who wants to hear when it is."""
         self._dirty_timer: asyncio.TimerHandle | None = None
         self.topics: dict[str, TopicHost] = {
             topic: TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
@@ -237,39 +240,80 @@ class OwnedBundle:
 
     def cursor_dirty(self, subscription: SubscriptionHost) -> None:
         """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s` later."""
-        self._dirty[subscription] = None
-        if self._dirty_timer is None:
-            loop = asyncio.get_running_loop()
-            self._dirty_timer = loop.call_later(self.context.settings.ack_write_delay_s, self._write_dirty)
+        self._dirty.setdefault(subscription, [])
+        self._write_dirty_in(self.context.settings.ack_write_delay_s)
 
-    def _write_dirty(self) -> None:
-        self._dirty_timer = None
-        if self.context.log.stalled is not None and self.serving:
-            # Nothing would come of it now, and what waits in memory must not grow.
-            self._dirty_timer = asyncio.get_running_loop().call_later(DIRTY_RETRY_S, self._write_dirty)
+    def confirm_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
+        """As `write_cursor`; while there is no space it waits in the cursor, so that the log's queue does not grow by every acknowledgement.
+
+        Confirmations beyond CONFIRMATIONS_MAX are given up: the consumer asks again.
+        """
+        if self.context.log.stalled is None or not self.serving:
+            self.write_cursor(subscription, confirmed)
             return
-        dirty, self._dirty = self._dirty, {}
-        for subscription in dirty:
-            self._append_delta(subscription, None)
+        waiting = self._dirty.setdefault(subscription, [])
+        if len(waiting) < CONFIRMATIONS_MAX:
+            waiting.append(confirmed)
+        self._write_dirty_in(DIRTY_RETRY_S)
 
     def write_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
-        """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier deltas included, is durable."""
-        self._dirty.pop(subscription, None)
-        self._append_delta(subscription, confirmed)
+        """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier deltas included, is durable.
 
-    def _append_delta(self, subscription: SubscriptionHost, confirmed: Callable[[], None] | None) -> None:
+        Raises LimitExceeded if the log does not take it: it is written later then, and `confirmed` is forgotten.
+        """
+        self._append_deltas(subscription, [*self._dirty.pop(subscription, ()), confirmed])
+
+    def _write_dirty_in(self, delay_s: float) -> None:
+        if self._dirty_timer is None:
+            self._dirty_timer = asyncio.get_running_loop().call_later(delay_s, self._write_dirty_if_room)
+
+    def _write_dirty_if_room(self) -> None:
+        """While there is no space nothing would come of it, and what waits in memory must not grow."""
+        self._dirty_timer = None
+        if self.context.log.stalled is not None and self.serving:
+            self._write_dirty_in(DIRTY_RETRY_S)
+        else:
+            self._write_dirty()
+
+    def _write_dirty(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for subscription, confirmed in dirty.items():
+            try:
+                self._append_deltas(subscription, confirmed)
+            except LimitExceeded as error:  # no other cursor waits for this one
+                log.error(
+                    "cursor.write_delayed",
+                    topic=str(subscription.topic.name),
+                    subscription=subscription.core.name,
+                    error=str(error),
+                )
+
+    def _append_deltas(self, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]) -> None:
         topic = subscription.topic
         if self.topics.get(str(topic.name)) is not topic:
             return  # deleted
         if not self.serving:
-            if self.parked is not None and confirmed is not None:
-                self.parked.confirmation(subscription, confirmed)
+            if self.parked is not None:
+                for confirm in confirmed:
+                    self.parked.confirmation(subscription, confirm)
             return  # else the client gets no confirmation, and acknowledges again if there is a new owner
-        delta = subscription.core.take_delta()
-        if delta is None:
-            if confirmed is not None:
-                self.context.log.append((), 0, 0, lambda _place: confirmed())  # behind whatever is under way
-            return
+        then = _confirming(confirmed)
+        while (delta := subscription.core.take_delta()) is not None:
+            last = not subscription.core.dirty
+            try:
+                self._append_delta(subscription, delta, then if last else None)
+            except LimitExceeded:
+                subscription.core.put_back(delta)
+                self._dirty.setdefault(subscription, [])
+                self._write_dirty_in(DIRTY_RETRY_S)
+                raise
+            if last:
+                return
+        if then is not None:
+            self.context.log.append((), 0, 0, then)  # behind whatever is under way
+
+    def _append_delta(self, subscription: SubscriptionHost, delta: CursorDelta, on_durable: Durable | None) -> None:
+        topic = subscription.topic
         encoded = encode_cursor(
             epoch=self.epoch,
             topic=str(topic.name),
@@ -280,7 +324,7 @@ class OwnedBundle:
             partial=delta.partial,
             properties=delta.properties,
         )
-        self.append(encoded, _confirmation(confirmed))
+        self.append(encoded, on_durable)
 
     async def remove_subscription(self, subscription: SubscriptionHost) -> None:
         """Unsubscribe durably. Raises ServiceNotReady, StorageError."""
@@ -344,9 +388,8 @@ class OwnedBundle:
     async def append_release(self) -> LogPosition:
         """Flush, let all receipts out, and end this epoch in our log; the position just after RELEASE. Raises Fenced, StorageError."""
         assert not self.serving
-        state = json.dumps({name: list(host.core.last_confirmed) for name, host in sorted(self.topics.items())}).encode()
-        encoded = encode_release(epoch=self.epoch, bundle=str(self.name), state=state)
-        self.append(encoded, None)
+        # No state in it: whoever comes next has read the log up to here, and a list of very many topics would not fit into a block.
+        self.append(encode_release(epoch=self.epoch, bundle=str(self.name), state=b""), None)
         await self.context.log.barrier()
         return self.context.log.position
 
@@ -375,5 +418,13 @@ class OwnedBundle:
         self.non_persistent.close_clients(successor)
 
 
-def _confirmation(confirmed: Callable[[], None] | None) -> Callable[[RecordPlace], None] | None:
-    return None if confirmed is None else lambda _place: confirmed()
+def _confirming(confirmed: Sequence[Callable[[], None]]) -> Durable | None:
+    """Who is told when a record is durable."""
+    if not confirmed:
+        return None
+
+    def tell(_place: RecordPlace) -> None:
+        for confirm in confirmed:
+            confirm()
+
+    return tell

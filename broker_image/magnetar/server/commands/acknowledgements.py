@@ -3,16 +3,16 @@
 Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read by `participant/acknowledging`. Imports: wire,
 topics, server siblings. Source: facts on protocol semantics 2.5, 2.6, 2.10.
 Invariants: an ACK with a request id is answered, also for a consumer that is not attached; a success leaves only after its cursor record is
-durable; ids of what does not exist (any more) are passed over.
+durable; ids of what does not exist (any more) are passed over; what one ACK, and all that a subscription acknowledges, may take is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.errors import InvalidRequest, MagnetarError, ServiceNotReady, WireCode
+from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError, ServiceNotReady, WireCode
 from magnetar.server.connections.sessions import ConsumerSession
 from magnetar.server.participant.acknowledging import acknowledge_in_transaction, read_sizes, without_size
 from magnetar.server.participant.positions import entry_named, last_up_to
@@ -26,8 +26,11 @@ from magnetar.wire.runs import AckSpan
 
 if TYPE_CHECKING:
     from magnetar.server.connections.connection import Connection
+    from magnetar.server.topics.subscription_host import SubscriptionHost
 
 CUMULATIVE = api.CommandAck.Cumulative
+ACK_SETS_PER_COMMAND_MAX = 16
+"""Ack sets of the greatest length that one ACK may have, all its ids together: 4 million messages."""
 
 
 def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
@@ -44,13 +47,9 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
         text = f"topic {topic.name} is being unloaded; acknowledge again after the reconnect"
         _refuse(connection, ack, WireCode.SERVICE_NOT_READY, text)
         return
-    words, limit = (
-        max((len(identifier.ack_set) for identifier in ack.message_id), default=0),
-        topic.context.settings.ack_set_words_max,
-    )
-    if words > limit:
-        text = f"ack_set of {words} words is longer than ack_set_words_max={limit}; make smaller batches"
-        _refuse(connection, ack, WireCode.NOT_ALLOWED, text)
+    refusal = _too_many_words(ack, topic.context.settings.ack_set_words_max)
+    if refusal is not None:
+        _refuse(connection, ack, WireCode.NOT_ALLOWED, refusal)
         return
     if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
         _acknowledge_in_transaction(connection, session, ack)
@@ -58,8 +57,25 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
     confirmed = _confirm(connection, ack) if ack.HasField("request_id") else None
     if ack.ack_type == CUMULATIVE:
         _acknowledge_cumulative(session, ack, confirmed)
-    else:
+        return
+    try:
         _acknowledge_each(session, ack, confirmed)
+    except LimitExceeded as error:
+        _refuse(connection, ack, error.wire_code, str(error))
+
+
+def _too_many_words(ack: api.CommandAck, limit: int) -> str | None:
+    """Why its ack sets are not taken."""
+    longest = total = 0
+    for identifier in ack.message_id:
+        words = len(identifier.ack_set)
+        longest, total = max(longest, words), total + words
+    if longest > limit:
+        return f"ack_set of {longest} words is longer than ack_set_words_max={limit}; make smaller batches"
+    if total > ACK_SETS_PER_COMMAND_MAX * limit:
+        most = ACK_SETS_PER_COMMAND_MAX * limit
+        return f"ack_sets of {total} words in one ACK are more than {most}; acknowledge fewer batches at once"
+    return None
 
 
 def acknowledge_span(connection: Connection, span: AckSpan) -> None:
@@ -70,10 +86,24 @@ def acknowledge_span(connection: Connection, span: AckSpan) -> None:
     host = session.subscription
     if host.topic.transactions is not None and is_sidecar((span.ledger, span.first)):
         found = (entry_named(host.topic, (span.ledger, entry)) for entry in range(span.first, span.first + span.entries))
-        host.acknowledge(session, [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None], (), None)
-        return
-    ordinals = host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)
-    host.acknowledge(session, (ordinals,), (), None)
+        ranges = [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None]
+    else:
+        ranges = [host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)]
+    if _crowded_out(host, ranges, ()) is None:
+        host.acknowledge(session, ranges, (), None)
+
+
+def _crowded_out(host: SubscriptionHost, ranges: Sequence[tuple[int, int]], messages: Sequence[tuple[int, int]]) -> str | None:
+    """Why a subscription does not take these acknowledgements: it has far more holes than its consumers can have made by what they were given."""
+    cursor = host.core.cursor
+    if not cursor.crowded:
+        return None
+    if all(cursor.admits(*span) for span in ranges) and all(cursor.admits_partial(ordinal) for ordinal, _ in messages):
+        return None
+    return (
+        f"subscription {host.core.name!r} of {host.topic.name} has {cursor.range_count} acknowledged ranges and {len(cursor.partial)} partly "
+        "acknowledged batches, more than can come of what was delivered: acknowledge the oldest messages first"
+    )
 
 
 def _acknowledge_in_transaction(connection: Connection, session: ConsumerSession, ack: api.CommandAck) -> None:
@@ -147,6 +177,9 @@ def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: 
             ranges[-1] = (ranges[-1][0], ordinal + 1)
         else:
             ranges.append((ordinal, ordinal + 1))
+    text = _crowded_out(session.subscription, ranges, messages)
+    if text is not None:
+        raise LimitExceeded(text)
     session.subscription.acknowledge(session, ranges, messages, confirmed)
 
 

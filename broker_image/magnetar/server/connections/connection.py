@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import structlog
@@ -126,16 +127,20 @@ class Connection(asyncio.BufferedProtocol):
         for task in list(self._requests):
             task.cancel()
         producers, self.producers = self.producers, {}
+        consumers, self.consumers = self.consumers, {}
+        watchers, self.watchers = self.watchers, {}
+        steps: list[Callable[[], None]] = [watcher.stop for watcher in watchers.values()]
         for producer in producers.values():
             producer.closed = True
-            producer.topic.publishing.detach(producer)
-        consumers, self.consumers = self.consumers, {}
+            steps.append(partial(producer.topic.publishing.detach, producer))
         for consumer in consumers.values():
             consumer.closed = True
-            consumer.subscription.detach(consumer)
-        watchers, self.watchers = self.watchers, {}
-        for watcher in watchers.values():
-            watcher.stop()
+            steps.append(partial(consumer.subscription.detach, consumer))
+        for step in steps:
+            try:
+                step()
+            except Exception:  # none of the others may stay behind: an exclusive one would keep its successor out for ever
+                log.exception("connection.session_not_dropped", peer=self.peer)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbound.get_buffer(sizehint)

@@ -33,6 +33,7 @@ from magnetar.server.coordinator.identity import check_coordinator, txn_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
+from magnetar.topics.topic import SUBSCRIPTION_NAME_MAX
 from magnetar.transactions.coordinator import CoordinatorCore
 from magnetar.transactions.coordinator_events import Caller, EndRequested, JoinRequested
 from magnetar.transactions.ids import TxnId
@@ -50,7 +51,6 @@ Type = api.BaseCommand.Type
 TIMEOUT_DEFAULT_MS = 60_000
 """Of a transaction whose client names none: what Pulsar's clients name."""
 NAMES_BYTES_MAX = 4 << 20
-SUBSCRIPTION_LENGTH_MAX = 1024
 PENDING_BYTES_MAX = 16 << 20
 DISK_LOOK_S = 0.001
 
@@ -233,9 +233,9 @@ def _topic(text: str) -> str:
 
 
 def _subscription(named: api.Subscription) -> str:
-    if not 0 < len(named.subscription) <= SUBSCRIPTION_LENGTH_MAX:
+    if not 0 < len(named.subscription) <= SUBSCRIPTION_NAME_MAX:
         raise InvalidRequest(
-            f"subscription: a name of {len(named.subscription)} characters is out of range: use 1..{SUBSCRIPTION_LENGTH_MAX}"
+            f"subscription: a name of {len(named.subscription)} characters is out of range: use 1..{SUBSCRIPTION_NAME_MAX}"
         )
     return named.subscription
 

@@ -135,7 +135,7 @@ class SubscriptionHost:
 
     def _acknowledged(self, unblocked: bool, confirmed: Callable[[], None] | None) -> None:
         if confirmed is not None:
-            self.topic.bundle.write_cursor(self, confirmed)
+            self.topic.bundle.confirm_cursor(self, confirmed)
         elif self.core.durable and self.core.cursor.dirty:
             self.topic.bundle.cursor_dirty(self)
         if unblocked:

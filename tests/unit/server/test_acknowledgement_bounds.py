@@ -1,0 +1,127 @@
+"""What acknowledgements may take: of time, of memory, of the log; and that none is lost or confirmed too early at its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from magnetar.errors import LimitExceeded, StorageFull, WireCode
+from magnetar.names import TopicName
+from magnetar.server.broker import Broker
+from magnetar.server.bundles import bundle as bundles
+from magnetar.wire import commands, requests
+from magnetar.wire import pulsar_api_pb2 as api
+from tests.unit.server.brokers import TOPIC, Peer, Type
+from tests.unit.server.deliveries import acknowledge, play, publish
+
+
+def test_many_long_ack_sets_in_one_command_are_refused(tmp_path: Path) -> None:
+    """Each is of a length that is allowed; together they would take the loop, and the memory, that all connections share."""
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        identifier = await publish(peer, num_messages_in_batch=4)
+        await peer.subscribe()
+        identifier.ack_set.extend([1] * 2)
+        refused = await acknowledge(peer, *[identifier] * 17)
+        assert refused.error == int(WireCode.NOT_ALLOWED)
+        assert "34 words in one ACK are more than 32" in refused.message
+        assert not (await acknowledge(peer, *[identifier] * 16)).HasField("error")
+
+    play(tmp_path, script, ack_set_words_max=2)
+
+
+def test_a_subscription_takes_so_many_holes(tmp_path: Path) -> None:
+    """Who acknowledges every second message of what was never delivered is told to begin with the oldest, and is taken at its word."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        identifiers = [await publish(peer, sequence_id=number) for number in range(12)]
+        await peer.subscribe(subType=api.CommandSubscribe.Shared)
+        host = (await broker.service.open_topic(TopicName.parse(TOPIC), create=False)).subscriptions["s"]
+        host.core.cursor._ranges_max = 2
+        for identifier in identifiers[2:9:2]:
+            assert not (await acknowledge(peer, identifier)).HasField("error")
+        peer.write(requests.ack(1, [identifiers[10]]))  # without a request id nobody is told
+        refused = await acknowledge(peer, identifiers[10])
+        assert (refused.error, host.core.cursor.range_count) == (int(WireCode.TOO_MANY_REQUESTS), 4)
+        assert "acknowledge the oldest messages first" in refused.message
+        for identifier in (*identifiers[:2], identifiers[10]):
+            assert not (await acknowledge(peer, identifier)).HasField("error")
+        assert host.core.cursor.range_count == 4
+
+    play(tmp_path, script)
+
+
+def test_acknowledgements_wait_in_the_cursor_while_there_is_no_space(tmp_path: Path) -> None:
+    """Each of them in the log's queue would fill it, and then nobody is read any more; with space again one record confirms them all."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        identifiers = [await publish(peer, sequence_id=number) for number in range(4)]
+        await peer.subscribe(subType=api.CommandSubscribe.Shared)
+        log = broker.context.log
+        log.stalled = StorageFull("no space left")
+        for number, identifier in enumerate(identifiers):
+            peer.write(requests.ack(1, [identifier], request_id=100 + number))
+        peer.write(commands.PING)
+        assert (await peer.answer()).type == Type.PONG
+        assert log.pending_bytes == 0
+        log.stalled = None
+        answers = [(await peer.answer(Type.ACK_RESPONSE)).ack_response for _ in identifiers]
+        assert [(answer.request_id, answer.HasField("error")) for answer in answers] == [(100 + n, False) for n in range(4)]
+
+    play(tmp_path, script)
+
+
+def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The log refuses one record; what it held is not lost, and others that were due at the same time are written."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        identifier = await publish(peer)
+        await peer.subscribe(1, subscription="one")
+        await peer.subscribe(2, subscription="two")
+        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        bundle, refused, written = topic.bundle, [LimitExceeded("no room")], asyncio.Event()
+        append = bundle.append
+
+        def append_second(record: Any, on_durable: Any) -> None:
+            if refused:
+                raise refused.pop()
+            append(record, on_durable)
+            if not any(host.core.dirty for host in topic.subscriptions.values()):
+                written.set()
+
+        with mock.patch.object(bundle, "append", append_second), mock.patch.object(bundles, "DIRTY_RETRY_S", 0.01):
+            peer.write(requests.ack(1, [identifier]) + requests.ack(2, [identifier]))
+            async with asyncio.timeout(30):
+                await written.wait()
+        assert refused == []
+        assert [host.core.cursor.backlog for host in topic.subscriptions.values()] == [0, 0]
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"subscription": "s" * 1025}, "1025 characters; choose one of at most 1024"),
+        ({"subscription_properties": [api.KeyValue(key="k", value="v" * (256 << 10))]}, "at most 262144 are kept"),
+    ],
+)
+def test_a_subscription_that_no_record_can_hold_is_refused(tmp_path: Path, values: dict[str, Any], text: str) -> None:
+    """For good, and nothing of it stays."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.lookup()
+        refused = await peer.subscribe(**values)
+        assert (refused.error.error, text in refused.error.message) == (int(WireCode.NOT_ALLOWED), True)
+        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        assert not topic.subscriptions
+
+    play(tmp_path, script)
