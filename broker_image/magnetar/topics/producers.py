@@ -101,7 +101,7 @@ class ProducerRegistry:
     def add(self, producer: Producer) -> Grant | None:
         """Let a producer in, or have it wait (None). Raises ProducerBusy, ProducerFenced.
 
-        When the name is taken (`taken_by`), the host first asks the holder's connection whether it is alive and removes it if not.
+        First the host asks the connections of those that are `in_the_way_of` it whether they are alive, and removes those that are not.
         """
         held = self._producers.get(producer.name)
         own = held if held is not None and producer.replaces(held) else None
@@ -127,12 +127,15 @@ class ProducerRegistry:
             )
         return self._grant(producer, (own,) if own is not None else (), ())
 
-    def taken_by(self, producer: Producer) -> Producer | None:
-        """Who has its name by another connection, and may be a ghost; None if nobody, or if the mode puts the holder out anyway."""
-        held = self._producers.get(producer.name)
-        if held is None or held.connection == producer.connection or producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-            return None
-        return held
+    def in_the_way_of(self, producer: Producer) -> tuple[Producer, ...]:
+        """Who has its name, or exclusive access, by another connection, and may be a ghost.
+
+        Nobody if it puts everybody out anyway, or may not come in even without them.
+        """
+        if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING or self._is_over(producer):
+            return ()
+        holders = dict.fromkeys((self._producers.get(producer.name), self._exclusive))
+        return tuple(held for held in holders if held is not None and held.connection != producer.connection)
 
     def _grant(self, producer: Producer, closed: tuple[Producer, ...], refused: tuple[Producer, ...]) -> Grant:
         for other in closed:

@@ -147,6 +147,9 @@ class Peer:
             yield
         finally:
             answering.cancel()
+            await asyncio.wait([answering])
+            if not answering.cancelled():
+                answering.result()
 
     async def close(self) -> None:
         self.writer.close()

@@ -123,6 +123,25 @@ def test_exclusive_access_and_what_others_are_told(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
+@pytest.mark.parametrize("mode", [api.Shared, EXCLUSIVE, WAIT])
+def test_exclusive_access_of_a_dead_connection_is_free(tmp_path: Path, mode: api.ProducerAccessMode) -> None:
+    """Under another name, too; and so is that of a dead one that waited for it. One that lives keeps it."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce(producer_access_mode=EXCLUSIVE)
+        async with open_peer(broker) as waiting, open_peer(broker) as other:
+            asked = asyncio.create_task(ask(waiting, producer_access_mode=WAIT))
+            await peer.answer(Type.PING)
+            peer.write(command_frame("pong"))
+            assert not (await asked).producer_success.producer_ready
+            assert (await other.produce(producer_access_mode=mode)).producer_ready
+            assert await peer.closed_by_broker()
+            assert await waiting.closed_by_broker()
+            await other.send(b"mine")
+
+    play(tmp_path, script, liveness_check_s=1.0)
+
+
 def test_one_that_waits_is_told_twice_with_one_request_id(tmp_path: Path) -> None:
     """Not ready, then ready with the epoch; requests behind it are not held up; a SEND before that ends the connection."""
 
@@ -138,7 +157,7 @@ def test_one_that_waits_is_told_twice_with_one_request_id(tmp_path: Path) -> Non
         assert (ready.producer_ready, ready.topic_epoch) == (True, 1)
         assert Type.SUCCESS in answers
         await peer.send(b"y", producer_id=2)
-        async with open_peer(broker) as other:
+        async with open_peer(broker) as other, peer.alive():
             assert not (await ask(other, producer_access_mode=WAIT)).producer_success.producer_ready
             other.write(requests.send(1, 0, entry(b"too early")))
             assert await other.closed_by_broker()
@@ -153,8 +172,9 @@ def test_waiting_ends_with_close_and_with_the_connection(tmp_path: Path) -> None
         await peer.produce(1, producer_access_mode=EXCLUSIVE)
         assert not (await ask(peer, 2, producer_access_mode=WAIT)).producer_success.producer_ready
         async with open_peer(broker) as lost, open_peer(broker) as third:
-            for each in (lost, third):
-                assert not (await ask(each, 3, producer_access_mode=WAIT)).producer_success.producer_ready
+            async with peer.alive():
+                for each in (lost, third):
+                    assert not (await ask(each, 3, producer_access_mode=WAIT)).producer_success.producer_ready
             peer.write(requests.close_producer(2, 50))
             assert (await peer.answer(Type.SUCCESS)).success.request_id == 50
             await lost.close()

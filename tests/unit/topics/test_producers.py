@@ -48,7 +48,7 @@ def test_only_its_own_next_self_takes_over_a_name() -> None:
     ):
         with pytest.raises(ProducerBusy, match="already connected"):
             producers.add(other)
-        assert (producers.taken_by(other) is not None) == (other.connection == "b")
+        assert bool(producers.in_the_way_of(other)) == (other.connection == "b")
     grant = producers.add(producer("p", connection="a", identity=1, epoch=2))
     assert grant is not None
     assert [closed.epoch for closed in grant.closed] == [1]
@@ -61,8 +61,12 @@ def test_only_its_own_next_self_takes_over_a_name() -> None:
 
 
 def test_exclusive_keeps_everybody_out_and_everybody_keeps_it_out() -> None:
-    """ProducerFenced for who wants it alone, ProducerBusy for who would share."""
+    """ProducerFenced for who wants it alone, ProducerBusy for who would share; the host may ask whether the holder lives."""
     producers = registry(producer("p", EXCLUSIVE))
+    asked = {mode: producers.in_the_way_of(producer("q", mode)) for mode in AccessMode}
+    assert {mode for mode, found in asked.items() if [held.name for held in found] == ["p"]} == {SHARED, EXCLUSIVE, WAIT}
+    assert not producers.in_the_way_of(producer("q", EXCLUSIVE, connection="p")), "who asks is alive"
+    assert not producers.in_the_way_of(producer("q", EXCLUSIVE, since=-1)), "it is fenced, whoever lives"
     with pytest.raises(ProducerFenced):
         producers.add(producer("q", EXCLUSIVE))
     with pytest.raises(ProducerBusy, match="existing exclusive producer: p"):

@@ -125,7 +125,7 @@ class Publishing:
         May wait long for exclusive access: then `session.waits` is called first. A caller that is cancelled must `detach`. Raises
         ProducerBusy, ProducerFenced, ServiceNotReady, StorageError.
         """
-        await self._put_ghost_out(producer)
+        await self._put_ghosts_out(producer)
         self.check()
         grant = self._registry.add(producer)
         if grant is None:
@@ -138,12 +138,13 @@ class Publishing:
             await self._topic.update_properties({TOPIC_EPOCH: str(grant.topic_epoch)})
         return grant.topic_epoch
 
-    async def _put_ghost_out(self, producer: Producer) -> None:
-        """The holder of our name may be what is left of a connection that nobody has noticed the end of."""
-        holder = self._registry.taken_by(producer)
-        if holder is not None:
-            assert isinstance(holder.handle, ProducerSession)
-            await holder.handle.connection.is_alive()
+    async def _put_ghosts_out(self, producer: Producer) -> None:
+        """Whoever is in the way, one that succeeds a ghost too, may be what is left of a connection that nobody has noticed the end of."""
+        asked: set[Producer] = set()
+        while left := [found for found in self._registry.in_the_way_of(producer) if found not in asked]:
+            asked.update(left)
+            for found in left:
+                await _session(found).connection.is_alive()
 
     async def last_sequence(self, name: str) -> int:
         """The highest sequence id that is known to be durable under a producer's name; -1 for none. Raises StorageError.
