@@ -87,7 +87,9 @@ class BrokerSettings:
         4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes queued to one connection above which it gets no messages"
     )
     slow_peer_s: float = _bounded(60.0, 0.1, 3600, "time after which a connection whose peer does not read is dropped")
-    topics_per_namespace_max: int = _bounded(100_000, 1, 10_000_000, "topics that clients may create in one namespace")
+    topics_per_namespace_max: int = _bounded(
+        100_000, 1, 10_000_000, "topics that one namespace may have, partitions counted one by one"
+    )
     partitions_max: int = _bounded(4096, 1, 100_000, "partitions of one topic")
     bundles_per_namespace_max: int = _bounded(128, 1, 4096, "bundles of one namespace above which none of them is split")
     split_parked_bytes_max: int = _bounded(

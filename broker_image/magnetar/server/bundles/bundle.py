@@ -153,10 +153,6 @@ class OwnedBundle:
     async def _create(self, name: TopicName) -> TopicHost:
         if not self.serving:
             raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
-        if len(self.topics) >= self.context.settings.topics_per_namespace_max:
-            raise NotAllowed(
-                f"topic {name}: the namespace has {len(self.topics)} topics in one bundle, its limit; delete some or raise it"
-            )
         self.context.log.check_room()
         created_ms = self.context.clock.wall_ms()
         core = Topic(str(name), self.epoch, created_ms=created_ms)

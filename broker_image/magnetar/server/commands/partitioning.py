@@ -15,6 +15,7 @@ from magnetar.metadata.store import Compare, Delete, Put
 from magnetar.names import TopicName
 from magnetar.server.bundles.ownership import Ownership
 from magnetar.server.context import BrokerContext
+from magnetar.server.topics.topic_limits import TopicLimits
 from magnetar.server.topics.topic_registry import change_mark
 
 
@@ -23,6 +24,7 @@ class Partitioning:
 
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
         self._context, self._ownership, self._registry = context, ownership, ownership.registry
+        self.limits = TopicLimits(context.settings, ownership.registry, ownership.policies)
 
     async def record(self, topic: TopicName) -> PartitionedTopicRecord | None:
         """The topic's entry as of now. Raises NamespaceNotFound, StoreError."""
@@ -70,14 +72,16 @@ class Partitioning:
             raise PartitionsNotPossible(f"topic {topic} is a partition itself; choose a name that does not end in -partition-N")
         await self._ownership.bundle_of(topic)
         self._registry.check_namespace(topic)
-        if any(self._registry.holds(topic.with_partition(index)) for index in range(partitions)):
+        parts = [topic.with_partition(index) for index in range(partitions)]
+        if any(map(self._registry.holds, parts)):
             raise TopicExists("This topic already exists")
         record = PartitionedTopicRecord(partitions=partitions, properties=properties or {})
         key, namespace = keys.partitioned_topic(topic), keys.namespace(topic.namespace_name)
-        result = await self._context.store.transact(
-            [Compare(key, "create", "=", 0), Compare(namespace, "create", ">", 0)],
-            [Put(key, record.encode()), change_mark(topic.namespace_name)],
-        )
+        with self.limits.room(parts):
+            result = await self._context.store.transact(
+                [Compare(key, "create", "=", 0), Compare(namespace, "create", ">", 0)],
+                [Put(key, record.encode()), change_mark(topic.namespace_name)],
+            )
         if not result.succeeded:
             if not any(item.key == namespace for item in result.current):
                 raise NamespaceNotFound(
@@ -109,9 +113,10 @@ class Partitioning:
                 )
             born_with = tuple(sorted({*record.subscriptions, *subscriptions}))
             grown = PartitionedTopicRecord(partitions=partitions, properties=record.properties, subscriptions=born_with)
-            result = await self._context.store.transact(
-                [Compare(key, "mod", "=", item.mod_revision)], [Put(key, grown.encode()), change_mark(topic.namespace_name)]
-            )
+            with self.limits.room([topic.with_partition(index) for index in range(record.partitions, partitions)]):
+                result = await self._context.store.transact(
+                    [Compare(key, "mod", "=", item.mod_revision)], [Put(key, grown.encode()), change_mark(topic.namespace_name)]
+                )
             if result.succeeded:
                 self._registry.observe(topic, grown.encode(), result.revision)
                 return

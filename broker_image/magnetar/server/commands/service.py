@@ -9,6 +9,7 @@ connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -179,21 +180,15 @@ class BrokerService:
             self._ownership.registry.check_namespace(name)
         if partitioned is None and create:
             await self.partitioning.check_creation(name)
-            self._check_number_of_topics(name.namespace_name)
             create = by_administrator or self.namespace_policies(name.namespace_name).auto_topic_creation.allowed
         create = create or partitioned is not None
-        topic = await (owned.topic(name, create) if name.persistent else owned.non_persistent.topic(name, create))
+        with self.partitioning.limits.room((name,)) if create and partitioned is None else contextlib.nullcontext():
+            topic = await (owned.topic(name, create) if name.persistent else owned.non_persistent.topic(name, create))
         if topic is None:
             raise TopicNotFound(f"topic {name} does not exist; publish to it or create it first")
         for subscription in partitioned.subscriptions if partitioned is not None and name.persistent else ():
             await self._consuming.ensure(topic, subscription)
         return topic
-
-    def _check_number_of_topics(self, namespace: NamespaceName) -> None:
-        """Raises NotAllowed if a namespace has as many topics as its policy lets it have."""
-        limit = self.namespace_policies(namespace).max_topics
-        if limit > 0 and len(self._ownership.registry.names(namespace)) >= limit:
-            raise NotAllowed(f"Exceed maximum number of topics in namespace {namespace}: {limit}; delete some or raise the policy")
 
     async def partitions(self, topic: TopicName) -> int:
         """Partitions of a topic, 0 if it is not partitioned (or not there yet). Raises NamespaceNotFound."""

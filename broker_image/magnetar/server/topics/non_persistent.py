@@ -225,15 +225,10 @@ class NonPersistentTopics:
         self.by_name: dict[str, NonPersistentTopic] = {}
 
     async def topic(self, name: TopicName, create: bool) -> NonPersistentTopic | None:
-        """The topic, created if need be and allowed; None if it does not exist and `create` is False. Raises NotAllowed, ServiceNotReady."""
+        """The topic, created if need be and allowed; None if it does not exist and `create` is False. Raises ServiceNotReady."""
         found = self.by_name.get(str(name))
         if found is not None or not create:
             return found
-        limit = self._bundle.context.settings.topics_per_namespace_max
-        if len(self.by_name) >= limit:
-            raise NotAllowed(
-                f"topic {name}: one bundle has {limit} non-persistent topics, the limit; raise topics_per_namespace_max"
-            )
         if not self._bundle.serving:
             raise ServiceNotReady(f"bundle {self._bundle.name} of topic {name} is being unloaded; look it up again")
         created = self.by_name[str(name)] = NonPersistentTopic(self._bundle, name, self.drop)

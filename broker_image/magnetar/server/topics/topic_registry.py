@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ class TopicRegistry:
         self._permits = asyncio.Semaphore(WRITES_PARALLEL_MAX)
         self._partitions: dict[str, int] = {}
         self._versions: dict[str, int] = {}
+        self._shown: Counter[str] = Counter()
         views.topics.listen(self._changed)
         self._changed(list(views.topics.items))
 
@@ -66,6 +68,19 @@ class TopicRegistry:
     def names(self, namespace: NamespaceName) -> list[str]:
         """Full names of the topics that lists show, partitions included; unsorted."""
         return [name for name, marks in self._present.get(str(namespace), {}).items() if not marks & HIDDEN]
+
+    def count(self, namespace: NamespaceName, *, shown: bool) -> int:
+        """How many topics there are, partitions included; with `shown` those of `names` only."""
+        return self._shown[str(namespace)] if shown else len(self._present.get(str(namespace), ()))
+
+    def coming(self) -> Iterator[TopicName]:
+        """Topics of bundles served here whose entries are being written."""
+        return (name for name, (_, present) in self._wanted.items() if present)
+
+    @property
+    def writes_under_way(self) -> int:
+        """How many entries are being written or removed, those of `coming` among them."""
+        return len(self._wanted)
 
     def entry(self, name: TopicName) -> PartitionedTopicRecord | None:
         """The entry of this very name, as far as the mirror knows."""
@@ -146,10 +161,13 @@ class TopicRegistry:
         present = self._present.setdefault(str(name.namespace_name), {})
         before = present.get(str(name), 0) & ~HIDDEN
         after = before | reason if holds else before & ~reason
+        hidden = is_system_topic(name)
         if after:
-            present[str(name)] = after | (HIDDEN if is_system_topic(name) else 0)
+            present[str(name)] = after | (HIDDEN if hidden else 0)
         else:
             present.pop(str(name), None)
+        if not hidden:
+            self._shown[str(name.namespace_name)] += bool(after) - bool(before)
         return bool(before) != bool(after)
 
     def observe(self, name: TopicName, value: bytes | None, revision: int) -> None:
