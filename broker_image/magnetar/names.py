@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from magnetar.errors import InvalidTopicName
+from magnetar.errors import InvalidRequest, InvalidTopicName
 
 FULL_RANGE_END = 0xFFFFFFFF
 DEFAULT_BUNDLES = 4
@@ -25,6 +25,7 @@ SIDECAR = "/_txnlog"
 """What the log calls a topic's transaction sidecar: the topic's name and this. No client may use such a name."""
 
 _PART = re.compile(r"^[-=:.\w]+$")
+_BOUNDARY = re.compile(r"^0x[0-9a-fA-F]{1,8}$")
 _PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,8})$")
 CLUSTER_NAME = "standalone"
 """What Pulsar's clients call the cluster that they talk to."""
@@ -156,11 +157,29 @@ class BundleName:
 
 
 def initial_boundaries(count: int) -> tuple[int, ...]:
-    """Boundaries of a namespace with `count` equal bundles: 0, seg, 2*seg, ..., 0xffffffff (the last takes the remainder)."""
+    """Boundaries of a namespace with `count` equal bundles: 0, seg, 2*seg, ..., 0xffffffff (the last takes the remainder).
+
+    Raises InvalidRequest.
+    """
     if not 1 <= count <= BUNDLES_MAX:
-        raise InvalidTopicName(f"bundles: {count} is out of range; use 1..{BUNDLES_MAX}")
+        raise InvalidRequest(f"bundles: {count} is out of range; use 1..{BUNDLES_MAX}")
     segment = (1 << 32) // count
     return (*(index * segment for index in range(count)), FULL_RANGE_END)
+
+
+def boundaries_given(texts: Sequence[object]) -> tuple[int, ...]:
+    """Boundaries as an administrator writes them (`0x40000000`), in any order, sorted; they must span the whole ring. Raises InvalidRequest."""
+    for text in texts:
+        if not isinstance(text, str) or not _BOUNDARY.match(text):
+            raise InvalidRequest(f"bundles.boundaries: {str(text)[:40]!r} is not a position on the ring; write it as 0x40000000")
+    found = tuple(sorted({int(str(text), 16) for text in texts}))
+    if found[:1] != (0,) or found[-1:] != (FULL_RANGE_END,):
+        raise InvalidRequest(
+            f"bundles.boundaries: they do not span the whole ring; begin at 0x{0:08x} and end at 0x{FULL_RANGE_END:08x}"
+        )
+    if len(found) - 1 > BUNDLES_MAX:
+        raise InvalidRequest(f"bundles.boundaries: {len(found) - 1} bundles are too many; use 1..{BUNDLES_MAX}")
+    return found
 
 
 def fitting_boundaries(known: Sequence[int], bundles: Sequence[BundleName]) -> tuple[int, ...]:

@@ -14,11 +14,15 @@ from magnetar.admin.answers import NAMESPACE, NO_CONTENT, Domain, body, body_of,
 from magnetar.admin.ports import AdminPort, ListMode
 from magnetar.admin.topics import Destination
 from magnetar.errors import InvalidRequest
-from magnetar.names import DEFAULT_BUNDLES, PERSISTENT
+from magnetar.names import DEFAULT_BUNDLES, PERSISTENT, boundaries_given, initial_boundaries
 
 BUNDLE = f"{NAMESPACE}/{{bundle:bundle}}"
 BOUNDARIES = {"type": "array", "items": {"type": "integer"}}
-POLICIES = {"type": "object", "properties": {"bundles": {"type": "object", "properties": {"numBundles": {"type": "integer"}}}}}
+BUNDLES = {
+    "type": "object",
+    "properties": {"numBundles": {"type": "integer"}, "boundaries": {"type": "array", "items": {"type": "string"}}},
+}
+POLICIES = {"type": "object", "properties": {"bundles": BUNDLES}}
 
 
 def namespace_router(port: AdminPort) -> APIRouter:
@@ -41,17 +45,32 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
     async def create_namespace(tenant: str, namespace: str, request: Request) -> None:
         """Create a namespace."""
         settings = await object_of(request)
-        bundles = settings.pop("bundles", None)
-        count = bundles.get("numBundles", DEFAULT_BUNDLES) if isinstance(bundles, dict) else DEFAULT_BUNDLES
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise InvalidRequest(f"bundles.numBundles: {count!r} is not a number; send how many bundles there shall be")
+        boundaries = _boundaries(settings.pop("bundles", None))
         given = {key: value for key, value in settings.items() if value is not None}
-        await port.create_namespace(namespace_name(tenant, namespace), count, given)
+        await port.create_namespace(namespace_name(tenant, namespace), boundaries, given)
 
     @router.delete(NAMESPACE, status_code=NO_CONTENT)
     async def delete_namespace(tenant: str, namespace: str, force: bool = False) -> None:
         """Delete a namespace; with its topics only by force."""
         await port.delete_namespace(namespace_name(tenant, namespace), force)
+
+
+def _boundaries(bundles: Any) -> tuple[int, ...]:
+    """Where Pulsar's BundlesData divides a namespace: at its boundaries, else into as many equal parts as it says. Raises InvalidRequest."""
+    if bundles is None:
+        return initial_boundaries(DEFAULT_BUNDLES)
+    if not isinstance(bundles, dict):
+        raise InvalidRequest(f"bundles: {str(bundles)[:80]!r} is not an object; send one with numBundles or boundaries")
+    boundaries, count = bundles.get("boundaries") or (), bundles.get("numBundles", DEFAULT_BUNDLES)
+    if not isinstance(boundaries, list | tuple):
+        raise InvalidRequest(
+            f"bundles.boundaries: {str(boundaries)[:80]!r} is not a list; send positions on the ring as 0x40000000"
+        )
+    if boundaries:
+        return boundaries_given(boundaries)
+    if type(count) is not int:
+        raise InvalidRequest(f"bundles.numBundles: {count!r} is not a number; send how many bundles there shall be")
+    return initial_boundaries(count)
 
 
 def _add_lists(router: APIRouter, port: AdminPort) -> None:

@@ -140,8 +140,8 @@ class NamespacePort(Protocol):
         """Pulsar's Policies. Raises NamespaceNotFound."""
         ...
 
-    async def create_namespace(self, name: NamespaceName, bundles: int, policies: dict[str, Any]) -> None:
-        """Raises TopicExists if it is there already, InvalidRequest for a policy that cannot be read."""
+    async def create_namespace(self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]) -> None:
+        """`boundaries` divide it into bundles. Raises TopicExists if it is there already, InvalidRequest for a policy that cannot be read."""
         ...
 
     async def delete_namespace(self, name: NamespaceName, force: bool) -> None:

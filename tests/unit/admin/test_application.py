@@ -27,6 +27,7 @@ class MemoryPort:
 
     def __init__(self) -> None:
         self.is_ready = True
+        self.boundaries: tuple[int, ...] = ()
         self.created: dict[NamespaceName, tuple[int, dict[str, Any]]] = {NamespaceName("public", "default"): (4, {})}
         self.partitioned: dict[TopicName, int] = {}
         self.unloaded: list[tuple[TopicName, str]] = []
@@ -77,10 +78,11 @@ class MemoryPort:
         bundles, policies = self.created[name]
         return {**policies, "bundles": {"numBundles": bundles}}
 
-    async def create_namespace(self, name: NamespaceName, bundles: int, policies: dict[str, Any]) -> None:
+    async def create_namespace(self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]) -> None:
         if name in self.created:
             raise TopicExists(f"namespace {name} already exists")
-        self.created[name] = (bundles, policies)
+        self.boundaries = boundaries
+        self.created[name] = (len(boundaries) - 1, policies)
 
     async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
         if name not in self.created:
@@ -184,12 +186,39 @@ def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:
     assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/a/absent"), 404)
 
 
-@pytest.mark.parametrize(
-    "body", [{"bundles": {"numBundles": "many"}}, {"bundles": {"numBundles": None}}, {"bundles": {"numBundles": 1.5}}]
-)
-def test_a_number_of_bundles_that_is_none_is_refused(port: MemoryPort, body: dict[str, Any]) -> None:
-    assert "numBundles" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json=body), 400)
+NO_BUNDLES: list[tuple[Any, str]] = [
+    ({"numBundles": "many"}, "numBundles"),
+    ({"numBundles": None}, "numBundles"),
+    ({"numBundles": 1.5}, "numBundles"),
+    ({"numBundles": 0}, "bundles: 0 is out of range"),
+    ({"numBundles": -1}, "bundles: -1 is out of range"),
+    ({"numBundles": 4097}, "bundles: 4097 is out of range"),
+    ([4], "bundles: "),
+    ({"boundaries": "0x00000000"}, "is not a list"),
+    ({"boundaries": [0, 4294967295]}, "'0' is not a position"),
+    ({"boundaries": ["0x00000000", "0x1ffffffff"]}, "'0x1ffffffff' is not a position"),
+    ({"boundaries": ["0x00000000", "0x80000000"]}, "do not span the whole ring"),
+    ({"boundaries": ["0x40000000", "0xffffffff"]}, "do not span the whole ring"),
+    ({"boundaries": ["0x00000000"]}, "do not span the whole ring"),
+    ({"boundaries": [*(f"0x{position:08x}" for position in range(4097)), "0xffffffff"]}, "4097 bundles are too many"),
+]
+
+
+def test_bundles_that_are_none_are_refused(port: MemoryPort) -> None:
+    """400 names the field, whatever is wrong with a number of bundles or with boundaries."""
+    for bundles, said in NO_BUNDLES:
+        assert said in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": bundles}), 400)
     assert NamespaceName("a", "b") not in port.created
+
+
+def test_a_namespace_is_divided_at_the_boundaries_given(port: MemoryPort) -> None:
+    """In any order, once each, and whatever number stands beside them: what GET tells of one namespace makes another like it."""
+    boundaries = ["0x00000000", "0x10000000", "0xffffffff", "0x1", "0x10000000"]
+    body = {"bundles": {"boundaries": boundaries, "numBundles": 4}}
+    assert ask(port, "PUT", f"{NAMESPACES}/a/b", json=body).status_code == 204
+    assert list(port.boundaries) == [0, 1, 0x10000000, 0xFFFFFFFF]
+    assert ask(port, "PUT", f"{NAMESPACES}/a/c", json={"bundles": {"boundaries": None, "numBundles": 2}}).status_code == 204
+    assert list(port.boundaries) == [0, 0x80000000, 0xFFFFFFFF]
 
 
 def test_topics_are_listed_under_both_paths(port: MemoryPort) -> None:

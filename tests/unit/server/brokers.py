@@ -197,9 +197,10 @@ class Node:
         listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
         security: Authenticator | None = None,
         tls: TlsDoor | None = None,
+        http_url: str = f"http://{HOST}:0",
     ) -> None:
         self.store, self.volume, self.name, self.settings, self.listeners = store, volume, name, settings, listeners
-        self.security, self.tls = security, tls
+        self.security, self.tls, self.http_url = security, tls, http_url
 
     async def start(self) -> Broker:
         """A new incarnation, ready."""
@@ -213,7 +214,7 @@ class Node:
             security=self.security,
             tls=self.tls,
         )
-        broker = Broker(ports, BrokerIdentity(self.name, HOST, HOST, 0, f"http://{HOST}:0", self.listeners), self.settings)
+        broker = Broker(ports, BrokerIdentity(self.name, HOST, HOST, 0, self.http_url, self.listeners), self.settings)
         try:
             await broker.start()
         except BaseException:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from magnetar.errors import InvalidRequest, MagnetarError, ServiceNotReady
-from magnetar.names import NamespaceName, TopicName
+from magnetar.names import NamespaceName, TopicName, initial_boundaries
 from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
 from magnetar.server.process import BrokerProcess
@@ -84,13 +84,13 @@ def test_stats_tell_what_happened(tmp_path: Path) -> None:
 def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> None:
     async def script(port: BrokerAdminPort, _broker: Broker, _peer: Peer) -> None:
         name, many = NamespaceName("a", "b"), TopicName.parse("persistent://a/b/many")
-        await port.create_namespace(name, 8, {"retention": 1})
+        await port.create_namespace(name, initial_boundaries(8), {"retention": 1})
         found = await port.namespace(name)
         assert (found["bundles"]["numBundles"], found["retention"]) == (8, 1)
         assert await port.topics(name) == []
         await port.create_partitions(many, 3)
         assert await port.partitions(many, may_create=False) == 3
-        for again in (port.create_namespace(name, 8, {}), port.create_partitions(many, 3)):
+        for again in (port.create_namespace(name, initial_boundaries(8), {}), port.create_partitions(many, 3)):
             with pytest.raises(MagnetarError) as refused:
                 await again
             assert refused.value.http_status == 409
@@ -109,7 +109,6 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
         (lambda port: port.create_partitions(TopicName.parse("persistent://no/where/t"), 1), 404),
         (lambda port: port.create_partitions(ABSENT, 0), 406),
         (lambda port: port.create_partitions(ABSENT, 5000), 406),
-        (lambda port: port.create_namespace(NamespaceName("a", "b"), 0, {}), 412),
         (lambda port: port.unload_topic(NAME, "nobody"), 400),
         (lambda port: port.unload_topic(NAME, "broker-0"), 409),
     ],

@@ -15,7 +15,7 @@ from magnetar.errors import NamespaceNotFound, NotAllowed, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import NamespaceRecord
-from magnetar.names import NamespaceName, TopicName
+from magnetar.names import NamespaceName, TopicName, initial_boundaries
 from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
 from magnetar.server.process import BrokerProcess
@@ -32,8 +32,8 @@ class Port(BrokerAdminPort):
     deleted: Callable[[TopicName], Awaitable[None]] | None = None
     listed: Callable[[], Awaitable[None]] | None = None
 
-    async def _delete_anywhere(self, topic: TopicName, force: bool = True) -> None:
-        await super()._delete_anywhere(topic, force)
+    async def _delete_anywhere(self, topic: TopicName) -> None:
+        await super()._delete_anywhere(topic)
         if self.deleted is not None:
             await self.deleted(topic)
 
@@ -50,7 +50,7 @@ async def opened(directory: Path) -> AsyncIterator[tuple[Port, Broker, Peer, Mem
     store = MemoryStore(CLOCK)
     async with running_broker(directory, store=store) as broker, open_peer(broker) as peer:
         port = Port(cast(BrokerProcess, Process(directory, broker)))
-        await port.create_namespace(NAME, 1, {})
+        await port.create_namespace(NAME, initial_boundaries(1), {})
         yield port, broker, peer, store
     await store.close()
 

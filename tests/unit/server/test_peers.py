@@ -10,9 +10,13 @@ import pytest
 import uvloop
 
 from magnetar.errors import InUse, MagnetarError, ServiceNotReady, TopicNotFound
+from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import IncarnationRecord
 from magnetar.names import TopicName
 from magnetar.network import AsyncioNetwork
 from magnetar.server.administration.peers import ask_peer
+from tests.unit.server.brokers import CLOCK
 
 TOPIC = TopicName.parse("persistent://public/default/a b-partition-1")
 
@@ -41,6 +45,7 @@ class Caller:
 
     network = AsyncioNetwork()
     security = tls = None
+    store = MemoryStore(CLOCK)
 
 
 def exchange(answer: bytes) -> tuple[Any, bytes]:
@@ -72,6 +77,41 @@ def test_a_request_names_the_topic_and_its_answer_comes_back() -> None:
 def test_a_refusal_keeps_its_status_and_reason(answer: bytes, error: type[MagnetarError], text: str) -> None:
     with pytest.raises(error, match=text):
         exchange(answer)
+
+
+def test_nobody_but_a_registered_broker_is_asked_after_a_redirect() -> None:
+    """Its address may have been put there by anybody: it is refused, and hears nothing. Nor is one that sends us in circles asked for ever."""
+    visited = 0
+
+    async def main() -> None:
+        nonlocal visited
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal visited
+            visited += 1
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 307 Temporary Redirect\r\nLOCATION: {stranger_url}/again\r\n\r\n".encode())
+            writer.close()
+
+        stranger = await asyncio.start_server(listen, "127.0.0.1", 0)
+        stranger_url = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
+        moved = f"HTTP/1.1 307 Temporary Redirect\r\nlocation: {stranger_url}/admin/v2/x?y=1\r\ncontent-length: 0\r\n\r\n".encode()
+
+        async def ask(url: str) -> Any:
+            return await ask_peer(Caller(), url, "PUT", TOPIC, "/unload")
+
+        with pytest.raises(ServiceNotReady, match="which is no live broker"):
+            await _with_peer(moved, ask)
+        assert visited == 0
+        record = IncarnationRecord("broker-1", "pulsar://127.0.0.1:1", stranger_url, 0, "1")
+        await Caller.store.put(keys.incarnation("broker-1.1"), record.encode())
+        with pytest.raises(ServiceNotReady, match="sent on 3 times"):
+            await _with_peer(moved, ask)
+        assert visited == 2
+        stranger.close()
+        await stranger.wait_closed()
+
+    asyncio.run(main())
 
 
 def test_a_peer_that_is_gone_is_not_ready() -> None:

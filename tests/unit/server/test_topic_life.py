@@ -442,7 +442,7 @@ def test_subscriptions_are_made_moved_and_deleted_over_rest(tmp_path: Path) -> N
 
 
 def test_topics_and_partitions_are_created_and_deleted_over_rest(tmp_path: Path) -> None:
-    """409 for what is there, 404 for what is not, 412 for what is in use; a namespace with topics goes only by force."""
+    """409 for what is there, 404 for what is not, 412 for what has clients; a namespace with topics goes only by force."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
@@ -459,11 +459,17 @@ def test_topics_and_partitions_are_created_and_deleted_over_rest(tmp_path: Path)
             total = await rest.get(f"{TOPICS}/many/partitioned-stats")
             assert (total["metadata"]["partitions"], len(total["partitions"]), list(total["subscriptions"])) == (3, 3, ["s"])
             await rest("POST", f"{TOPICS}/many/partitions", 4)
-            await rest("DELETE", f"{TOPICS}/many/partitions", status=412)
+            await life.peer.lookup(f"{TOPIC[:-1]}many-partition-2")
+            await life.peer.subscribe(1, f"{TOPIC[:-1]}many-partition-2")
+            assert "consumers connected to s" in (await rest("DELETE", f"{TOPICS}/many/partitions", status=412))["reason"]
             assert (await rest.get(f"{TOPICS}/many/partitions"))["partitions"] == 4
+            assert len(await rest.get(TOPICS)) == 5, "a refused deletion has deleted nothing"
+            assert await rest.get(f"{TOPICS}/many-partition-0/subscriptions") == ["s"], "not even what nobody uses"
             await rest("DELETE", f"{TOPICS}/many/partitions?force=true")
+            await life.peer.answer(Type.CLOSE_CONSUMER)
             await rest("DELETE", f"{TOPICS}/many/partitions", status=404)
             assert await rest.get(TOPICS) == [TOPIC]
+            await rest("PUT", f"{PATH}/subscription/idle", {})  # goes with its topic, as Pulsar's administration has it
             await rest("DELETE", PATH)
             assert await rest.get(TOPICS) == []
             await rest("PUT", "/admin/v2/namespaces/a/b")

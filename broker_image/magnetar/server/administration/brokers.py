@@ -17,15 +17,18 @@ from magnetar.client import Client
 from magnetar.client.connection import Credentials
 from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
 from magnetar.metadata.records import IncarnationRecord, LoadRecord
-from magnetar.names import CLUSTER_NAME, NamespaceName
+from magnetar.names import CLUSTER_NAME, NamespaceName, initial_boundaries
 from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.administration.statistics import topic_stats
 from magnetar.server.administration.tenants import TenantAdministration
+from magnetar.server.administration.topics import address_of_broker, addresses_of_broker
 from magnetar.server.broker import Broker
 from magnetar.server.topics.topic_life import enforce_quota
 
 HEALTH_S = 10.0
 """A round trip takes milliseconds; a bundle that changes hands may hold it up for a moment."""
+LEADER_S, LEADER_LOOK_S = 30.0, 0.1
+"""How long a question for the leader waits for one, and how often it looks: the end of a lease and an election take seconds."""
 HEALTH_NAMESPACE = NamespaceName("pulsar", "system")
 MEBI = 1 << 20
 
@@ -40,21 +43,30 @@ class BrokerAdministration(TenantAdministration):
     async def brokers(self, cluster: str) -> list[str]:
         if cluster and cluster not in await self.clusters():
             raise TopicNotFound(f"Cluster {cluster} does not exist; GET /admin/v2/clusters lists them")
-        return [] if cluster not in ("", CLUSTER_NAME) else sorted(_address(record) for record in self._live().values())
+        return [] if cluster not in ("", CLUSTER_NAME) else sorted(address_of_broker(record) for record in self._live().values())
 
     def _live(self) -> dict[str, IncarnationRecord]:
         return {identifier: viewed.record for identifier, viewed in self._broker.views.incarnations.items.items()}
 
     async def leader_broker(self) -> dict[str, str]:
-        broker = self._broker
-        record = self._live().get(await broker.leader.current() or "")
-        if record is None:
-            raise TopicNotFound("there is no leader at this moment; ask again")
-        return {"serviceUrl": record.http_url, "brokerId": _address(record)}
+        """Where the leader is; waits while an election settles. Raises ServiceNotReady if there is none for `LEADER_S`."""
+        try:
+            async with asyncio.timeout(LEADER_S):
+                while True:
+                    record = self._live().get(await self._broker.leader.current())
+                    if record is not None:
+                        return {"serviceUrl": record.http_url, "brokerId": address_of_broker(record)}
+                    await asyncio.sleep(LEADER_LOOK_S)
+        except TimeoutError as error:
+            raise ServiceNotReady(f"no leader has been elected for {LEADER_S:.0f} s; ask again") from error
 
     async def owned_bundles(self, cluster: str, broker: str) -> dict[str, Any]:
         await self.brokers(cluster)
-        found = {identifier for identifier, record in self._live().items() if broker in (record.broker, _address(record))}
+        found = {
+            identifier
+            for identifier, record in self._live().items()
+            if broker == record.broker or broker in addresses_of_broker(record)
+        }
         if not found:
             raise TopicNotFound(f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones")
         status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
@@ -88,7 +100,7 @@ class BrokerAdministration(TenantAdministration):
 
     async def _create_health_namespace(self) -> None:
         try:
-            await self.create_namespace(HEALTH_NAMESPACE, 1, {})
+            await self.create_namespace(HEALTH_NAMESPACE, initial_boundaries(1), {})
         except TopicExists:
             return
 
@@ -184,10 +196,6 @@ async def _publish_and_read(broker: Broker) -> None:
         reader = await client.create_reader(topic, sent, inclusive=True)
         while (await reader.receive()).value != payload:
             pass
-
-
-def _address(record: IncarnationRecord) -> str:
-    return record.http_url.partition("://")[2]
 
 
 def _percent(load: LoadRecord | None, field: str) -> float:

@@ -31,7 +31,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.owned_fields import OWNER_KIND, refuse_deletion, refuse_edit
 from magnetar.metadata.records import NamespaceRecord, PartitionedTopicRecord, TenantRecord, TopicPoliciesRecord
 from magnetar.metadata.store import Compare, Delete
-from magnetar.names import CLUSTER_NAME, BundleName, NamespaceName, TopicName, bundles_of, initial_boundaries
+from magnetar.names import CLUSTER_NAME, BundleName, NamespaceName, TopicName, bundles_of
 from magnetar.policies import check
 from magnetar.server.administration.base import ATTEMPTS_MAX
 from magnetar.server.administration.peers import ask_broker
@@ -73,11 +73,11 @@ class NamespaceAdministration(TopicAdministration):
             "bundles": {"boundaries": boundaries, "numBundles": len(boundaries) - 1},
         }
 
-    async def create_namespace(self, name: NamespaceName, bundles: int, policies: dict[str, Any]) -> None:
+    async def create_namespace(self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]) -> None:
         own = {key: _of_this_cluster(key, value) for key, value in policies.items()}
         policies = {key: value for key, value in own.items() if value is not None}
         check(policies)
-        record = NamespaceRecord(boundaries=initial_boundaries(bundles), policies=policies)
+        record = NamespaceRecord(boundaries=boundaries, policies=policies)
         revision = await self._create(keys.namespace(name), record.encode(), f"namespace {name}")
         self._broker.views.namespaces.observe(str(name), record.encode(), revision)
 
@@ -181,11 +181,9 @@ class NamespaceAdministration(TopicAdministration):
         await self._change_namespace(name, release)
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
-        """Have all bundles of a namespace handed over by whoever serves them."""
+        """Have all bundles of a namespace handed over by whoever serves them, but those that `destination` has already."""
         record = await self._namespace_record(name)
-        if destination:
-            self._destination(destination)  # refuse it once, and before anything moves
-        await asyncio.gather(*(self._unload_anywhere(bundle, destination) for bundle in bundles_of(name, record.boundaries)))
+        await self._unload_each(bundles_of(name, record.boundaries), destination)
 
     async def split_bundle(
         self, name: NamespaceName, bundle: str, algorithm: str, positions: Sequence[int], *, unload: bool

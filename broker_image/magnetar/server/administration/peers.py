@@ -1,8 +1,9 @@
 """Admin requests from broker to broker.
 
-Owns: one HTTP/1.1 exchange over the broker's network. Imports: network, names, errors.
+Owns: HTTP/1.1 exchanges over the broker's network. Imports: metadata, network, names, errors.
 Why: an operation on a partitioned topic reaches partitions that other brokers serve, and the broker has no HTTP client otherwise.
-Invariants: one request per connection, which the peer closes; an answer is bounded in size and time; a refusal keeps its reason and its status.
+Invariants: one request per connection, which the peer closes; an answer is bounded in size and time; a refusal keeps its reason and its status;
+a bundle that moves meanwhile is followed to its owner, but only to a registered broker: nobody else ever sees a token of the cluster's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from magnetar.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
+from magnetar.metadata import keys
+from magnetar.metadata.records import IncarnationRecord
+from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.network import Network, connect_over
 from magnetar.security.authorization import INTERNAL_METHOD
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 16 << 20
 READ_BYTES = 64 << 10
+REDIRECTS_MAX = 3
+TEMPORARY_REDIRECT = 307
 REFUSALS: Mapping[int, type[MagnetarError]] = {
     400: InvalidRequest,
     401: AuthenticationFailed,
@@ -46,7 +52,7 @@ REFUSALS: Mapping[int, type[MagnetarError]] = {
 }
 
 
-class _Exchange(asyncio.BufferedProtocol):
+class _Answer(asyncio.BufferedProtocol):
     """Collects what the peer sends until it closes."""
 
     def __init__(self) -> None:
@@ -79,6 +85,11 @@ class Caller(Protocol):
     """Who asks: a broker's context."""
 
     @property
+    def store(self) -> MetadataStore:
+        """Which brokers there are."""
+        ...
+
+    @property
     def network(self) -> Network:
         """How others are reached."""
         ...
@@ -106,25 +117,54 @@ async def ask_peer(caller: Caller, http_url: str, method: str, topic: TopicName,
 async def ask_broker(caller: Caller, http_url: str, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON answer of another broker to `method` on `path`, None if it has none; `body` is sent as JSON unless it is None.
 
-    Raises what the peer refused with, ServiceNotReady if it cannot be reached.
+    Where the broker says that another one is to be asked, that one is. Raises what the peer refused with, ServiceNotReady if it cannot be reached.
     """
-    where = urlsplit(http_url)
     data = b"" if body is None else json.dumps(body).encode()
-    shown = f"Authorization: {INTERNAL_METHOD} {caller.security.internal_token()}\r\n" if caller.security is not None else ""
-    head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     try:
         async with asyncio.timeout(timeout_s):
-            tls = caller.tls.to_peers() if where.scheme == "https" and caller.tls is not None else None
-            exchange = await connect_over(caller.network, where.hostname or "", where.port or 80, _Exchange, tls)
-            assert exchange.transport is not None
-            try:
-                exchange.transport.write(head.encode() + data)
-                answer = await exchange.done
-            finally:
-                exchange.transport.close()
+            for _ in range(REDIRECTS_MAX):
+                answer = await _exchange(caller, http_url, method, path, data)
+                if (location := redirect_of(answer)) is None:
+                    return decode_answer(answer, http_url)
+                http_url, path = await _followed(caller, http_url, location)
     except (OSError, TimeoutError) as error:
         raise ServiceNotReady(f"broker {http_url} does not answer: {error or 'no answer in time'}; try again") from error
-    return decode_answer(answer, http_url)
+    raise ServiceNotReady(f"{path} was sent on {REDIRECTS_MAX} times, and is to be asked of {http_url} now; try again")
+
+
+async def _exchange(caller: Caller, http_url: str, method: str, path: str, data: bytes) -> bytes:
+    """Whatever a broker answers to one request. Raises OSError, ServiceNotReady."""
+    where = urlsplit(http_url)
+    shown = f"Authorization: {INTERNAL_METHOD} {caller.security.internal_token()}\r\n" if caller.security is not None else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    tls = caller.tls.to_peers() if where.scheme == "https" and caller.tls is not None else None
+    exchange = await connect_over(caller.network, where.hostname or "", where.port or 80, _Answer, tls)
+    assert exchange.transport is not None
+    try:
+        exchange.transport.write(head.encode() + data)
+        return await exchange.done
+    finally:
+        exchange.transport.close()
+
+
+def redirect_of(answer: bytes) -> str | None:
+    """Where an HTTP answer sends whoever asked; None if it does not."""
+    status, *fields = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    if status.split()[1:2] != [str(TEMPORARY_REDIRECT).encode()]:
+        return None
+    named = (field.partition(b":") for field in fields)
+    return next((value.strip().decode("latin-1") for name, _, value in named if name.strip().lower() == b"location"), None)
+
+
+async def _followed(caller: Caller, http_url: str, location: str) -> tuple[str, str]:
+    """The address of a registered broker, and the path, that `location` names. Raises ServiceNotReady for any other, StoreError."""
+    where = urlsplit(location)
+    base = f"{where.scheme}://{where.netloc}"
+    for item in (await caller.store.range(keys.INCARNATIONS)).items:
+        record = IncarnationRecord.decode(item.value)
+        if base in (record.http_url, record.http_url_tls):
+            return base, f"{where.path}?{where.query}" if where.query else where.path
+    raise ServiceNotReady(f"broker {http_url} sends us to {base[:200]!r}, which is no live broker; try again")
 
 
 def decode_answer(answer: bytes, http_url: str) -> Any:

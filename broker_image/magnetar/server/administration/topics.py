@@ -8,6 +8,9 @@ Invariants: what is answered is durable; a topic with clients is deleted only by
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -67,7 +70,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         return (await ownership.serving_topic(topic)).held(topic)
 
     async def delete_topic(self, topic: TopicName, force: bool) -> None:
-        """Raises InUse while it has clients or subscriptions and `force` is not set, NotAllowed for a partitioned topic."""
+        """Delete a topic with its subscriptions. Raises InUse while it has clients and `force` is not set, NotAllowed for a partitioned topic."""
         if topic.partition < 0 and await self._broker.service.partitions(topic):
             raise NotAllowed(f"topic {topic} is partitioned; DELETE {topic.local}/partitions deletes it with its partitions")
         host = await self._existing(topic)
@@ -78,30 +81,48 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         await host.bundle.delete_topic(topic)
 
     async def delete_partitions(self, topic: TopicName, force: bool) -> None:
-        """Delete all partitions and the record of a partitioned topic. Raises TopicNotFound, InUse."""
+        """Delete all partitions and the record of a partitioned topic, or, if one has clients and `force` is not set, nothing.
+
+        Raises TopicNotFound, InUse.
+        """
         parts = await self._parts(topic)
         if parts == [topic]:
             raise TopicNotFound(f"Topic partitions {topic} not found: the topic is not partitioned or does not exist")
-        await self._delete_each(parts, force)
+        if not force:
+            await self._check_each(parts)
+        await self._delete_each(parts)
         await self._change(keys.topic_policies(topic), TopicPoliciesRecord, lambda _current: None)
         await self._broker.service.partitioning.delete(topic)
         # Clients that were sent away may have been back before the record was gone.
-        await self._delete_each(parts, True)
+        await self._delete_each(parts)
 
-    async def _delete_each(self, parts: list[TopicName], force: bool) -> None:
+    async def _check_each(self, parts: list[TopicName]) -> None:
+        """Raises InUse if one of these partitions has clients, whoever serves it."""
         for part in parts:
             try:
-                await self._delete_anywhere(part, force)
-            except TopicNotFound:
-                continue  # nobody uses this partition
+                if (host := await self._existing(part)) is not None:
+                    _check_unused(host)
+            except NotOwner as error:
+                if not error.http_url:
+                    raise
+                with contextlib.suppress(TopicNotFound):  # nobody uses this partition
+                    stats = await ask_peer(self._broker.context, error.http_url, "GET", part, "/stats")
+                    consumers = {name: len(found["consumers"]) for name, found in stats["subscriptions"].items()}
+                    _refuse_clients(part, len(stats["publishers"]), consumers)
 
-    async def _delete_anywhere(self, topic: TopicName, force: bool = True) -> None:
+    async def _delete_each(self, parts: list[TopicName]) -> None:
+        for part in parts:
+            with contextlib.suppress(TopicNotFound):  # nobody uses this partition
+                await self._delete_anywhere(part)
+
+    async def _delete_anywhere(self, topic: TopicName) -> None:
+        """Delete a topic, and send its clients away, whoever serves it."""
         try:
-            await self.delete_topic(topic, force)
+            await self.delete_topic(topic, force=True)
         except NotOwner as error:
             if not error.http_url:
                 raise
-            await ask_peer(self._broker.context, error.http_url, "DELETE", topic, "?force=true" if force else "")
+            await ask_peer(self._broker.context, error.http_url, "DELETE", topic, "?force=true")
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
         return await self._broker.service.partitions_for_client(topic, may_create)
@@ -208,16 +229,24 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         """Hand the topic's bundle over, of a partitioned topic those of all partitions. Raises NotOwner for a topic of another broker's."""
         ownership, parts = self._broker.ownership, await self._parts(topic)
         bundles = dict.fromkeys([await ownership.bundle_of(part) for part in parts])
-        for bundle in bundles:
-            if len(parts) == 1:
-                await self._unload_bundle(bundle, destination)
-            else:
-                await self._unload_anywhere(bundle, destination)
+        if parts == [topic]:
+            await self._unload_bundle(next(iter(bundles)), destination)
+        else:
+            await self._unload_each(bundles, destination)
 
-    async def _unload_anywhere(self, bundle: BundleName, destination: str) -> None:
-        """Have a bundle handed over by whoever serves it; nothing if nobody does."""
-        owner = self._owner_of(str(bundle))
-        if owner is None:
+    async def _unload_each(self, bundles: Iterable[BundleName], destination: str) -> None:
+        """Have bundles handed over, whoever serves them, but those that `destination` has already; the first failure, when all have been tried."""
+        target = self._destination(destination) if destination else ""  # refuse it once, and before anything moves
+        outcomes = await asyncio.gather(
+            *(self._unload_anywhere(bundle, destination, target) for bundle in bundles), return_exceptions=True
+        )
+        if (failed := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            raise failed
+
+    async def _unload_anywhere(self, bundle: BundleName, destination: str, target: str) -> None:
+        """Have a bundle handed over by whoever serves it; nothing if nobody does, or `target`, the incarnation of `destination`."""
+        viewed, owner = self._broker.views.bundles.get(str(bundle)), self._owner_of(str(bundle))
+        if owner is None or (viewed is not None and viewed.record.incarnation == target):
             return
         if str(bundle) in self._broker.ownership.owned:
             await self._unload_bundle(bundle, destination)
@@ -254,20 +283,36 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
 
     def _destination(self, name: str) -> str:
-        """The incarnation of a live broker, named or as host:port of its HTTP. Raises InvalidRequest."""
+        """The incarnation of a live broker, named, or as GET /admin/v2/brokers lists it, or by an address. Raises InvalidRequest."""
+        address = name.rpartition("://")[2]
         for identifier, viewed in self._broker.views.incarnations.items.items():
-            if name.removeprefix("http://") in (viewed.record.broker, viewed.record.http_url.removeprefix("http://")):
+            if name == viewed.record.broker or address in addresses_of_broker(viewed.record):
                 return identifier
         raise InvalidRequest(f"destinationBroker: {name!r} is not a live broker; GET /admin/v2/brokers lists them")
 
 
 def _check_unused(host: TopicHost) -> None:
-    """Raises InUse naming what is in the way of a deletion."""
-    if len(host.core.producers):
-        raise InUse(f"Topic {host.name} has {len(host.core.producers)} connected producers; close them first or force it")
-    if host.subscriptions:
-        names = ", ".join(sorted(host.subscriptions)[:5])
-        raise InUse(f"Topic {host.name} has subscriptions ({names}); delete them first or force it")
+    """Raises InUse naming the clients in the way of a deletion; a subscription without consumers is none, and goes with its topic."""
+    consumers = {name: len(found.core.consumers) for name, found in host.subscriptions.items()}
+    _refuse_clients(host.name, len(host.core.producers), consumers)
+
+
+def _refuse_clients(topic: TopicName, producers: int, consumers: Mapping[str, int]) -> None:
+    """Raises InUse if a topic has producers, or subscriptions with consumers."""
+    if producers:
+        raise InUse(f"Topic {topic} has {producers} connected producers; close them first or force it")
+    if names := sorted(name for name, count in consumers.items() if count):
+        raise InUse(f"Topic {topic} has consumers connected to {', '.join(names[:5])}; close them first or force it")
+
+
+def address_of_broker(record: IncarnationRecord) -> str:
+    """host:port by which REST lists a broker: of the address that other brokers use."""
+    return record.http_url.partition("://")[2]
+
+
+def addresses_of_broker(record: IncarnationRecord) -> frozenset[str]:
+    """host:port of all addresses of a broker's REST."""
+    return frozenset({address_of_broker(record), record.http_url_tls.partition("://")[2]} - {""})
 
 
 def _message_id(position: Position, partition: int) -> dict[str, Any]:

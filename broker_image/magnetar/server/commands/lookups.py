@@ -33,15 +33,19 @@ BYTES_SCHEMA = getattr(api.Schema, "None")
 
 
 def addresses_of(owner: IncarnationRecord | CoordinatorClaimRecord, listener: str) -> tuple[str, str]:
-    """The owner's addresses for clients of a listener, plain and by TLS; "" = it has none. Raises ServiceNotReady, of a broker in Pulsar's words."""
+    """The owner's addresses for clients of a listener, plain and by TLS; "" = it has none. Raises ServiceNotReady.
+
+    Of a broker in Pulsar's words, and with those at which the C++ client keeps its connection: an address may come later.
+    """
     name = listener.removesuffix(OVER_TLS)
     url, url_tls = owner.service_url_on(name), owner.service_url_on(over_tls(name))
     if url is None and url_tls is None:
         if isinstance(owner, CoordinatorClaimRecord):
             raise ServiceNotReady(
-                f"transaction coordinator {owner.name} does not have {name} listener; give it --advertised-listeners as the brokers"
+                f"transaction coordinator {owner.name} does not have {name} listener; give it --advertised-listeners as the brokers "
+                "(Failed to acquire ownership of an address on it)"
             )
-        raise ServiceNotReady(f"the broker do not have {name} listener")
+        raise ServiceNotReady(f"the broker do not have {name} listener; Failed to acquire ownership of an address on it, try again")
     return url or "", url_tls or ""
 
 
@@ -67,7 +71,10 @@ class Lookups:
             url, url_tls = addresses_of(await self._ownership.owner_of(topic), listener)
         if not (url_tls if connection.tls else url):
             # It is about to be restarted with such a port, or without one; an answer without an address would be an error for good.
-            raise ServiceNotReady(f"who serves {topic} has no address {'with' if connection.tls else 'without'} TLS yet")
+            kind = "with" if connection.tls else "without"
+            raise ServiceNotReady(
+                f"Failed to acquire ownership: who serves {topic} has no address {kind} TLS yet; look it up again"
+            )
         connection.listener = listener
         connection.queue(commands.lookup_connect(lookup.request_id, url, url_tls or None))
 

@@ -68,7 +68,8 @@ class CoordinatorDiscovery:
             remaining_s = deadline - self._clock.monotonic()
             if remaining_s <= 0 or not await self._changed(present.revision, remaining_s):
                 raise ServiceNotReady(
-                    f"transaction coordinator {tcid} of {announced} is not there; look at its pod and at kubectl get transactioncoordinators"
+                    f"transaction coordinator {tcid} of {announced} is not there; look at its pod and at kubectl get transactioncoordinators "
+                    "(Failed to acquire ownership: nobody holds its number)"
                 )
 
     async def _changed(self, revision: int, seconds: float) -> bool:
