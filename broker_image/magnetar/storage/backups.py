@@ -7,8 +7,10 @@ it is there, so that storage never has one that an intact store does not know.
 
 from __future__ import annotations
 
+import asyncio
+
 from magnetar.metadata import keys
-from magnetar.metadata.backup import Backup, decode_backup, encode_backup
+from magnetar.metadata.backup import Backup, decode_backup, encoded_parts
 from magnetar.metadata.records import BackupRecord
 from magnetar.metadata.store import Compare, MetadataStore, Put
 from magnetar.storage import names
@@ -30,7 +32,11 @@ async def keep_backup(store: MetadataStore, volume: Volume, backup: Backup, kept
     if not (await store.transact([compare], [Put(keys.BACKUP, record.encode())])).succeeded:
         return None
     name = names.backup(backup.restore, backup.revision)
-    await volume.put_if_absent(name, encode_backup(backup))
+    parts = []
+    for part in encoded_parts(backup):
+        parts.append(part)
+        await asyncio.sleep(0)  # this is the leader's loop, which serves clients
+    await volume.put_if_absent(name, b"".join(parts))
     for superseded in (await list_backups(volume))[:-kept]:
         await volume.remove(superseded)
     return name

@@ -84,18 +84,22 @@ def probe_coherence(root: Path, temporary: Path) -> None:
             os.link(first, second)
             first.unlink()
             coherent = second.read_bytes() == b"probe" and not first.exists()
-            now = second.stat().st_mtime
             second.unlink()
             coherent = coherent and not second.exists()
-        _tidy(temporary, now - LEFT_BEHIND_S)
+        tidy_left_behind(temporary)
     except OSError as error:
         raise StorageError(f"{root} cannot be used: {error}; mount a volume that this user may write") from error
     if not coherent:
         raise StorageError(f"{root} shows removed files; mount a volume with one of {', '.join(sorted(_COHERENT.values()))}")
 
 
-def _tidy(temporary: Path, before: float) -> None:
-    """Remove files last written `before` this time of the file system; another broker may be at it too."""
+def tidy_left_behind(temporary: Path) -> None:
+    """Remove files that a crash has left in `temporary`: last written `LEFT_BEHIND_S` ago or more, by the clock of the file system.
+
+    Nobody who lives writes one that slowly; another broker may be at it too. Raises OSError.
+    """
+    with tempfile.NamedTemporaryFile(prefix="probe-", dir=temporary) as probe:
+        before = os.fstat(probe.fileno()).st_mtime - LEFT_BEHIND_S
     for path in temporary.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.is_file() and path.stat().st_mtime < before:

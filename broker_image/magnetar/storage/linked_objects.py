@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from magnetar.errors import StorageError
-from magnetar.storage.coherence import check_linked_file_system, file_system_magic
+from magnetar.storage.coherence import check_linked_file_system, file_system_magic, tidy_left_behind
 from magnetar.storage.objects import Listed
 from magnetar.storage.posix import TEMPORARY, PosixVolume, files_below
 from magnetar.storage.volume import Buffer
@@ -30,7 +30,10 @@ class LinkedObjects:
         self._files = PosixVolume(root)
 
     async def check(self) -> None:
-        """Refuse a file system of which it is not known that link() is decided in one place. Creates the root. Raises StorageError."""
+        """Refuse a file system of which it is not known that link() is decided in one place. Raises StorageError.
+
+        Creates the root, and drops what a crash has left there of objects that were never linked.
+        """
         await asyncio.to_thread(self._check_file_system)
 
     def _check_file_system(self) -> None:
@@ -39,6 +42,11 @@ class LinkedObjects:
         except OSError as error:
             raise StorageError(f"{self._root} cannot be used: {error}; mount a volume that this user may write") from error
         check_linked_file_system(file_system_magic(self._root), self._root)
+        try:
+            if (temporary := self._root / TEMPORARY).is_dir():
+                tidy_left_behind(temporary)
+        except OSError as error:
+            raise StorageError(f"{self._root / TEMPORARY} cannot be tidied: {error}; let this user write there") from error
 
     async def put_if_absent(self, key: str, buffers: Sequence[Buffer]) -> bool:
         return await self._files.put_if_absent(key, b"".join(buffers))

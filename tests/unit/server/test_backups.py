@@ -12,10 +12,11 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.errors import StorageError
 from magnetar.metadata import keys
+from magnetar.metadata.backup import PART_ENTRIES, Backup, encode_backup
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import BackupReportRecord
 from magnetar.server.storage.backups import MetadataBackups
-from magnetar.storage.backups import list_backups
+from magnetar.storage.backups import keep_backup, list_backups, load_backup
 from magnetar.storage.posix import PosixVolume
 from tests.unit.server.brokers import CLOCK, SETTINGS, running_broker
 
@@ -106,5 +107,40 @@ def test_a_copy_that_fails_is_reported_once_and_over_when_one_succeeds(tmp_path:
             healed = await report_in(store)
             assert healed is not None
             assert (healed.problem, bool(healed.object)) == ("", True)
+
+    asyncio.run(scenario())
+
+
+def test_a_large_copy_is_made_in_turns(tmp_path: Path) -> None:
+    """Others on the leader's loop are served while it is encoded; the bytes are those of a copy made at once."""
+    turns = 0
+
+    class Counting(PosixVolume):
+        """Notes how many turns others have had when the copy is whole."""
+
+        seen = -1
+
+        async def put_if_absent(self, name: str, data: bytes) -> bool:
+            self.seen = turns
+            return await super().put_if_absent(name, data)
+
+    async def scenario() -> None:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        store, volume = MemoryStore(CLOCK), Counting(tmp_path)
+        backup = Backup("id", 1, 7, 0, {f"topics/{number:05d}": b"{}" for number in range(20 * PART_ENTRIES)})
+        beside = asyncio.create_task(others())
+        name = await keep_backup(store, volume, backup, 3)
+        beside.cancel()
+        assert name is not None
+        assert volume.seen >= 20
+        assert await volume.read(name) == encode_backup(backup)
+        assert await load_backup(volume, name) == backup
+        await volume.close()
+        await store.close()
 
     asyncio.run(scenario())
