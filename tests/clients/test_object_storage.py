@@ -1,4 +1,4 @@
-"""The official Python client against brokers that keep their messages on S3: a real HTTP server, which loses answers and refuses."""
+"""The official Python client against brokers without files to append to: on S3, a real HTTP server that loses answers and refuses, and on links."""
 
 from __future__ import annotations
 
@@ -93,9 +93,14 @@ def test_a_wrong_bucket_is_named_at_start(tmp_path: Path, storage: S3Server) -> 
 
 
 @pytest.mark.etcd
-def test_a_broker_takes_over_from_another_on_s3(tmp_path: Path, storage: S3Server) -> None:
-    """One of two is killed: the other serves on, and nothing acknowledged is lost."""
-    cluster = Cluster(tmp_path, brokers=2, volume=storage.url(f"cluster/{uuid4()}"), environment=CREDENTIALS)
+@pytest.mark.parametrize("kind", ["s3", "link"])
+def test_a_broker_takes_over_from_another(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    """One of two is killed: the other serves on, and nothing acknowledged is lost; on S3, and on links as on NFS, where a slot is the fence."""
+    if kind == "s3":
+        volume, environment = request.getfixturevalue("storage").url(f"cluster/{uuid4()}"), CREDENTIALS
+    else:
+        volume, environment = f"link://{tmp_path}/linked", {}
+    cluster = Cluster(tmp_path, brokers=2, volume=volume, environment=environment)
     try:
         cluster.start()
         load = Load(cluster.service_url, [f"topic-{number}" for number in range(3)], tmp_path / "client.log")
@@ -106,6 +111,7 @@ def test_a_broker_takes_over_from_another_on_s3(tmp_path: Path, storage: S3Serve
             cluster.brokers[victim].kill()
             killed = time.monotonic()
             wait_for("every topic writable again", lambda: not load.silent(killed + 0.2))
+            wait_for("the victim owns nothing", lambda: not cluster.owned_by(victim))
         load.verify(duplicates_max=PENDING_MAX)
     finally:
         cluster.stop()
