@@ -34,12 +34,16 @@ class VolumeFaults:
 
 
 class FaultyVolume:
-    """`inner` on a bad disk. `faults` may be replaced at any time; `missing` says of which names reads find no file."""
+    """`inner` on a bad disk. `faults` may be replaced at any time.
+
+    `missing` says of which names nothing is there for readers, `worn` of which names reads may fail (all, unless told otherwise).
+    """
 
     def __init__(self, inner: Volume, clock: Clock, faults: VolumeFaults | None = None) -> None:
         self.inner, self._clock = inner, clock
         self.faults = faults or VolumeFaults()
         self.missing: Callable[[str], bool] = lambda _name: False
+        self.worn: Callable[[str], bool] = lambda _name: True
         self.struck = 0
 
     def strikes(self, probability: float) -> bool:
@@ -62,8 +66,9 @@ class FaultyVolume:
 
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         if self.missing(name):
+            self.struck += 1
             raise FileNotFoundError(name)
-        if self.strikes(self.faults.read_error):
+        if self.worn(name) and self.strikes(self.faults.read_error):
             raise StorageError(f"read of {name} failed: Input/output error (injected)")
         return await self.inner.read(name, offset, length)
 

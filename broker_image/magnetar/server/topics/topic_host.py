@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.errors import NotAllowed, ServiceNotReady
+from magnetar.errors import CorruptData, NotAllowed, ServiceNotReady
 from magnetar.names import TopicName
 from magnetar.policies import Policies
 from magnetar.server.connections.sessions import ProducerSession
@@ -355,17 +355,29 @@ class TopicHost:
         Raises StorageError; CorruptData if what is there is not what the client sent.
         """
         at = self.index.run_of(request.first)
+        gone: tuple[str, int] | None = None
         if at is not None:
             run = self.index.runs[at]
+            place = run.incarnation, run.file
             try:
                 if run.incarnation != ELSEWHERE:
                     return await self._read_runs(request, at)
             except FileNotFoundError:
                 # The file was rewritten into segments, or given up with everything in it: the catalog knows.
-                self.index.lose_file(run.incarnation, run.file)
+                gone = place
         sources = self.transactions.buffer.source_of if self.transactions is not None else None
         bytes_max = self.context.settings.read_batch_bytes_max
-        return await self.bundle.catalog.read(self.name, self.core.ledgers, request, bytes_max, sources)
+        try:
+            found = await self.bundle.catalog.read(self.name, self.core.ledgers, request, bytes_max, sources)
+        except CorruptData as error:
+            if gone is None or error.file:
+                raise
+            # Nothing is in its place: it is still there that the entry belongs, once somebody has brought it back.
+            name = log_file(*gone)
+            raise CorruptData(f"{name} is missing, {error}; restore it", file=name, topic=error.topic, first=error.first) from error
+        if gone is not None:
+            self.index.lose_file(*gone)
+        return found
 
     async def _read_runs(self, request: ReadRequest, at: int) -> tuple[list[memoryview], list[int]]:
         """As `read`, from the runs in log files that we know of, from the `at`-th on. Raises FileNotFoundError if the first is gone."""
