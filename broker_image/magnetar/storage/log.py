@@ -108,6 +108,7 @@ class LogWriter:
         self._roll_requested = self._closing = False
         self._failure: StorageError | None = None
         self.pending_bytes = 0
+        self._held_up: list[tuple[int, Callable[[], object]]] = []
         self.flushes = 0
 
     # --- life ------------------------------------------------------------------------------------------------------------------
@@ -175,6 +176,19 @@ class LogWriter:
         if on_durable is not None:
             block.callbacks.append((at, on_durable))
         self._wake()
+
+    def when_at_most(self, pending_bytes: int, go_on: Callable[[], object]) -> None:
+        """Call `go_on`, once and in a later turn of the loop, when no more than so many bytes wait for a flush, or will ever be flushed."""
+        self._held_up.append((pending_bytes, go_on))
+        self._let_go_on()
+
+    def _let_go_on(self) -> None:
+        pending, held_up = self.pending_bytes, self._held_up
+        if held_up:
+            self._held_up = [(most, go_on) for most, go_on in held_up if pending > most]
+            for most, go_on in held_up:
+                if pending <= most:
+                    asyncio.get_running_loop().call_soon(go_on)
 
     async def barrier(self) -> None:
         """Wait until everything appended before is durable and the claim was found after that, and after the call began.
@@ -298,6 +312,7 @@ class LogWriter:
             file = await self._abandon(file, error)
             start = await self._append(file, block)  # fails again: it is not the file
         self.pending_bytes -= block.size
+        self._let_go_on()
         if file.end > self._file_bytes // SPARE_FRACTION and self._spare is None and not self._closing:
             self._prepare_spare(file.number + 1)
         return file, start
@@ -457,6 +472,7 @@ class LogWriter:
         log.warning("log.fenced", incarnation=self.incarnation, error=str(error))
         self._blocks.clear()
         self.pending_bytes = 0
+        self._let_go_on()
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(error)

@@ -328,3 +328,35 @@ def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> None:
         assert "Failed to acquire ownership" in refused.message, "C++ closes the connection on code 6 with other words"
 
     play(tmp_path, script, park_timeout_s=0.2)
+
+
+def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_path: Path) -> None:
+    """Publishers and whoever says something meanwhile are read no further, and answered afterwards."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        log, gate = broker.context.log, asyncio.Event()
+        append = log._append
+
+        async def slow(*arguments: Any) -> int:
+            await gate.wait()
+            return await append(*arguments)
+
+        await peer.produce()
+        log._append = slow  # type: ignore[method-assign]
+        async with open_peer(broker) as other:
+            for number in range(3):
+                peer.write(requests.send(1, number, entry(bytes(LIMIT), number)))
+            while not broker.service.disk_is_behind():
+                await asyncio.sleep(0.005)
+            held = [connection for connection in broker._connections._open if connection.listens]
+            other.write(command_frame("ping"))
+            peer.write(command_frame("ping"))
+            while any(connection.listens for connection in held):
+                await asyncio.sleep(0.005)
+            gate.set()
+            answers = [await peer.answer() for _ in range(4)]
+            receipts = [answer.send_receipt.sequence_id for answer in answers if answer.type == Type.SEND_RECEIPT]
+            assert (receipts, [answer.type for answer in answers].count(Type.PONG)) == ([0, 1, 2], 1)
+            await other.answer(Type.PONG)
+
+    play(tmp_path, script, log_pending_bytes_max=LIMIT, max_message_bytes=2 * LIMIT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,38 @@ def test_limits_are_kept(tmp_path: Path) -> None:
         async with open_writer(PosixVolume(tmp_path / "other")) as writer:
             with pytest.raises(LimitExceeded, match="block_bytes_max"):
                 append_numbered(writer, 0, {}, size=FILE_BYTES)
+
+    run_gated(tmp_path, script)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_waits_for_the_disk_is_told_once_it_has_caught_up(tmp_path: Path, fails: bool) -> None:
+    """Nobody has to look: at the flush that brings what is pending to the bound, or at the log's failure, after which nothing is flushed."""
+
+    async def script(volume: GatedVolume) -> None:
+        failures, told = Failures(), list[int]()
+        writer = new_writer(volume, failures)
+        await writer.open()
+        writer.when_at_most(0, lambda: told.append(-1))
+        assert told == [], "nobody is called within its own call"
+        await asyncio.sleep(0)
+        assert told == [-1]
+        volume.gate.clear()
+        append_numbered(writer, 0, {}, size=6000)
+        await volume.started.wait()
+        append_numbered(writer, 1, {}, size=6000)
+        for most in (20_000, 7000, 0):
+            writer.when_at_most(most, partial(told.append, most))
+        await asyncio.sleep(0)
+        assert told == [-1, 20_000]
+        volume.failure = StorageError("no such disk") if fails else None
+        volume.gate.set()
+        with pytest.raises(StorageError) if fails else nullcontext():
+            await writer.barrier()
+        await asyncio.sleep(0)
+        assert told == [-1, 20_000, 7000, 0]
+        await writer.close()
+        assert bool(failures) == fails
 
     run_gated(tmp_path, script)
 

@@ -8,7 +8,6 @@ connection.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,6 @@ class BrokerService:
     def __init__(self, context: BrokerContext, views: ClusterViews, ownership: Ownership) -> None:
         self._context, self._views, self._ownership = context, views, ownership
         self._waiting_for_disk: list[Callable[[], None]] = []
-        self._disk_timer: asyncio.TimerHandle | None = None
         self.guard: Guard | None = None
         """None: everybody may do everything."""
         self.coordinator: StandaloneCoordinator | None = None
@@ -147,20 +145,21 @@ class BrokerService:
         return self._context.log.pending_bytes > pending_max or self._coordinator_is_behind()
 
     def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once less than half of the limit waits."""
+        """Call `resume` once no more than half of the limit waits."""
         self._waiting_for_disk.append(resume)
-        if self._disk_timer is None:
-            self._disk_timer = asyncio.get_running_loop().call_later(0.001, self._look_at_disk)
+        if len(self._waiting_for_disk) == 1:
+            self._let_disk_catch_up()
 
-    def _look_at_disk(self) -> None:
-        self._disk_timer = None
+    def _let_disk_catch_up(self) -> None:
         pending_max = self._context.settings.log_pending_bytes_max // 2
-        if self._context.log.pending_bytes > pending_max or self._coordinator_is_behind():
-            self._disk_timer = asyncio.get_running_loop().call_later(0.001, self._look_at_disk)
-            return
-        waiting, self._waiting_for_disk = self._waiting_for_disk, []
-        for resume in waiting:
-            resume()
+        if self._context.log.pending_bytes > pending_max:
+            self._context.log.when_at_most(pending_max, self._let_disk_catch_up)
+        elif self.coordinator is not None and self.coordinator.disk_is_behind():
+            self.coordinator.when_disk_catches_up(self._let_disk_catch_up)
+        else:
+            waiting, self._waiting_for_disk = self._waiting_for_disk, []
+            for resume in waiting:
+                resume()
 
     def _coordinator_is_behind(self) -> bool:
         return self.coordinator is not None and self.coordinator.disk_is_behind()

@@ -9,7 +9,6 @@ while the disk is behind nothing more is read.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,6 @@ TIMEOUT_DEFAULT_MS = 60_000
 """Of a transaction whose client names none: what Pulsar's clients name."""
 NAMES_BYTES_MAX = 4 << 20
 PENDING_BYTES_MAX = 16 << 20
-DISK_LOOK_S = 0.001
 
 
 class CoordinatorService:
@@ -216,8 +214,8 @@ class CoordinatorService:
 
     def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
         """Call `resume` once it does not any more."""
-        if self.disk_is_behind():
-            asyncio.get_running_loop().call_later(DISK_LOOK_S, self.when_disk_catches_up, resume)
+        if self.transactions is not None:
+            self.transactions.when_at_most(PENDING_BYTES_MAX, resume)
         else:
             resume()
 

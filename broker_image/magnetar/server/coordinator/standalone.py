@@ -12,6 +12,7 @@ Participants are asked within the process: a standalone server serves every topi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,13 @@ class StandaloneCoordinator:
     def disk_is_behind(self) -> bool:
         """Whether so much waits for a flush that no more requests are read."""
         return self._life is not None and self._life.service.disk_is_behind()
+
+    def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once it does not any more."""
+        if self._life is not None:
+            self._life.service.when_disk_catches_up(resume)
+        else:
+            resume()
 
     # --- for administrators ----------------------------------------------------------------------------------------------------
 

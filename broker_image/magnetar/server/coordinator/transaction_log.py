@@ -116,6 +116,10 @@ class TransactionLog:
         """Bytes that wait for a flush."""
         return self._writer.pending_bytes
 
+    def when_at_most(self, pending_bytes: int, go_on: Callable[[], object]) -> None:
+        """Call `go_on` once no more than so many bytes wait for a flush, or will ever be flushed."""
+        self._writer.when_at_most(pending_bytes, go_on)
+
     def hold_back(self, changes: Sequence[Change]) -> None:
         """Append these with whatever is appended next: nobody waits for them."""
         self._held_back += changes

@@ -131,6 +131,10 @@ class Transactions:
         """Bytes that wait for a flush."""
         return self._log.pending_bytes
 
+    def when_at_most(self, pending_bytes: int, go_on: Callable[[], object]) -> None:
+        """Call `go_on` once no more than so many bytes wait for a flush, or will ever be flushed."""
+        self._log.when_at_most(pending_bytes, go_on)
+
     # --- requests --------------------------------------------------------------------------------------------------------------
 
     async def new(self, timeout_ms: int, principal: str) -> TxnId:
