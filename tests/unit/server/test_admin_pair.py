@@ -18,7 +18,7 @@ from magnetar.errors import InUse, InvalidRequest, NotAllowed, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.election import LeaderRecord
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import IncarnationRecord
+from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, LogPosition, LogRange
 from magnetar.names import NamespaceName, TopicName
 from magnetar.server.administration import brokers as brokers_module
 from magnetar.server.administration.peers import ask_broker
@@ -198,5 +198,28 @@ def test_who_asks_for_the_leader_waits_for_the_election(tmp_path: Path, monkeypa
             monkeypatch.setattr(brokers_module, "LEADER_S", 0.2)
             with pytest.raises(ServiceNotReady, match="no leader has been elected"):
                 await two.port.leader_broker()
+
+    asyncio.run(scenario())
+
+
+def test_the_health_of_a_broker_does_not_depend_on_another(tmp_path: Path) -> None:
+    """Whoever has the bundle of the check's topic is registered and answers nothing: this broker is healthy, and checks its own parts."""
+
+    async def scenario() -> None:
+        silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
+        async with silent, pair(tmp_path) as two:
+            brokers, topic = (two.first, two.second), TopicName.parse("persistent://pulsar/system/healthcheck-first")
+            url = f"{HOST}:{silent.sockets[0].getsockname()[1]}"
+            hanging = IncarnationRecord("third", f"pulsar://{url}", f"http://{url}", 0, "1")
+            await two.store.put(keys.incarnation("third.1"), hanging.encode())
+            await until(lambda: all(broker.views.incarnations.get("third.1") is not None for broker in brokers))
+            chain = (LogRange("third.1", LogPosition(1, 0), None),)
+            record = BundleRecord(BundleState.OWNED, 2, "third.1", chain=chain, epochs=(2,))
+            bundle = await two.first.ownership.bundle_of(topic)
+            await two.store.put(keys.bundle(bundle), record.encode())
+            await until(lambda: two.first.views.bundles.get(str(bundle)) is not None)
+            await two.port.check_health()
+            assert two.first.metrics.messages_out == 0
+            assert two.first.views.bundles.items[str(bundle)].record == record
 
     asyncio.run(scenario())

@@ -3,21 +3,23 @@
 Owns: what REST sees of brokers: who there is, what they serve, their settings, load and statistics, and the health check. Imports: metadata, client,
 names, errors, server siblings.
 Source: facts on protocol 3; Pulsar's health check publishes to a topic of the broker's own and reads it back.
-Invariants: a health check ends within `HEALTH_S`; one runs at a time, and who asks meanwhile gets its result; its topics are in a system namespace,
-and are deleted as any unused topic is.
+Invariants: a health check ends within `HEALTH_S`, asks nothing of any other broker, and so says nothing of others; one runs at a time, and who asks
+meanwhile gets its result; its topics are in a system namespace, and are deleted as any unused topic is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import Any
 
 from magnetar.client import Client
 from magnetar.client.connection import Credentials
 from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
-from magnetar.metadata.records import IncarnationRecord, LoadRecord
-from magnetar.names import CLUSTER_NAME, NamespaceName, initial_boundaries
+from magnetar.metadata import keys
+from magnetar.metadata.records import BundleState, IncarnationRecord, LoadRecord
+from magnetar.names import CLUSTER_NAME, NamespaceName, TopicName, initial_boundaries
 from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.administration.statistics import topic_stats
 from magnetar.server.administration.tenants import TenantAdministration
@@ -26,7 +28,9 @@ from magnetar.server.broker import Broker
 from magnetar.server.topics.topic_life import enforce_quota
 
 HEALTH_S = 10.0
-"""A round trip takes milliseconds; a bundle that changes hands may hold it up for a moment."""
+"""A round trip takes milliseconds; a disk or a store that is slow may hold it up for a moment."""
+BUNDLE_S = 5.0
+"""How long a check waits for the bundle of its topic, which nobody had, or which is on its way here."""
 LEADER_S, LEADER_LOOK_S = 30.0, 0.1
 """How long a question for the leader waits for one, and how often it looks: the end of a lease and an election take seconds."""
 HEALTH_NAMESPACE = NamespaceName("pulsar", "system")
@@ -76,24 +80,36 @@ class BrokerAdministration(TenantAdministration):
     # --- health ------------------------------------------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Publish a message through this broker's own port, and read it. Raises ServiceNotReady saying what failed."""
+        """Have this broker's own parts do their work: the way to the metadata store, the log, the port for clients.
+
+        And a message, published and read through that port, where the bundle of the check's topic is served here: bundles move as load wants, and
+        another broker that has it may be sick. Raises ServiceNotReady saying what failed.
+        """
         broker = self._broker
         if self._checking is None or self._checking.done():
-            self._checking = asyncio.create_task(self._round_trip(broker), name="health check")
+            self._checking = asyncio.create_task(self._look_at_parts(broker), name="health check")
             self._checking.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have gone
         await asyncio.shield(self._checking)
 
-    async def _round_trip(self, broker: Broker) -> None:
-        step = "reach the metadata store"
+    async def _look_at_parts(self, broker: Broker) -> None:
+        topic = TopicName.parse(f"persistent://{HEALTH_NAMESPACE}/healthcheck-{broker.context.broker}")
+        step, bundle = "reach the metadata store", ""
         try:
             async with asyncio.timeout(HEALTH_S):
-                if broker.views.namespaces.get(str(HEALTH_NAMESPACE)) is None:
+                if await broker.context.store.get(keys.namespace(HEALTH_NAMESPACE)) is None:
                     await self._create_health_namespace()
                 step = "flush its log"
                 await broker.context.log.barrier()
-                step = "publish and read a message"
-                await _publish_and_read(broker)
+                step = "answer at its own port"
+                async with _own_client(broker) as client:
+                    await client.partitions(str(topic))
+                    bundle = await _bundle_here(broker, topic)
+                    if bundle:
+                        step = "publish and read a message"
+                        await _publish_and_read(broker, client, topic)
         except (MagnetarError, OSError, TimeoutError) as error:
+            if bundle and bundle not in broker.ownership.owned:
+                return  # it moved meanwhile, and the rest was well
             raise ServiceNotReady(
                 f"the broker is not healthy: it could not {step} ({error or f'no answer in {HEALTH_S:.0f} s'})"
             ) from error
@@ -181,21 +197,39 @@ class BrokerAdministration(TenantAdministration):
         return found
 
 
-async def _publish_and_read(broker: Broker) -> None:
-    topic = f"persistent://{HEALTH_NAMESPACE}/healthcheck-{broker.context.broker}"
-    payload = f"{broker.incarnation}-{broker.context.clock.random_bits(32):08x}".encode()
+def _own_client(broker: Broker) -> Client:
+    """A client that begins at this broker's own port."""
     context = broker.context
     shown = Credentials(INTERNAL_METHOD, context.security.internal_token().encode()) if context.security is not None else None
     tls = context.tls.to_peers() if context.tls is not None and broker.service_url == broker.service_url_tls else None
-    client = Client(
+    return Client(
         broker.service_url, network=context.network, clock=context.clock, operation_timeout_s=HEALTH_S, credentials=shown, tls=tls
     )
-    async with client:
-        producer = await client.create_producer(topic)
-        sent = await producer.send(payload)
-        reader = await client.create_reader(topic, sent, inclusive=True)
-        while (await reader.receive()).value != payload:
-            pass
+
+
+async def _bundle_here(broker: Broker, topic: TopicName) -> str:
+    """The bundle of the check's topic if it is served here, "" if not; one that nobody has is given to somebody first."""
+    ownership, bundles = broker.ownership, broker.views.bundles
+    bundle = await ownership.bundle_of(topic)
+    with contextlib.suppress(ServiceNotReady, TimeoutError):  # it comes too slowly, or has just left, or was split
+        async with asyncio.timeout(BUNDLE_S):
+            viewed = bundles.get(str(bundle))
+            if viewed is None or viewed.record.state is BundleState.FREE:
+                await ownership.assigner.assign_merged(str(bundle))
+            viewed = bundles.get(str(bundle))
+            if viewed is not None and viewed.record.incarnation == broker.incarnation:
+                await ownership.serving(bundle)
+                return str(bundle)
+    return ""
+
+
+async def _publish_and_read(broker: Broker, client: Client, topic: TopicName) -> None:
+    payload = f"{broker.incarnation}-{broker.context.clock.random_bits(32):08x}".encode()
+    producer = await client.create_producer(str(topic))
+    sent = await producer.send(payload)
+    reader = await client.create_reader(str(topic), sent, inclusive=True)
+    while (await reader.receive()).value != payload:
+        pass
 
 
 def _percent(load: LoadRecord | None, field: str) -> float:
