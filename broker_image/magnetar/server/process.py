@@ -1,7 +1,8 @@
 """A broker process.
 
 Owns: signals, the succession of incarnations, the HTTP listener, the choice of store and volume. Imports: every server module.
-Invariants: SIGTERM and SIGINT mean drain; a fenced or failed incarnation is followed by a new one after a back-off, in the same process;
+Invariants: SIGTERM and SIGINT mean drain; a fenced or failed incarnation is followed by a new one in the same process, after a back-off that
+grows until one has served for a while;
 the process exits non-zero only when it cannot start at all.
 """
 
@@ -48,6 +49,8 @@ log = structlog.get_logger(__name__)
 
 RESTART_BASE_S = 0.2
 RESTART_MAX_S = 5.0
+IN_SERVICE_S = 30.0
+"""A life that ends earlier after it was ready has failed as one that did not begin: the next one waits longer."""
 STORE_WAIT_MAX_S = 1.0
 """While the store is away nothing of ours is broken, and each try waits for a connection anyway."""
 EMBEDDED = "embedded"
@@ -175,8 +178,9 @@ class BrokerProcess:
             self.broker = broker
             try:
                 await broker.start(store_was_away)
+                failures = 0 if store_was_away else failures  # nothing of ours was broken then
                 started_once, store_was_away = True, False
-                failures = 0
+                ready_at = self._clock.monotonic()
                 if self._on_ready is not None:
                     self._on_ready(broker)
                 if self._collecting is None:
@@ -186,6 +190,8 @@ class BrokerProcess:
                         again_and_again("garbage collection", garbage.run), name="garbage collection"
                     )
                 await self._until_over(broker)
+                if self._clock.monotonic() - ready_at >= IN_SERVICE_S:
+                    failures = 0
             except StoreUnavailable as error:
                 # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.
                 log.warning("broker.waits_for_store", error=str(error))

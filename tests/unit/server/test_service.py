@@ -342,7 +342,7 @@ def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_pat
             return await append(*arguments)
 
         await peer.produce()
-        log._append = slow  # type: ignore[method-assign]
+        log._append = slow  # type: ignore[method-assign, assignment]
         async with open_peer(broker) as other:
             for number in range(3):
                 peer.write(requests.send(1, number, entry(bytes(LIMIT), number)))

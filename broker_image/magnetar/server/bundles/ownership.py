@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import structlog
 
 from magnetar.balance import bundles as rules
-from magnetar.errors import DestinationRefused, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
+from magnetar.errors import DestinationRefused, NamespaceNotFound, NotOwner, ServiceNotReady, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     RESTORE_STRIDE,
@@ -300,13 +300,14 @@ class Ownership:
         try:
             preloaded = await self._preloads.take(name, assigned.record)
             recovered = await recover_bundle(self._context, BundleName.parse(name), assigned.record, epoch, self._scans, preloaded)
-        except (StorageError, StoreError) as error:
-            # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes.
+            policies, owned = self.policies.version, self._make(BundleName.parse(name), epoch, recovered)
+        except Exception as error:
+            # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes. Whatever it is, it is
+            # about what is stored of this bundle: an end of ours would pass it on to the next broker, and that one's to the one after it.
             self._recovering.pop(name, None)
-            log.error("bundle.recovery_failed", bundle=name, epoch=epoch, error=str(error))
             revision, items = assigned.mod_revision, self._views.bundles.items
             await self._retries.wait(
-                name, error, lambda: self._events.of(name), lambda: getattr(items.get(name), "mod_revision", -1) != revision
+                name, epoch, error, lambda: self._events.of(name), lambda: getattr(items.get(name), "mod_revision", -1) != revision
             )
             return
         finally:
@@ -320,9 +321,11 @@ class Ownership:
         ):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
-        self._owned[name] = self._make(BundleName.parse(name), epoch, recovered)
-        self._owned[name].append_term(record)  # before anything else of this term
-        self.registry.adopt(self._owned[name])
+        self._owned[name] = owned
+        if self.policies.version != policies:
+            owned.refresh_policies()
+        owned.append_term(record)  # before anything else of this term
+        self.registry.adopt(owned)
         self._context.metrics.bundles_owned.set(len(self._owned))
         kind = "takeover" if recovered.fenced else "move" if preloaded is None else "preloaded"
         self._context.metrics.acquisitions.labels(kind).inc()

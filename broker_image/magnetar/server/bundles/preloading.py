@@ -12,7 +12,6 @@ import asyncio
 
 import structlog
 
-from magnetar.errors import StorageError, StoreError
 from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState
 from magnetar.names import BundleName
 from magnetar.server.context import BrokerContext
@@ -38,9 +37,9 @@ class _Preload:
     async def _run(self) -> Preloaded | None:
         try:
             return await self._read()
-        except (StorageError, StoreError, OSError) as error:
-            # An old record, or a file that has just gone: recovery will see what is there.
-            log.info("bundle.preload_failed", bundle=str(self._bundle), error=str(error))
+        except Exception as error:
+            # An old record, or a file that has just gone: recovery will see what is there, and tell of it.
+            log.info("bundle.preload_failed", bundle=str(self._bundle), error=repr(error))
             return None
 
     async def _read(self) -> Preloaded:

@@ -48,11 +48,14 @@ class EffectivePolicies:
         """`owned` are the bundles served here, whose topics are told when their policies may have changed."""
         self._defaults, self._views, self._owned = broker_defaults(settings), views, owned
         self._namespaces: dict[str, tuple[int, Policies]] = {}
+        self.version = 0
+        """Grows with every change that may concern a topic: who was not among `owned` yet must look again."""
         for view in (views.namespaces, views.policies):
             view.listen(self._changed)
 
     def _changed(self, names: list[str]) -> None:
         """Records of namespaces, or of topics in them, have changed."""
+        self.version += 1
         changed = {"/".join(name.split("/", 2)[:2]) for name in names}
         for owned in self._owned.values():
             if str(owned.name.namespace) in changed:

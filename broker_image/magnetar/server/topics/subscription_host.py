@@ -247,16 +247,17 @@ class SubscriptionHost:
 
         An entry that was acknowledged to its producer is never skipped, whatever is wrong with it.
         """
-        names = {"topic": str(self.topic.name), "subscription": self.core.name, "error": str(error)}
+        foreseen = isinstance(error, StorageError | StoreError | FileNotFoundError)
+        told = error if foreseen else StorageError(f"a delivery failed: {error!r}")
+        names = {"topic": str(self.topic.name), "subscription": self.core.name, "error": str(told)}
         if isinstance(error, StoreError):
             # The file is gone, and the store is away that knows the manifest with the one in its place. Nothing is damaged.
             log.warning("subscription.read_delayed", **names)
             await asyncio.sleep(READ_RETRY_S)
             return True
-        foreseen = isinstance(error, StorageError | FileNotFoundError)
         log.error("subscription.read_failed", **names, exc_info=None if foreseen else error)
         self.topic.context.damage.note(
-            "read", self._damage_name, error, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
+            "read", self._damage_name, told, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
         )
         self._read_failures += 1
         await asyncio.sleep(min(READ_RETRY_MAX_S, READ_RETRY_S * (1 << min(self._read_failures - 1, 10))))
