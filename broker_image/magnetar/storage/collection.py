@@ -82,12 +82,13 @@ def dead_log_files(
     *,
     pinned_files: Collection[LogFile] = (),
     pinned_bundles: Collection[str] = (),
+    beginning: Collection[str] = (),
     coordinators: Iterable[CoordinatorRecord] = (),
 ) -> list[LogFile]:
     """Of the sealed log files those that every bundle listed in their record has passed, no coordinator replays and no reader pins, in order.
 
     `facts` are of every bundle that has a record, and of every one that a file lists. `pinned_bundles` are those of which somebody (a job
-    under its intent) may be reading any file.
+    under its intent) may be reading any file. Of the incarnations in `beginning` nothing is given up, see `destinations`.
     """
     pinned = set(pinned_bundles)
     chain = [span for record in coordinators for span in record.chain]
@@ -95,12 +96,22 @@ def dead_log_files(
         file
         for file, record in files.items()
         if file not in pinned_files
+        and file[0] not in beginning
         and pinned.isdisjoint(record.bundles)
         # The record lists bundles with entries in the file; those with nothing but cursors or topics there replay it all the same.
         and not any(found.replays(file) for found in facts.values())
         and not is_replayed(chain, file)
         and all(has_passed(bundle, facts, file, epochs) for bundle, epochs in record.bundles.items())
     )
+
+
+def destinations(facts: Iterable[BundleFacts]) -> set[str]:
+    """Incarnations that a bundle is assigned to. Also a dead one may be about to say that its term has begun, in whichever of its files.
+
+    It looks for its claim after it has seen the assignment: one that was fenced before does not get that far.
+    """
+    records = (found.record for found in facts)
+    return {record.incarnation for record in records if record is not None and record.state is BundleState.ASSIGNING}
 
 
 # --- objects of a bundle --------------------------------------------------------------------------------------------------------

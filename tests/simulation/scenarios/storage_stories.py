@@ -5,13 +5,20 @@ Owns: the stories, each a function of a seed, on the cluster of `stories`. Impor
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from magnetar.metadata.records import BundleState
+from magnetar.metadata.records import BundleRecord, BundleState
+from magnetar.metadata.store import Compare, Operation, Put, TxnResult
+from magnetar.server.bundles.leader import Leader
 from tests.simulation.scenarios.story import BIG_BYTES, PATIENCE_S, Story
+from tests.simulation.scenarios.tracer_cluster import small
 
 ROUNDS = 5
+COLLECTED_S = 5.0
+"""Long enough for the leader's collector to complete what a dead incarnation left, and to give up what nobody needs."""
 STEPS_MAX = 30
 
 
@@ -95,6 +102,50 @@ def it_dies_between_a_checkpoint_and_its_pointer(seed: int) -> dict[str, int]:
     return _interrupted(seed, _checkpoints, "crash")
 
 
+def _buried(story: Story, broker: str) -> None:
+    """A broker that sleeps has lost its lease and its claim (another bundle was taken from it), and is collected as far as it may be."""
+    cluster, incarnation = story.cluster, story.incarnation(broker)
+    cluster.run(2 * cluster.settings.lease_ttl_s)
+    cluster.disk.unlink(f"claims/{incarnation}")
+    cluster.run(COLLECTED_S)
+
+
+def its_term_begins_when_its_files_should_be_gone(seed: int) -> dict[str, int]:
+    """A destination falls asleep with the change to Owned in its hands; it is buried, and then wakes up: the record names the files of a dead one.
+
+    The leader has not come to this orphan when it collects.
+    """
+    with Story(seed, settings=small(stuck_state_s=PATIENCE_S)) as story:
+        cluster, adopt, late = story.cluster, Leader._adopt_orphans, [True]
+
+        async def adopt_later(leader: Leader, *how: Any) -> None:
+            if not late:
+                await adopt(leader, *how)
+
+        cluster.patch.setattr(Leader, "_adopt_orphans", adopt_later)
+        target = story.others(story.owner)[0]
+        store = cluster.environment(target).store
+        transact, asleep = store.transact, []
+
+        async def sleepy(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+            records = [operation.value for operation in operations if isinstance(operation, Put) and story.bundle in operation.key]
+            if not asleep and records and BundleRecord.decode(records[0]).state is BundleState.OWNED:
+                asleep.append(target)
+                cluster.at(cluster.now, cluster.pause, target)
+                await asyncio.sleep(0.001)
+            return await transact(compares, operations)
+
+        store.transact = sleepy  # type: ignore[method-assign]
+        story.move(target)
+        story.until(lambda: bool(asleep))
+        _buried(story, target)
+        assert story.record.state is BundleState.ASSIGNING
+        assert cluster.stored(f"logs/{story.incarnation(target)}/00000000.log"), "its term may begin in a file that is gone"
+        late.clear()
+        cluster.resume(target)
+        return story.ends_well()
+
+
 STORIES = {
     story.__name__: story
     for story in (
@@ -103,6 +154,7 @@ STORIES = {
         it_dies_while_it_deletes,
         it_sleeps_while_it_deletes,
         it_dies_between_a_checkpoint_and_its_pointer,
+        its_term_begins_when_its_files_should_be_gone,
     )
 }
 

@@ -189,6 +189,55 @@ def test_interleaved_messages_come_out_whole(values: list[bytes], limit: int, ch
     assert assembler.given_up == []
 
 
+def chunk_of(uuid: str, number: int, count: int = 3) -> Chunk:
+    metadata = api.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, uuid=uuid, chunk_id=number, num_chunks_from_msg=count
+    )
+    return Chunk(metadata, b"%d" % number)
+
+
+def test_chunks_that_are_in_the_log_twice_are_not_left_behind() -> None:
+    """A producer heard of the first chunk, not of the others, and sent those again: behind the whole message, or before it was whole."""
+    assembler = Assembler()
+    numbers = [0, 1, 1, 2, 1, 2]
+    found = [assembler.add(chunk_of("u", number), Position(1, at)) for at, number in enumerate(numbers)]
+    assert found == [None, None, None, Whole(b"012", (Position(1, 0), Position(1, 1))), None, None]
+    assert assembler.repeated == [Position(1, 2), Position(1, 4), Position(1, 5)]
+    assembler.clear()
+    assert [assembler.add(chunk_of("u", number), Position(1, 6 + number)) for number in (1, 2)] == [None, None]
+    assert assembler.repeated == [], "what comes again without its beginning may have it elsewhere"
+
+
+def test_a_message_that_is_begun_twice_stands_for_both_beginnings() -> None:
+    """Acknowledging it acknowledges the chunks of the first attempt as well, which are of no use to anybody."""
+    assembler = Assembler()
+    for at, number in enumerate([0, 1, 0, 1]):
+        assert assembler.add(chunk_of("u", number), Position(1, at)) is None
+    assert assembler.add(chunk_of("u", 2), Position(1, 4)) == Whole(b"012", tuple(Position(1, at) for at in range(4)))
+    assert assembler.repeated == []
+
+
+def test_repeated_chunks_are_acknowledged_unless_they_come_again() -> None:
+    """Else the mark-delete would stay before them for ever."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        producer = await client.create_producer("t", chunking=True)
+        consumer = await client.subscribe("t", "s", type="Shared")
+        await producer.send(b"x" * 150_000)
+        first, last = entries_of(broker)
+        broker.deliver(0, [first, last, last])
+        message = await consumer.receive()
+        await broker.arrival("ack")
+        assert acknowledged(broker.of("ack")[0]) == [(2, [])]
+        await consumer.acknowledge(message)
+        assert acknowledged(broker.of("ack")[1]) == [(0, []), (1, [])]
+        broker.deliver(0, [first, last, last], 3, redelivery_counts=[1, 1, 1])
+        await consumer.acknowledge(await consumer.receive())
+        assert len(broker.of("ack")) == 3
+
+    run(scenario)
+
+
 def test_unfinished_messages_are_limited_and_the_oldest_is_named() -> None:
     """One more than the limit: the first one's entries are given back, to be delivered again."""
     assembler = Assembler()

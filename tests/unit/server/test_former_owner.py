@@ -14,6 +14,7 @@ from magnetar.wire import requests
 from tests.unit.server.brokers import TOPIC, Peer, Type, command_frame
 from tests.unit.server.deliveries import publish
 from tests.unit.server.test_deduplicating import DEDUPLICATED, play
+from tests.unit.server.test_ownership import pair
 
 CONSUMER, EARLIER_PRODUCER = 4, "p-2"
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,3 +64,19 @@ def test_an_owner_answers_the_same_questions(tmp_path: Path) -> None:
                 await peer.answer(Type.SUCCESS)
 
     play(tmp_path, script, DEDUPLICATED)
+
+
+def test_who_was_fenced_begins_no_term(tmp_path: Path) -> None:
+    """A destination whose claim is gone, unknown to itself: files of its log may be gone as well, so no chain may begin in one of them."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, claim_check_s=60.0, spread_bundles=0) as cluster:
+            fenced, name = cluster.second, str(await cluster.bundle())
+            await fenced.context.volume.remove(names.claim(fenced.incarnation))
+            moving = asyncio.ensure_future(cluster.first.ownership.move(name, fenced.incarnation, "test"))
+            assert "claim" in await asyncio.wait_for(fenced.ended(), 120)
+            assert fenced.incarnation not in [span.incarnation for span in (await cluster.record()).chain]
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+
+    asyncio.run(scenario())

@@ -21,7 +21,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.names import BundleName
 from magnetar.storage import collection, names
-from magnetar.storage.collection import BundleFacts, Grace, LogFile, dead_log_files
+from magnetar.storage.collection import BundleFacts, Grace, LogFile, dead_log_files, destinations
 from magnetar.storage.level_one import LevelOneRewrite
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Compacted, LevelZero, Manifest, SegmentReference, TopicSegments
@@ -370,3 +370,11 @@ def test_what_a_coordinator_replays_is_kept() -> None:
     record = CoordinatorRecord("tx-coordinator-0.b", 2, CoordinatorState.RECOVERING, chain=chain)
     assert dead_log_files(files, {}, coordinators=[record]) == [("tx-coordinator-0.a", 0)]
     assert dead_log_files(files, {}) == sorted(files)
+
+
+def test_files_of_whoever_a_bundle_is_assigned_to_stay() -> None:
+    """Though it is dead, its change to Owned may be on its way, with a start in any file of its log: that would have to be recovered."""
+    facts = {BUNDLES[0]: passed(BUNDLES[0]), BUNDLES[1]: BundleFacts(rules.assign(None, "a.1", "test"), Manifest(BUNDLES[1], 0))}
+    assert destinations(facts.values()) == {"a.1"}
+    assert dead_log_files(SEALED, facts, beginning=destinations(facts.values())) == []
+    assert dead_log_files(SEALED, facts, beginning={"c.1"}) == [FILE]

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import structlog
 
 from magnetar.balance import bundles as rules
-from magnetar.errors import DestinationRefused, NamespaceNotFound, NotOwner, ServiceNotReady, StoreError
+from magnetar.errors import DestinationRefused, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     RESTORE_STRIDE,
@@ -313,6 +313,11 @@ class Ownership:
         finally:
             self._recovering.pop(name, None)
         self._retries.over(name)
+        try:
+            # Once we have seen the assignment: files of whoever is fenced by now may go, and our term would begin in one that is gone.
+            await self._context.log.check_claim()
+        except StorageError:
+            return  # which ends this incarnation
         start, end = self._context.log.position, recovered.sealed_end
         self._beginnings[name] = start.file
         record = rules.own(assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end)

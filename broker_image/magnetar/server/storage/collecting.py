@@ -147,7 +147,10 @@ class Collector:
         pinned = {intent.bundle for _, intent, _ in await self._intents() if intent.kind != REWRITE}
         facts = await self._facts(pinned.union(*(record.bundles for record in files.values())))
         pinned |= {child for name in pinned for child in facts[name].children}  # split under the job, which still reads
-        dead = collection.dead_log_files(files, facts, pinned_bundles=pinned, coordinators=await self._coordinators())
+        # Our own terms that are about to begin have pinned their files.
+        beginning = collection.destinations(facts.values()) - {self._context.incarnation}
+        coordinators = await self._coordinators()
+        dead = collection.dead_log_files(files, facts, pinned_bundles=pinned, beginning=beginning, coordinators=coordinators)
         by_name = {names.log_file(*file): file for file in dead}
         return [by_name[name] for name in grace.over(by_name, self._context.clock.wall_ms())]
 

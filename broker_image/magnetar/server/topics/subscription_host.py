@@ -100,7 +100,7 @@ class SubscriptionHost:
         self._tell_end_of_topic()
 
     def _tell_end_of_topic(self) -> None:
-        if not self.topic.terminated or self.core.backlog:
+        if not self.topic.ended or self.core.backlog:
             return
         for session in self.sessions():
             session.end_of_topic()
@@ -140,7 +140,7 @@ class SubscriptionHost:
             self.topic.bundle.cursor_dirty(self)
         if unblocked:
             self.schedule()
-        if self.topic.terminated:
+        if self.topic.ended:
             self._tell_end_of_topic()
 
     # --- delivery --------------------------------------------------------------------------------------------------------------

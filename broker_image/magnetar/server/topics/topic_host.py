@@ -102,6 +102,7 @@ class TopicHost:
         core.limit(self._dispatch_limits())
         self.publishing = Publishing(self)
         self.unused_since_ms: int | None = None
+        self._ending = False
         self.meter: RateMeter | None = None  # made when somebody first asks for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
@@ -171,6 +172,11 @@ class TopicHost:
         """Whether the topic takes no more messages, for ever."""
         return TERMINATED in self.core.properties
 
+    @property
+    def ended(self) -> bool:
+        """Whether that is durable: nobody hears before of an end that may yet not be."""
+        return self.terminated and not self._ending
+
     def begin_term(self, bundle: OwnedBundle) -> None:
         """Go on in `bundle`, which a split has made of ours, with everybody who is attached."""
         self.bundle, self._epoch = bundle, bundle.epoch
@@ -207,6 +213,7 @@ class TopicHost:
     async def terminate(self) -> Position:
         """Let nothing more be published, durably; the last position there will ever be. Raises ServiceNotReady, StorageError."""
         if self.core.terminated is not None:
+            await self.context.log.barrier()  # whoever asked first may be waiting for it still
             return self.core.terminated
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
@@ -214,8 +221,10 @@ class TopicHost:
             raise NotAllowed(f"topic {self.name} has messages of open transactions; terminate it when they have ended")
         last = self.core.last_published
         text = position_text(last)
-        self._updated({TERMINATED: text})  # refused from now on; producers are sent away once it is durable
+        self._updated({TERMINATED: text})  # refused from now on; producers are sent away, and consumers told, once it is durable
+        self._ending = True
         await self.update_properties({TERMINATED: text})
+        self._ending = False
         self.publishing.close_all(None)
         for subscription in list(self.subscriptions.values()):
             subscription.end_of_topic()

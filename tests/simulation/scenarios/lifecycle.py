@@ -1,0 +1,277 @@
+"""The life of messages and topics on a bad day.
+
+Owns: the scenario `run(seed)`. The faults, moves and stops of the tracer over what the durable scenario leaves out: messages in chunks (whole, at
+whoever gets their last part), a time to live (nothing younger is expired, and what is older does not stay), a quota at which producers are held (and
+let go), topics that are terminated under their producers (not one message behind the end that was told), topics without storage. Imports: the kernel,
+the tracer's cluster and clients, the clients of this scenario.
+Invariants: as the durable scenario's; clocks drift, but none is set: how old a message is decides here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from functools import partial
+
+from magnetar.errors import MagnetarError
+from magnetar.metadata import keys
+from magnetar.metadata.records import NamespaceRecord
+from magnetar.metadata.store import Put
+from magnetar.names import NamespaceName, TopicName, initial_boundaries
+from tests.simulation.kernel.checks import HistoryViolated, Violation
+from tests.simulation.kernel.faults import Faults
+from tests.simulation.kernel.history import History, Outcome, Position
+from tests.simulation.kernel.nemesis import Nemesis
+from tests.simulation.kernel.world import Environment, Main
+from tests.simulation.scenarios.durable_clients import Sharing
+from tests.simulation.scenarios.lifecycle_clients import (
+    HELD_BYTES,
+    Endings,
+    Loose,
+    acknowledge_all,
+    check_ended,
+    chunked_size,
+    produce,
+)
+from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
+from tests.simulation.scenarios.tracer import TROUBLE_S, finish
+from tests.simulation.scenarios.tracer_clients import (
+    client_of,
+    drain_subscription,
+    position_of,
+    publish_one,
+    read_topic,
+    until_done,
+)
+from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence, small
+
+CHUNKED = "persistent://public/kept/chunked"
+EXPIRING = "persistent://public/expiring/topic"
+HELD = "persistent://public/held/topic"
+LOOSE = "non-persistent://public/kept/loose"
+TTL_S = 6
+YOUNG_S = 3.0
+"""An age at which nothing may have expired, with as much again for its way to a consumer."""
+YOUNG = 3
+QUOTA_BYTES = 9_000
+QUOTA = {"destination_storage": {"limitSize": QUOTA_BYTES, "policy": "producer_request_hold"}}
+NAMESPACES = {
+    "kept": {"retention_policies": FOR_EVER},
+    "expiring": {"retention_policies": FOR_EVER, "message_ttl_in_seconds": TTL_S},
+    "held": {"retention_policies": FOR_EVER, "backlog_quota_map": QUOTA},
+}
+BUNDLES = 2
+IN_FLIGHT_S = 3.0
+QUIET_S = 3.0
+"""Nothing for so long: a subscription has nothing left to deliver."""
+LOOKS_S = 2.0
+"""What is due to expire is found within so much."""
+FAULTS = TRACER_FAULTS.but(wall_jump_every_s=None, wall_skew_max_s=0.0)
+
+
+def run(seed: int, faults: Faults | None = None) -> History:
+    """The scenario under one seed; raises on any violation."""
+    return run_counted(seed, faults)[0]
+
+
+def counted(seed: int) -> dict[str, int]:
+    """The counts of a run, for those who only want to know that it passed and what it met."""
+    return dict(run_counted(seed)[1].counts)
+
+
+def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evidence]:
+    """As `run`, with what the run went through."""
+    history = History()
+    day = _Day(history)
+    settings = small(expiry_check_s=0.5, backlog_quota_check_s=0.3)
+    with Cluster(seed, history, faults or FAULTS, settings=settings, exercise=True) as cluster:
+        _make_namespaces(cluster)
+        cluster.topics += (CHUNKED, EXPIRING, HELD)
+        cluster.start_brokers()
+        for name, main in day.clients().items():
+            cluster.node(name, main, on_volume=False)
+        Nemesis(cluster, BROKERS).start(until_s=TROUBLE_S)
+        cluster.script(cluster.cordon_now_and_then(TROUBLE_S - 1.0))
+        cluster.script(_terminate_now_and_then(cluster, day.endings, TROUBLE_S - 1.0))
+        cluster.run(TROUBLE_S)
+        cluster.settle()
+        finish(cluster, day.probe, day.read_back, in_flight_s=IN_FLIGHT_S)
+        day.judge()
+        evidence = cluster.evidence
+    day.count(evidence)
+    return history, evidence
+
+
+def _make_namespaces(cluster: Cluster) -> None:
+    for name, policies in NAMESPACES.items():
+        record = NamespaceRecord(boundaries=initial_boundaries(BUNDLES), policies=dict(policies))
+        put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
+        cluster.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
+
+
+async def _terminate_now_and_then(cluster: Cluster, endings: Endings, until_s: float) -> None:
+    """As an administrator does at whichever broker serves the topic; the broker may die over it."""
+    chance = random.Random(f"{cluster.seed}/terminations")
+    while cluster.now < until_s:
+        await asyncio.sleep(chance.uniform(0.5, 2.0))
+        topic = endings.topics[-1] if endings.topics else ""
+        owner = cluster.owner_of(topic) if topic else ""
+        if owner and cluster.alive(owner) and cluster.brokers[owner].ready:
+            context = cluster.current(owner).context.copy()
+            work = cluster.loop.create_task(_terminate(cluster, owner, topic, endings), context=context)
+            await asyncio.wait([work], timeout=5)  # a task of a dead process never ends
+
+
+async def _terminate(cluster: Cluster, owner: str, topic: str, endings: Endings) -> None:
+    cluster.evidence.counts["termination asked for"] += 1
+    try:
+        host = await cluster.brokers[owner].service.open_topic(TopicName.parse(topic), create=False)
+        endings.confirmed(topic, Position(*await host.terminate()))
+    except MagnetarError:
+        return
+    cluster.evidence.counts["terminated"] += 1
+
+
+class _Day:
+    """What the clients of one run do and find."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.chunks = Sharing(history, CHUNKED, "Shared", None)
+        self.mortals = Sharing(history, EXPIRING, "Shared", None)
+        self.endings = Endings(history, "persistent://public/kept")
+        self.loose = Loose(LOOSE)
+        self.sent_ms: dict[tuple[str, int], int] = {}
+        self.expired = 0
+
+    def clients(self) -> dict[str, Main]:
+        """By name."""
+        history, held = self.history, partial(acknowledge_all, self.history, HELD, pause_s=3.0)
+        return {
+            "chunks": partial(produce, history, CHUNKED, size=chunked_size, chunking=True),
+            "chunks-0": self.chunks.consume,
+            "chunks-1": self.chunks.consume,
+            "mortal": self._produce_mortals,
+            "mortal-0": self.mortals.consume,
+            "held": partial(produce, history, HELD, size=lambda _number: HELD_BYTES),
+            "held-0": held,
+            "ending": self.endings.produce,
+            "loose": self.loose.produce,
+            "loose-0": self.loose.consume,
+        }
+
+    async def _produce_mortals(self, environment: Environment) -> None:
+        def told(name: str, number: int) -> None:
+            self.sent_ms[name, number] = environment.clock.wall_ms()
+
+        await produce(self.history, EXPIRING, environment, told=told)
+
+    # --- when all is well again -------------------------------------------------------------------------------------------------
+
+    async def probe(self, _cluster: Cluster, environment: Environment) -> None:
+        """One message to every topic; where producers are held somebody has to consume first."""
+        client, history = client_of(environment), self.history
+        self.sent_ms["prober", 0] = environment.clock.wall_ms()
+        consuming = asyncio.ensure_future(acknowledge_all(history, HELD, environment, pause_s=0.0))
+        await asyncio.gather(
+            *(publish_one(history, client, topic, "prober", environment) for topic in (CHUNKED, EXPIRING, HELD)),
+            until_done(environment, partial(self.loose.check, client)),
+        )
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
+
+    async def read_back(self, _cluster: Cluster, environment: Environment) -> None:
+        """Everything that a reader finds into the history; what the subscriptions still owe; how topics ended."""
+        client, history = client_of(environment), self.history
+        for topic in (CHUNKED, HELD, *self.endings.topics):
+            history.final_log(topic, await until_done(environment, partial(read_topic, client, topic)))
+        await drain_subscription(history, client, CHUNKED, "Shared", environment)
+        await drain_subscription(history, client, HELD, "Shared", environment)
+        await self._drain_mortals(environment)
+        for topic in self.endings.ended:
+            await check_ended(history, client, topic, environment)
+
+    async def _drain_mortals(self, environment: Environment) -> None:
+        """What is not too old is delivered, and what was not acknowledged is not delivered any more once it is."""
+        client = client_of(environment)
+        for number in range(YOUNG):
+            self.sent_ms[f"young-{number}", 0] = environment.clock.wall_ms()
+            await publish_one(self.history, client, EXPIRING, f"young-{number}", environment)
+        self.history.final_log(EXPIRING, await until_done(environment, partial(read_topic, client, EXPIRING)))
+        await asyncio.sleep(YOUNG_S)
+        delivered = {received.position for received in self.history.received if received.session.topic == EXPIRING}
+        delivered |= await self._until_quiet(environment)
+        now_ms = environment.clock.wall_ms()
+        for entry in self.history.logs[EXPIRING]:
+            age_ms = now_ms - self.sent_ms[entry.producer, entry.sequence]
+            if entry.position not in delivered:
+                young = age_ms < TTL_S * 1000 or entry.producer.startswith("young")
+                assert not young, f"{EXPIRING}: {entry.producer} #{entry.sequence} is gone, though it has not expired"
+                self.expired += 1
+        await asyncio.sleep(TTL_S + LOOKS_S)
+        assert not await self._until_quiet(environment), f"{EXPIRING}: what is older than {TTL_S} s is still delivered"
+        await client.close()
+
+    async def _until_quiet(self, environment: Environment) -> set[Position]:
+        """Positions that the subscription delivers until it has no more; nothing is acknowledged."""
+        client, found = client_of(environment), set[Position]()
+        consumer = await until_done(
+            environment, lambda: client.subscribe(EXPIRING, "subscription", type="Shared", initial_position="Earliest")
+        )
+        session = self.history.session("drain", "subscription", EXPIRING)
+        try:
+            while True:
+                message = await consumer.receive(timeout_s=QUIET_S)
+                session.received(position_of(message), message.value)
+                found.add(position_of(message))
+        except TimeoutError:
+            await consumer.close()
+            return found
+
+    # --- judging ----------------------------------------------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Invariants 1 to 4, and what these topics promise beyond them. Raises HistoryViolated."""
+        self.history.check(deduplicated=False)
+        found = [*self._beyond_their_end(), *self._mixed_up()]
+        if found:
+            raise HistoryViolated(found)
+
+    def _beyond_their_end(self) -> Iterator[Violation]:
+        """1, 2: the last message of a topic that has ended is the one that was told, and nothing sent later was taken."""
+        for topic, (last, order) in self.endings.ended.items():
+            entries = self.history.logs[topic]
+            reached = entries[-1].position if entries else Position(-1, -1)
+            if (entries and reached != last) or (not entries and last.entry >= 0):
+                yield Violation(1, topic, f"it was terminated at {tuple(last)}, and ends at {tuple(reached)}")
+            for send in self.history.sends:
+                if send.topic == topic and send.invoked > order and send.outcome is Outcome.CONFIRMED:
+                    yield Violation(2, topic, f"{send.producer} #{send.sequence} was sent and acknowledged after its end")
+
+    def _mixed_up(self) -> Iterator[Violation]:
+        """1: whoever gets a message in chunks gets it whole."""
+        payloads = {entry.position: entry.payload for entry in self.history.logs[CHUNKED]}
+        sent = {(send.producer, send.sequence): send.payload for send in self.history.sends if send.topic == CHUNKED}
+        for entry in self.history.logs[CHUNKED]:
+            if entry.payload != sent[entry.producer, entry.sequence]:
+                yield Violation(1, CHUNKED, f"{entry.producer} #{entry.sequence} has {len(entry.payload)} bytes of others in it")
+        for received in self.history.received:
+            if received.session.topic == CHUNKED and received.payload != payloads.get(received.position):
+                shown = received.payload[:30]
+                yield Violation(
+                    1, CHUNKED, f"{shown!r} of {len(received.payload)} bytes was delivered at {tuple(received.position)}"
+                )
+
+    def count(self, evidence: Evidence) -> None:
+        """What a run must have met to prove anything."""
+        counts, logs = evidence.counts, self.history.logs
+        counts["message"] = self.history.acknowledged
+        counts["message in chunks"] = sum(len(entry.payload) > 8_192 for entry in logs[CHUNKED])
+        counts["delivered in chunks"] = self.chunks.deliveries
+        counts["delivered mortals"] = self.mortals.deliveries
+        counts["expired"] = self.expired
+        counts["held"] = len(logs[HELD])
+        counts["topic ended"] = len(self.endings.ended)
+        counts["refused at its end"] = self.endings.refused
+        counts["arrived without storage"] = self.loose.arrived

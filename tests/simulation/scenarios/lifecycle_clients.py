@@ -1,0 +1,228 @@
+"""The clients of the life cycle scenario.
+
+Owns: one kind of client per promise about the life of messages and topics: messages in chunks, messages that expire, a topic whose producers are held
+at its quota, topics that are terminated under their producers, and one without storage. Imports: the kernel's history, the other scenarios'
+clients, magnetar.client.
+Invariants: as the tracer's; what a payload should be follows from producer and number alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from magnetar.client import Client
+from magnetar.client.failures import BrokerRefused
+from magnetar.errors import MagnetarError, WireCode
+from tests.simulation.kernel.history import History, Position
+from tests.simulation.kernel.world import Environment
+from tests.simulation.scenarios.durable_clients import settle, subscribe_once
+from tests.simulation.scenarios.tracer_clients import ALLOWED, SESSION_MESSAGES, client_of, payload_of, position_of, until_done
+
+CHUNKED_BYTES = (10, 9_000, 20_000, 300)
+"""By number; a message of a broker in these worlds has 8 KiB at most."""
+HELD_BYTES = 1_500
+LOOSE_SENDS = 10
+PAUSE_S = (0.1, 0.5)
+
+
+def has_ended(failure: MagnetarError | None) -> bool:
+    """Whether nothing can be published to the topic any more."""
+    return isinstance(failure, BrokerRefused) and failure.code is WireCode.TOPIC_TERMINATED
+
+
+async def produce(
+    history: History,
+    topic: str,
+    environment: Environment,
+    *,
+    size: Callable[[int], int] = lambda _number: 0,
+    chunking: bool = False,
+    told: Callable[[str, int], None] = lambda _name, _number: None,
+) -> None:
+    """Publish numbered messages of a size that follows from the number, once somebody has subscribed; `told` hears of each before it is sent."""
+    client = client_of(environment)
+    await until_done(environment, lambda: subscribe_once(client, topic))
+    name = f"{environment.name}-{environment.life}"
+    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60, chunking=chunking))
+    number = 0
+    while True:
+        pending = []
+        for _ in range(1 + environment.clock.random_bits(1)):
+            send = history.send(topic, name, number, payload_of(name, number, size(number)))
+            told(name, number)
+            pending.append((send, producer.send_nowait(send.payload)))
+            number += 1
+        for send, receipt in pending:
+            await settle(send, receipt)
+            if chunking:
+                send.position = (
+                    None  # of chunks that had to be sent twice the message may be the first ones; that it is there is what counts
+                )
+        await asyncio.sleep(environment.clock.uniform(0.1, 0.8))
+
+
+def chunked_size(number: int) -> int:
+    return CHUNKED_BYTES[number % len(CHUNKED_BYTES)]
+
+
+async def acknowledge_all(history: History, topic: str, environment: Environment, *, pause_s: float) -> None:
+    """Receive and acknowledge everything, in short sessions with pauses between them, for ever; a consumer that is cancelled leaves."""
+    async with client_of(environment) as client:
+        while True:
+            session = history.session(environment.name, "subscription", topic)
+            try:
+                consumer = await client.subscribe(
+                    topic,
+                    "subscription",
+                    type="Shared",
+                    initial_position="Earliest",
+                    receiver_queue=10,
+                    consumer_name=environment.name,
+                )
+                for _ in range(SESSION_MESSAGES):
+                    message = await consumer.receive(timeout_s=4)
+                    session.received(position_of(message), message.value)
+                    acknowledgement = session.ack(position_of(message))
+                    await consumer.acknowledge(message)
+                    acknowledgement.confirmed()
+                await consumer.close()
+            except ALLOWED:
+                await asyncio.sleep(environment.clock.uniform(*PAUSE_S))
+            await asyncio.sleep(environment.clock.uniform(0.0, pause_s))
+
+
+# --- topics that end --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Endings:
+    """Topics that are begun one after another, and terminated sooner or later.
+
+    `ended` has those whose termination was confirmed: the last position that there will ever be, and when (the history's clock).
+    """
+
+    history: History
+    namespace: str
+    topics: list[str] = field(default_factory=list)
+    ended: dict[str, tuple[Position, int]] = field(default_factory=dict)
+    refused: int = 0
+
+    async def produce(self, environment: Environment) -> None:
+        """Publish to a new topic until it ends, then begin the next one."""
+        client = client_of(environment)
+        while True:
+            topic = f"{self.namespace}/ending-{len(self.topics)}"
+            self.topics.append(topic)
+            name = f"{environment.name}-{len(self.topics)}"
+            await self._produce_to_its_end(client, topic, name, environment)
+
+    async def _produce_to_its_end(self, client: Client, topic: str, name: str, environment: Environment) -> None:
+        number = 0
+        while True:
+            try:
+                producer = await client.create_producer(topic, name=name, send_timeout_s=6)
+            except ALLOWED as failure:
+                if isinstance(failure, MagnetarError) and has_ended(failure):
+                    self.refused += 1
+                    return
+                await asyncio.sleep(environment.clock.uniform(*PAUSE_S))
+                continue
+            while producer.failure is None:
+                send = self.history.send(topic, name, number, payload_of(name, number, 0))
+                number += 1
+                await settle(send, producer.send_nowait(send.payload, sequence_id=send.sequence))
+                await asyncio.sleep(environment.clock.uniform(0.05, 0.3))
+            await producer.close()
+
+    def confirmed(self, topic: str, last: Position) -> None:
+        """Somebody was told that the topic is terminated."""
+        known = self.ended.setdefault(topic, (last, self.history.tick()))
+        assert known[0] == last, f"{topic} was said to end at {known[0]}, and then at {last}"
+
+
+async def check_ended(history: History, client: Client, topic: str, environment: Environment) -> None:
+    """Nobody can publish to a topic that has ended, and whoever acknowledges everything hears that there is no more."""
+
+    async def refusal() -> MagnetarError:
+        try:
+            await client.create_producer(topic, name=f"late-{history.tick()}")
+        except MagnetarError as failure:
+            if not has_ended(failure):
+                raise
+            return failure
+        raise AssertionError(f"{topic} has been terminated, and takes producers")
+
+    left = [entry.position for entry in history.logs[topic]]
+
+    async def hear() -> None:
+        consumer = await client.subscribe(topic, "to the end", initial_position="Earliest")
+        try:
+            while left:
+                message = await consumer.receive(timeout_s=5)
+                await consumer.acknowledge(message)
+                if position_of(message) in left:  # else its acknowledgement was carried out before, and not confirmed
+                    left.remove(position_of(message))
+            async with asyncio.timeout(10):
+                while not consumer.end_of_topic:
+                    await asyncio.sleep(0.1)
+        finally:
+            await consumer.close()
+
+    await until_done(environment, refusal)
+    await until_done(environment, hear)
+
+
+# --- without storage --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Loose:
+    """A topic without storage: what arrives was sent, and between two that stay where they are everything arrives."""
+
+    topic: str
+    sent: set[bytes] = field(default_factory=set)
+    arrived: int = 0
+
+    async def produce(self, environment: Environment) -> None:
+        """Publish for ever; whether anybody gets it does not matter."""
+        client = client_of(environment)
+        name, number = f"{environment.name}-{environment.life}", 0
+        producer = await until_done(environment, lambda: client.create_producer(self.topic, name=name, send_timeout_s=10))
+        while True:
+            payload = payload_of(name, number, number % 50)
+            self.sent.add(payload)
+            number += 1
+            with contextlib.suppress(*ALLOWED):
+                await producer.send(payload)
+            await asyncio.sleep(environment.clock.uniform(0.05, 0.4))
+
+    async def consume(self, environment: Environment) -> None:
+        """Receive for ever."""
+        client = client_of(environment)
+        while True:
+            try:
+                consumer = await client.subscribe(self.topic, "loose", type="Shared")
+                for _ in range(SESSION_MESSAGES):
+                    message = await consumer.receive(timeout_s=4)
+                    assert message.value in self.sent, f"{self.topic}: nobody has sent {message.value!r}"
+                    self.arrived += 1
+                    await consumer.acknowledge(message)
+                await consumer.close()
+            except ALLOWED:
+                await asyncio.sleep(environment.clock.uniform(*PAUSE_S))
+
+    async def check(self, client: Client) -> None:
+        """In a healthy cluster a subscriber gets what is published from then on."""
+        consumer = await client.subscribe(self.topic, "prober", type="Exclusive")
+        try:
+            producer = await client.create_producer(self.topic)
+            expected = [payload_of("prober", number, 0) for number in range(LOOSE_SENDS)]
+            for payload in expected:
+                await producer.send(payload)
+            assert [(await consumer.receive(timeout_s=1)).value for _ in expected] == expected
+            await producer.close()
+        finally:
+            await consumer.close()

@@ -1,0 +1,107 @@
+"""Brokers that break one promise of the life cycle scenario.
+
+Owns: one small patch per promise (termination, time to live, quotas, chunks, the end of a topic), and `run(bug, seed)`, the life cycle scenario on a
+broker patched so (`none`: unpatched, the control). Imports: the life cycle scenario, the patched parts of the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from magnetar.server.topics import topic_life
+from magnetar.server.topics.publishing import Publishing
+from magnetar.server.topics.subscription_host import SubscriptionHost
+from magnetar.server.topics.topic_host import TopicHost
+from magnetar.topics.chunks import ChunkAssignments
+from magnetar.topics.dispatch import ChunkTrait
+from magnetar.topics.topic import TERMINATED
+from tests.simulation.scenarios import lifecycle
+from tests.simulation.scenarios.planted import planting
+
+Patch = pytest.MonkeyPatch
+
+
+def an_end_is_only_remembered(patch: Patch) -> None:
+    """That a topic was terminated is not written: the next owner does not know."""
+    update = TopicHost.update_properties
+
+    async def forgetful(topic: TopicHost, changes: Mapping[str, str]) -> None:
+        if TERMINATED not in changes:
+            await update(topic, changes)
+
+    patch.setattr(TopicHost, "update_properties", forgetful)
+
+
+def a_topic_goes_on_behind_its_end(patch: Patch) -> None:
+    """Producers that are there when a topic is terminated are not refused."""
+    patch.setattr(Publishing, "_terminated", False)
+
+
+def the_end_is_not_told(patch: Patch) -> None:
+    """Consumers wait for more when there is no more."""
+
+    def silent(_self: SubscriptionHost) -> None:
+        return
+
+    patch.setattr(SubscriptionHost, "_tell_end_of_topic", silent)
+
+
+def the_young_expire(patch: Patch) -> None:
+    """Messages live four seconds less than they may."""
+    expire = topic_life.expire
+
+    async def hasty(host: SubscriptionHost, cutoff_ms: int) -> int:
+        return await expire(host, cutoff_ms + 4000)
+
+    patch.setattr(topic_life, "expire", hasty)
+
+
+def nothing_expires(patch: Patch) -> None:
+    """The time to live is not looked at."""
+
+    async def idle(_host: SubscriptionHost, _cutoff_ms: int) -> int:
+        return 0
+
+    patch.setattr(topic_life, "expire", idle)
+
+
+def held_for_ever(patch: Patch) -> None:
+    """Producers that a quota holds are not let go when the backlog is gone."""
+    enforce = topic_life.enforce_quota
+
+    async def strict(topic: TopicHost, now_ms: int) -> None:
+        if topic.publish_block is None:
+            await enforce(topic, now_ms)
+
+    patch.setattr(topic_life, "enforce_quota", strict)
+
+
+def chunks_go_to_whoever_is_next(patch: Patch) -> None:
+    """The chunks of a message are shared out like messages."""
+
+    def anybody(_self: ChunkAssignments, _chunk: ChunkTrait) -> None:
+        return
+
+    patch.setattr(ChunkAssignments, "consumer_of", anybody)
+
+
+BUGS: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        an_end_is_only_remembered,
+        a_topic_goes_on_behind_its_end,
+        the_end_is_not_told,
+        the_young_expire,
+        nothing_expires,
+        held_for_ever,
+        chunks_go_to_whoever_is_next,
+    )
+}
+
+
+def run(bug: str, seed: int) -> dict[str, int]:
+    """The life cycle scenario on brokers with this bug; raises if it is noticed."""
+    with planting(BUGS, bug):
+        return lifecycle.counted(seed)
