@@ -21,13 +21,7 @@ import structlog
 from magnetar.balance import bundles as rules
 from magnetar.errors import DestinationRefused, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import (
-    RESTORE_STRIDE,
-    BundleRecord,
-    BundleState,
-    IncarnationRecord,
-    NamespaceRecord,
-)
+from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState, IncarnationRecord, NamespaceRecord
 from magnetar.names import BundleName, TopicName, bundle_of
 from magnetar.server.bundles.assigning import Assigner
 from magnetar.server.bundles.bundle import OwnedBundle, RecoveredBundle
