@@ -39,7 +39,8 @@ def await_consumers(server: ServerProcess, topic: str, subscription: str, count:
             with urllib.request.urlopen(
                 f"{server.http_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=60
             ) as response:
-                seen = len(json.load(response)["subscriptions"][subscription]["consumers"])
+                found = json.load(response)["subscriptions"].get(subscription)
+                seen = len(found["consumers"]) if found is not None else 0
         except urllib.error.HTTPError:
             pass  # the topic is not in service again yet
         time.sleep(0.05)

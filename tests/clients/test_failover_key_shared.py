@@ -12,6 +12,7 @@ import pytest
 
 from dev.server_process import ServerProcess
 from magnetar.hashes import murmur3
+from tests.clients.restarts import before_and_after, restart
 
 pytestmark = pytest.mark.slow
 RECEIVE_MS = 60_000
@@ -141,21 +142,28 @@ def test_key_shared_keeps_every_key_in_order_at_one_consumer(server: ServerProce
     assert nothing_comes(consumers)
 
 
-def test_key_shared_ordering_key_goes_before_partition_key(client: pulsar.Client) -> None:
-    """Messages with one ordering key stay together whatever their partition keys are."""
-    consumers = [client.subscribe("ordering", "s", consumer_type=KEY_SHARED, consumer_name=name) for name in ("a", "b", "c", "d")]
-    producer = client.create_producer("ordering")
-    for number in range(60):
-        producer.send(str(number).encode(), partition_key=f"key-{number}", ordering_key=f"order-{number % 3}")
-    received = receive_all(consumers, 60)
-    for order in range(3):
-        mine = [(index, int(message.data())) for index, message in received if int(message.data()) % 3 == order]
-        assert len({index for index, _ in mine}) == 1
-        assert [number for _, number in mine] == list(range(order, 60, 3))
+def test_key_shared_ordering_key_goes_before_partition_key(server: ServerProcess, client: pulsar.Client) -> None:
+    """Messages with one ordering key stay together whatever their partition keys are, before and after a restart."""
+    topic = "ordering"
+    producer = client.create_producer(topic)
+    for life, _ in enumerate(before_and_after(server)):
+        # A subscription for each life: what was not acknowledged durably would come to whoever is the first to be back.
+        consumers = [
+            client.subscribe(topic, f"s-{life}", consumer_type=KEY_SHARED, consumer_name=name) for name in ("a", "b", "c", "d")
+        ]
+        for number in range(60):
+            producer.send(str(number).encode(), partition_key=f"key-{number}", ordering_key=f"order-{number % 3}")
+        received = receive_all(consumers, 60)
+        for order in range(3):
+            mine = [(index, int(message.data())) for index, message in received if int(message.data()) % 3 == order]
+            assert len({index for index, _ in mine}) == 1
+            assert [number for _, number in mine] == list(range(order, 60, 3))
+        for consumer in consumers:
+            consumer.close()
 
 
-def test_a_key_shared_consumer_that_leaves_hands_its_keys_over(client: pulsar.Client) -> None:
-    """What it held comes first, in order, at the next owner; nothing is lost or doubled among what was acknowledged."""
+def test_a_key_shared_consumer_that_leaves_hands_its_keys_over(server: ServerProcess, client: pulsar.Client) -> None:
+    """What it held comes first, in order, at the next owner, also over a restart; nothing is lost or doubled among what was acknowledged."""
     topic = "handed-over"
     consumers = [client.subscribe(topic, "s", consumer_type=KEY_SHARED, consumer_name=name) for name in ("a", "b")]
     producer = client.create_producer(topic)
@@ -170,9 +178,19 @@ def test_a_key_shared_consumer_that_leaves_hands_its_keys_over(client: pulsar.Cl
     rest = [message for _, message in receive_all(consumers[1:], 100 - len(done))]
     numbers = sorted([int(message.data()) for _, message in done] + [int(message.data()) for message in rest])
     assert numbers == list(range(100))
-    for key in set(keys):
-        own = [int(message.data()) for message in rest if message.partition_key() == key]
-        assert own == sorted(own)
+    for message in rest[: len(rest) // 2]:
+        consumers[1].acknowledge(message)
+    consumers[1].close()
+    server.stop()
+    server.start()
+    last = client.subscribe(topic, "s", consumer_type=KEY_SHARED, consumer_name="c")
+    again = [message for _, message in receive_all([last], len(rest) - len(rest) // 2)]
+    assert sorted(int(message.data()) for message in again) == sorted(int(message.data()) for message in rest[len(rest) // 2 :])
+    assert nothing_comes([last])
+    for found in (rest, again):
+        for key in set(keys):
+            own = [int(message.data()) for message in found if message.partition_key() == key]
+            assert own == sorted(own)
 
 
 def test_sticky_ranges(server: ServerProcess, client: pulsar.Client) -> None:
@@ -212,8 +230,9 @@ def test_sticky_ranges(server: ServerProcess, client: pulsar.Client) -> None:
     assert [second.receive(RECEIVE_MS).partition_key() for _ in range(60 - len(mine))] == [key for key in slots if key not in mine]
 
 
-def test_key_shared_redelivers_and_delays(client: pulsar.Client) -> None:
-    """A nacked message comes back to the owner of its key, counted; delayed ones hold nobody up, and come when they are due."""
+def test_key_shared_redelivers_and_delays(server: ServerProcess, client: pulsar.Client) -> None:
+    """A nacked message comes back to the owner of its key, counted; delayed ones hold nobody up, and come when they are due; what is due later
+    waits over a restart, too."""
     topic = "mixed"
     consumers = [
         client.subscribe(topic, "s", consumer_type=KEY_SHARED, consumer_name=name, negative_ack_redelivery_delay_ms=100)
@@ -239,3 +258,13 @@ def test_key_shared_redelivers_and_delays(client: pulsar.Client) -> None:
     assert rest[b"nacked"] == (index, 1)
     assert rest.keys() == {b"nacked", b"late"}
     assert nothing_comes(consumers)
+    for consumer in consumers:
+        consumer.close()
+    due = time.time() + 4
+    producer.send(b"over the restart", partition_key="delayed", deliver_at=int(due * 1000))
+    restart(server)
+    fresh = client.subscribe(topic, "s", consumer_type=KEY_SHARED, consumer_name="d")
+    seen = {fresh.receive(RECEIVE_MS).data() for _ in range(3)}
+    assert seen == {b"nacked", b"late", b"over the restart"}
+    assert time.time() >= due - 1, "at most one tick early"
+    assert nothing_comes([fresh])

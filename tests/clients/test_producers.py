@@ -15,6 +15,7 @@ import pytest
 
 from dev.server_process import ServerProcess
 from tests.clients.conftest import QUIET
+from tests.clients.restarts import before_and_after
 
 pytestmark = pytest.mark.slow
 RECEIVE_MS = 60_000
@@ -184,11 +185,14 @@ def test_one_that_waits_gets_its_turn(server: ServerProcess, client: pulsar.Clie
 # --- names, encryption, termination -------------------------------------------------------------------------------------------
 
 
-def test_a_name_belongs_to_one_producer(client: pulsar.Client, second: pulsar.Client) -> None:
-    """The second is told so; when the first has left, the name is free. Names given by the broker differ."""
+def test_a_name_belongs_to_one_producer(server: ServerProcess, client: pulsar.Client, second: pulsar.Client) -> None:
+    """The second is told so, also once the first has come back after a restart; when it has left, the name is free. Names given by the broker
+    differ."""
     first = client.create_producer("names", producer_name="me")
-    with pytest.raises(pulsar.ProducerBusy):
-        second.create_producer("names", producer_name="me")
+    for _ in before_and_after(server):
+        first.send(b"here")
+        with pytest.raises(pulsar.ProducerBusy):
+            second.create_producer("names", producer_name="me")
     first.close()
     second.create_producer("names", producer_name="me").send(b"x")
     assert client.create_producer("names").producer_name() != second.create_producer("names").producer_name()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from dev import demo
 from dev.server_process import ServerProcess
+from tests.clients.restarts import await_consumers, before_and_after
 
 pytestmark = pytest.mark.slow
 RECEIVE_MS = 60_000
@@ -110,8 +112,9 @@ def test_batches_and_compression_pass_through(
     assert _receive_all(second, 200) == expected
 
 
-def test_shared_subscription_divides_messages(client: pulsar.Client) -> None:
-    """Two Shared consumers get every message once between them; what one does not acknowledge goes to the other when it leaves."""
+def test_shared_subscription_divides_messages(server: ServerProcess, client: pulsar.Client) -> None:
+    """Two Shared consumers get every message once between them; what one does not acknowledge goes to the other when it leaves, and both
+    have their share of what comes after a restart."""
     topic = "shared"
     first = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10)
     second = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10)
@@ -140,25 +143,49 @@ def test_shared_subscription_divides_messages(client: pulsar.Client) -> None:
         second.acknowledge(message)
         got[message.data()] = got.get(message.data(), 0) + 1
     assert set(got.values()) == {1}
+    server.stop()
+    server.start()
+    third = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10)
+    await_consumers(server, topic, "s", 2)
+    later = {str(number).encode() for number in range(40, 60)}
+    for value in sorted(later):
+        producer.send(value)
+    shares: list[set[bytes]] = [set(), set()]
+    while not later <= shares[0] | shares[1]:  # what was acknowledged just before the stop may come again
+        for consumer, share in zip((second, third), shares, strict=True):
+            with contextlib.suppress(pulsar.Timeout):
+                message = consumer.receive(SHORT_MS)
+                consumer.acknowledge(message)
+                share.add(message.data())
+    assert all(share & later for share in shares)
 
 
-def test_exclusive_refuses_a_second_consumer(client: pulsar.Client) -> None:
-    """The second Exclusive consumer is told that the subscription is taken."""
+def test_exclusive_refuses_a_second_consumer(server: ServerProcess, client: pulsar.Client) -> None:
+    """The second Exclusive consumer is told that the subscription is taken, also once the first has come back after a restart."""
     consumer = client.subscribe("exclusive", "s")
-    with pytest.raises(pulsar.ConsumerBusy):
-        client.subscribe("exclusive", "s")
+    for _ in before_and_after(server):
+        await_consumers(server, "exclusive", "s", 1)
+        with pytest.raises(pulsar.ConsumerBusy):
+            client.subscribe("exclusive", "s")
     consumer.close()
     client.subscribe("exclusive", "s").close()
 
 
-def test_negative_acknowledgement_redelivers(client: pulsar.Client) -> None:
-    """A nacked message of a Shared subscription comes back with its count."""
+def test_negative_acknowledgement_redelivers(server: ServerProcess, client: pulsar.Client) -> None:
+    """A nacked message of a Shared subscription comes back with its count, which begins anew with the server; acknowledged, it stays away."""
     consumer = client.subscribe("nack", "s", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=100)
     client.create_producer("nack").send(b"again")
-    first = consumer.receive(RECEIVE_MS)
-    consumer.negative_acknowledge(first)
-    second = consumer.receive(RECEIVE_MS)
-    assert (second.data(), second.redelivery_count()) == (b"again", 1)
+    for _ in before_and_after(server):
+        first = consumer.receive(RECEIVE_MS)
+        consumer.negative_acknowledge(first)
+        second = consumer.receive(RECEIVE_MS)
+        assert (second.data(), second.redelivery_count()) == (b"again", first.redelivery_count() + 1)
+    consumer.acknowledge(second)
+    consumer.close()
+    server.stop()
+    server.start()
+    with pytest.raises(pulsar.Timeout):
+        client.subscribe("nack", "s", consumer_type=pulsar.ConsumerType.Shared).receive(SHORT_MS)
 
 
 def test_reader_and_last_message_id(server: ServerProcess, client: pulsar.Client) -> None:
@@ -197,15 +224,24 @@ def test_partitioned_topic(server: ServerProcess, client: pulsar.Client) -> None
     assert _put(url, b"3") == 409
 
 
-def test_cumulative_acknowledgement_and_seek(client: pulsar.Client) -> None:
-    """Seek moves a durable cursor back over what was acknowledged."""
+def test_cumulative_acknowledgement_and_seek(server: ServerProcess, client: pulsar.Client) -> None:
+    """Seek moves a durable cursor back over what was acknowledged; both are there after a restart."""
     consumer = client.subscribe("seek", "s", initial_position=pulsar.InitialPosition.Earliest)
     producer = client.create_producer("seek")
     identifiers = [producer.send(str(number).encode()) for number in range(10)]
     received = [consumer.receive(RECEIVE_MS) for _ in range(10)]
-    consumer.acknowledge_cumulative(received[-1])
+    consumer.acknowledge_cumulative(received[7])
+    consumer.close()
+    server.stop()
+    server.start()
+    consumer = client.subscribe("seek", "s")
+    assert [consumer.receive(RECEIVE_MS).data() for _ in range(2)] == [b"8", b"9"]
     consumer.seek(identifiers[4])
     assert consumer.receive(RECEIVE_MS).data() == b"5"  # this client leaves out the message it seeks to, unless told otherwise
+    consumer.close()
+    server.kill()
+    server.start()
+    assert client.subscribe("seek", "s").receive(RECEIVE_MS).data() == b"4"  # a new consumer of it leaves out nothing
 
 
 def test_unsubscribe_forgets(server: ServerProcess, client: pulsar.Client) -> None:

@@ -25,7 +25,7 @@ from magnetar.server.topics import subscription_host
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage.faulty import FaultyVolume, VolumeFaults
 from magnetar.storage.manifest import Manifest, load_manifest
-from magnetar.storage.names import claim, logs_of
+from magnetar.storage.names import claim, index, logs_of, sealed
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, command_frame, open_peer, volume_in
@@ -243,6 +243,8 @@ def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> N
                 await volume.remove(claim(dead.incarnation))  # it dies without handing anything over
             files = sorted(name for name in await volume.list(logs_of(dead.incarnation)) if name.endswith(".log"))
             assert len(files) == 2
+            for made in (sealed(dead.incarnation, 1), index(dead.incarnation, 1)):
+                assert await volume.remove(made)  # that came of closing it; who is killed leaves none
             hurt = {"first": files[:1], "last": files[1:], "all": files}[which]
             strike(volume, kind, lambda name: name in hurt)
             async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
