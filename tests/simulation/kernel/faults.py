@@ -38,6 +38,8 @@ class Faults:
     write_error_probability: float = 0.0
     flush_error_probability: float = 0.0
     lookup_error_probability: float = 0.0
+    read_error_probability: float = 0.0
+    """Of no mix but those that ask for it."""
     partial_write_probability: float = 0.05
     """Chance that a write happens in two parts, between which the process may be paused or killed."""
     append_crash_probability: float = 0.0

@@ -62,6 +62,9 @@ class SimVolume:
         await self._step()
         if name.endswith(LOG_SUFFIX) and self._disk.names.get(name) is not inode:
             raise FileNotFoundError(name)  # deleted or set aside meanwhile
+        if self._strikes(self._weather.faults.read_error_probability):
+            self._loop.record(self._node.name, "read error", name, offset)
+            raise StorageError(f"read of {name} at {offset} failed: EIO; replace the disk")
         return inode.read(offset, length)
 
     async def put_if_absent(self, name: str, data: bytes) -> bool:

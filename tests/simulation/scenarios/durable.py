@@ -56,6 +56,8 @@ IN_FLIGHT_S = 3.0
 CONSUMERS = 2
 FAULTS = TRACER_FAULTS.but(wall_jump_s=(-3.0, 60.0))
 """A clock that goes back far holds up what is delayed for longer than a run lasts."""
+WORN = FAULTS.but(read_error_probability=0.1)
+"""On a disk that does not return everything at the first attempt."""
 
 
 def run(seed: int, faults: Faults | None = None) -> History:
@@ -66,6 +68,11 @@ def run(seed: int, faults: Faults | None = None) -> History:
 def counted(seed: int) -> dict[str, int]:
     """The counts of a run, for those who only want to know that it passed and what it met."""
     return dict(run_counted(seed)[1].counts)
+
+
+def worn(seed: int) -> dict[str, int]:
+    """As `counted`, on a worn disk."""
+    return dict(run_counted(seed, WORN)[1].counts)
 
 
 def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evidence]:
