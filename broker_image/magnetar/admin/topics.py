@@ -46,7 +46,7 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
 
     @router.delete(ONE_TOPIC, status_code=NO_CONTENT)
     async def delete_topic(domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False) -> None:
-        """Delete a topic; with clients or subscriptions only by force."""
+        """Delete a topic with its subscriptions; with clients only by force."""
         await port.delete_topic(topic_name(domain, tenant, namespace, topic), force)
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from magnetar.errors import NamespaceNotFound, NotAllowed, WireCode
+from magnetar.errors import InUse, NamespaceNotFound, NotAllowed, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import NamespaceRecord
@@ -30,12 +30,18 @@ class Port(BrokerAdminPort):
     """The port, with something done at moments of a deletion that a test chooses."""
 
     deleted: Callable[[TopicName], Awaitable[None]] | None = None
+    checked: Callable[[], Awaitable[None]] | None = None
     listed: Callable[[], Awaitable[None]] | None = None
 
-    async def _delete_anywhere(self, topic: TopicName) -> None:
-        await super()._delete_anywhere(topic)
+    async def _delete_anywhere(self, topic: TopicName, force: bool) -> None:
+        await super()._delete_anywhere(topic, force)
         if self.deleted is not None:
             await self.deleted(topic)
+
+    async def _check_each(self, parts: list[TopicName]) -> None:
+        await super()._check_each(parts)
+        if self.checked is not None:
+            await self.checked()
 
     async def _entered(self, name: NamespaceName) -> tuple[int, dict[TopicName, int]]:
         found = await super()._entered(name)
@@ -142,6 +148,37 @@ def test_the_mark_of_a_broker_that_is_gone_holds_nobody_up(tmp_path: Path) -> No
             await peer.produce(1, TOPICS[0])
             await port.delete_namespace(NAME, force=True)
             assert await record(store) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_deletion_stops_at_a_partition_that_is_used_since_it_was_checked(tmp_path: Path) -> None:
+    """What was published there meanwhile is kept; once nobody uses it any more the topic goes."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, peer, store):
+            topic = TopicName.parse(f"persistent://{NAME}/many")
+            await port.create_partitions(topic, 2)
+            used = topic.with_partition(1)
+            await peer.lookup(str(used))
+            sent = []
+
+            async def come() -> None:
+                await peer.produce(1, str(used))
+                sent.append(await peer.send(b"kept"))
+
+            port.checked = come
+            with pytest.raises(InUse, match="1 connected producers"):
+                await port.delete_partitions(topic, force=False)
+            host = await broker.service.open_topic(used, create=False)
+            assert [host.core.last_confirmed] == sent
+            assert len((await store.range(keys.partitioned_topics_in(NAME))).items) == 2, (
+                "the topic's, and that of the partition in use"
+            )
+            port.checked = None
+            await peer.ask("close_producer", producer_id=1)
+            await port.delete_partitions(topic, force=False)
+            assert not (await store.range(keys.partitioned_topics_in(NAME))).items
 
     asyncio.run(scenario())
 

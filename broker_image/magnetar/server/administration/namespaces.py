@@ -143,7 +143,7 @@ class NamespaceAdministration(TopicAdministration):
                 if topic in partitioned:
                     await self.delete_partitions(topic, force=True)
                 elif topic.base not in partitioned:
-                    await self._delete_anywhere(topic)
+                    await self._delete_anywhere(topic, force=True)
         if entered:
             return False
         unchanged = [Compare(keys.namespace(name), "mod", "=", marked), Compare(keys.topic_changes(name), "mod", "=", seen)]

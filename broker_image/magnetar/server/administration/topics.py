@@ -83,18 +83,18 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     async def delete_partitions(self, topic: TopicName, force: bool) -> None:
         """Delete all partitions and the record of a partitioned topic, or, if one has clients and `force` is not set, nothing.
 
-        Raises TopicNotFound, InUse.
+        Who comes to a partition while others are deleted stops it there: what has been published to that one is kept. Raises TopicNotFound, InUse.
         """
         parts = await self._parts(topic)
         if parts == [topic]:
             raise TopicNotFound(f"Topic partitions {topic} not found: the topic is not partitioned or does not exist")
         if not force:
             await self._check_each(parts)
-        await self._delete_each(parts)
+        await self._delete_each(parts, force)
         await self._change(keys.topic_policies(topic), TopicPoliciesRecord, lambda _current: None)
         await self._broker.service.partitioning.delete(topic)
-        # Clients that were sent away may have been back before the record was gone.
-        await self._delete_each(parts)
+        # Clients may have come to partitions that were deleted before the record was gone.
+        await self._delete_each(parts, force=True)
 
     async def _check_each(self, parts: list[TopicName]) -> None:
         """Raises InUse if one of these partitions has clients, whoever serves it."""
@@ -110,19 +110,19 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
                     consumers = {name: len(found["consumers"]) for name, found in stats["subscriptions"].items()}
                     _refuse_clients(part, len(stats["publishers"]), consumers)
 
-    async def _delete_each(self, parts: list[TopicName]) -> None:
+    async def _delete_each(self, parts: list[TopicName], force: bool) -> None:
         for part in parts:
             with contextlib.suppress(TopicNotFound):  # nobody uses this partition
-                await self._delete_anywhere(part)
+                await self._delete_anywhere(part, force)
 
-    async def _delete_anywhere(self, topic: TopicName) -> None:
-        """Delete a topic, and send its clients away, whoever serves it."""
+    async def _delete_anywhere(self, topic: TopicName, force: bool) -> None:
+        """As `delete_topic`, whoever serves it."""
         try:
-            await self.delete_topic(topic, force=True)
+            await self.delete_topic(topic, force)
         except NotOwner as error:
             if not error.http_url:
                 raise
-            await ask_peer(self._broker.context, error.http_url, "DELETE", topic, "?force=true")
+            await ask_peer(self._broker.context, error.http_url, "DELETE", topic, "?force=true" if force else "")
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
         return await self._broker.service.partitions_for_client(topic, may_create)
