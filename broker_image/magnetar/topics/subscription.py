@@ -214,6 +214,22 @@ class Subscription:
 
     # --- acknowledgements -------------------------------------------------------------------------------------------------------
 
+    def crowded_out(self, ranges: Iterable[tuple[int, int]], batches: Iterable[int]) -> str | None:
+        """Why it does not take acknowledgements of these `ranges` of ordinals [start, end), and of messages of these `batches`; None if it does.
+
+        It has far more holes than its consumers can have made by what they were given. Asked of individual acknowledgements, in a transaction
+        too, before anything changes; a cumulative one only fills holes.
+        """
+        cursor = self.cursor
+        if not cursor.crowded:
+            return None
+        if all(cursor.admits(*span) for span in ranges) and all(map(cursor.admits_partial, batches)):
+            return None
+        return (
+            f"subscription {self.name!r} of {self._topic} has {cursor.range_count} acknowledged ranges and {len(cursor.partial)} partly "
+            "acknowledged batches, more than can come of what was delivered: acknowledge the oldest messages first"
+        )
+
     def acknowledge(
         self, handle: Hashable | None, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]] = ()
     ) -> bool:

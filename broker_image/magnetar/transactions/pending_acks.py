@@ -120,6 +120,18 @@ class PendingAcks:
         the log's queue), and whether delivery became possible by a lifted block. Raises TransactionConflict naming who holds what, or what is
         acknowledged, InvalidTxnStatus if the transaction has ended here, NotAllowed at a limit: then nothing is changed.
         """
+        return self._acknowledge(txn, handle, ranges, partial, opens_holes=True)
+
+    def _acknowledge(
+        self,
+        txn: TxnId,
+        handle: Hashable | None,
+        ranges: Sequence[tuple[int, int]],
+        partial: Sequence[tuple[int, int, int]],
+        *,
+        opens_holes: bool,
+    ) -> tuple[PendingAck | None, bool]:
+        """As `acknowledge`; `opens_holes`: a commit may leave more holes in the cursor than there were."""
         self._check_open(txn)
         self._unchanged.discard(txn)
         held = self._held.get(txn, _Held())
@@ -136,6 +148,10 @@ class PendingAcks:
                 messages[ordinal] = (messages.get(ordinal, (0, 0))[0] | wanted, size)
         if not fresh and not messages:
             return None, False
+        # What is held goes into the cursor with the commit, whatever that holds by then.
+        crowded = self._subscription.crowded_out(fresh, messages) if opens_holes else None
+        if crowded is not None:
+            raise NotAllowed(crowded)
         whole = (ordinal for start, end in fresh for ordinal in known_within(held.sizes, start, end))
         wanted_shares = len(fresh) - sum(_shares(held.sizes[ordinal]) for ordinal in whole)
         wanted_shares += sum(held.more_shares(ordinal, size) for ordinal, (_, size) in messages.items())
@@ -164,7 +180,7 @@ class PendingAcks:
             raise TransactionConflict(f"message {self._name(ordinal)} and all before it are acknowledged already: abort {txn}")
         end = ordinal if mask else ordinal + 1
         runs = list(cursor.unacknowledged(cursor.mark_delete, end))
-        return self.acknowledge(txn, handle, runs, [(ordinal, mask, size)] if mask else [])
+        return self._acknowledge(txn, handle, runs, [(ordinal, mask, size)] if mask else [], opens_holes=False)
 
     def _check_open(self, txn: TxnId) -> None:
         if txn in self._held:

@@ -15,6 +15,7 @@ from magnetar.server.broker import Broker
 from magnetar.server.bundles import bundle as bundles
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
+from tests.unit.server.acknowledging import DONE, A, B, C, ack_in, end, pending_of, published, some_of, subscription_of
 from tests.unit.server.brokers import TOPIC, Peer, Type
 from tests.unit.server.deliveries import acknowledge, play, publish
 
@@ -53,6 +54,54 @@ def test_a_subscription_takes_so_many_holes(tmp_path: Path) -> None:
         for identifier in (*identifiers[:2], identifiers[10]):
             assert not (await acknowledge(peer, identifier)).HasField("error")
         assert host.core.cursor.range_count == 4
+
+    play(tmp_path, script)
+
+
+def test_transactions_pass_round_no_bound_on_holes(tmp_path: Path) -> None:
+    """What they hold goes into the cursor when they commit: one that would open a hole more is refused before anything is held.
+
+    What fills holes is held, and what a transaction held before may be acknowledged in it again.
+    """
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        identifiers = await published(peer, 14)
+        batch = await publish(peer, num_messages_in_batch=4)
+        await peer.subscribe(subType=api.CommandSubscribe.Shared)
+        cursor = (await subscription_of(broker)).core.cursor
+        cursor._ranges_max = 2
+        for identifier in identifiers[2:7:2]:
+            assert not (await acknowledge(peer, identifier)).HasField("error")
+        assert await ack_in(peer, A, identifiers[8]) == await ack_in(peer, B, identifiers[10]) == DONE
+        assert await end(broker, A, commit=True) == DONE
+        assert (cursor.range_count, cursor.crowded) == (4, True)
+        for refused in (identifiers[12], some_of(batch, 0b1101, 4)):
+            error, text = await ack_in(peer, C, refused)
+            assert (error, "acknowledge the oldest messages first" in text) == (int(WireCode.NOT_ALLOWED), True)
+        assert list((await pending_of(broker)).open_transactions()) == [B], "nothing is held of what was refused"
+        assert await ack_in(peer, B, identifiers[10]) == DONE, "B holds it since before"
+        assert await ack_in(peer, C, *identifiers[:2], identifiers[3]) == DONE
+        assert await end(broker, C, commit=True) == DONE
+        assert (cursor.mark_delete, cursor.range_count) == (5, 2)
+
+    play(tmp_path, script)
+
+
+def test_a_cumulative_acknowledgement_in_a_transaction_empties_a_crowded_cursor(tmp_path: Path) -> None:
+    """Though it ends within a batch: everything before that batch is acknowledged when it commits."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        identifiers = await published(peer, 9)
+        batch = await publish(peer, num_messages_in_batch=4)
+        await peer.subscribe()
+        cursor = (await subscription_of(broker)).core.cursor
+        cursor._ranges_max = 2
+        for identifier in identifiers[1:8:2]:
+            assert not (await acknowledge(peer, identifier)).HasField("error")
+        assert cursor.crowded
+        assert await ack_in(peer, A, some_of(batch, 0b1100, 4), cumulative=True) == DONE
+        assert await end(broker, A, commit=True) == DONE
+        assert (cursor.mark_delete, cursor.range_count, cursor.partial) == (9, 0, {9: 0b1100})
 
     play(tmp_path, script)
 

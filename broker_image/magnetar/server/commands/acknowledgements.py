@@ -8,7 +8,7 @@ durable; ids of what does not exist (any more) are passed over; what one ACK, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ from magnetar.wire.runs import AckSpan
 
 if TYPE_CHECKING:
     from magnetar.server.connections.connection import Connection
-    from magnetar.server.topics.subscription_host import SubscriptionHost
 
 CUMULATIVE = api.CommandAck.Cumulative
 ACK_SETS_PER_COMMAND_MAX = 16
@@ -89,21 +88,8 @@ def acknowledge_span(connection: Connection, span: AckSpan) -> None:
         ranges = [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None]
     else:
         ranges = [host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)]
-    if _crowded_out(host, ranges, ()) is None:
+    if host.core.crowded_out(ranges, ()) is None:
         host.acknowledge(session, ranges, (), None)
-
-
-def _crowded_out(host: SubscriptionHost, ranges: Sequence[tuple[int, int]], messages: Sequence[tuple[int, int]]) -> str | None:
-    """Why a subscription does not take these acknowledgements: it has far more holes than its consumers can have made by what they were given."""
-    cursor = host.core.cursor
-    if not cursor.crowded:
-        return None
-    if all(cursor.admits(*span) for span in ranges) and all(cursor.admits_partial(ordinal) for ordinal, _ in messages):
-        return None
-    return (
-        f"subscription {host.core.name!r} of {host.topic.name} has {cursor.range_count} acknowledged ranges and {len(cursor.partial)} partly "
-        "acknowledged batches, more than can come of what was delivered: acknowledge the oldest messages first"
-    )
 
 
 def _acknowledge_in_transaction(connection: Connection, session: ConsumerSession, ack: api.CommandAck) -> None:
@@ -177,9 +163,9 @@ def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: 
             ranges[-1] = (ranges[-1][0], ordinal + 1)
         else:
             ranges.append((ordinal, ordinal + 1))
-    text = _crowded_out(session.subscription, ranges, messages)
-    if text is not None:
-        raise LimitExceeded(text)
+    crowded = session.subscription.core.crowded_out(ranges, (ordinal for ordinal, _ in messages))
+    if crowded is not None:
+        raise LimitExceeded(crowded)
     session.subscription.acknowledge(session, ranges, messages, confirmed)
 
 
