@@ -103,8 +103,12 @@ class Cursor:
         )
 
     def admits(self, start: int, end: int) -> bool:
-        """Whether acknowledging the entries [start, end) opens no hole."""
-        return start <= self._mark or start - 1 in self._acknowledged or end in self._acknowledged or start in self._acknowledged
+        """Whether acknowledging the entries [start, end) opens no hole, or at least frees a mask for each."""
+        if start <= self._mark or start - 1 in self._acknowledged or end in self._acknowledged or start in self._acknowledged:
+            return True
+        if self._acknowledged.interval_count >= 2 * self._ranges_max or end - start > len(self._partial):
+            return False
+        return all(ordinal in self._partial for ordinal in range(start, end))
 
     def admits_partial(self, ordinal: int) -> bool:
         """Whether acknowledging messages of an entry adds no mask."""

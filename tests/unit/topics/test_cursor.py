@@ -189,6 +189,21 @@ def test_masks_take_so_much_memory() -> None:
         assert not cursor.crowded
 
 
+def test_a_cursor_crowded_by_masks_takes_what_frees_one() -> None:
+    """Clients acknowledge the whole entry with the last message of a batch, wherever it lies; but not beyond the bound of holes."""
+    cursor = Cursor(LedgerTable([(9, 40)]), 0, acknowledged_ranges_max=2)
+    for ordinal in (10, 20, 21, 30):
+        cursor.acknowledge_partial(ordinal, 0b10)
+    assert cursor.crowded
+    spans = ((10, 11), (20, 22), (20, 23), (25, 26), (11, 11 + 10**9))
+    assert [cursor.admits(*span) for span in spans] == [True, True, False, False, False]
+    cursor.acknowledge(30, 31)
+    assert not cursor.crowded
+    for ordinal in (2, 4, 6):
+        cursor.acknowledge(ordinal, ordinal + 1)
+    assert (cursor.range_count, cursor.admits(10, 11), cursor.admits_partial(10)) == (4, False, True)
+
+
 def test_a_delta_carries_only_what_changed() -> None:
     """The log's record holds new ranges per ledger; a contiguous acknowledgement is just a new mark-delete."""
     cursor = Cursor(LedgerTable(LEDGERS), 0)
