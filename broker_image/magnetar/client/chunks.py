@@ -18,6 +18,8 @@ from magnetar.wire.commands import Position
 
 UNFINISHED_MESSAGES_MAX = 10
 CHUNKED_BYTES_MAX = 64 * 1024 * 1024
+CARRIED_POSITIONS_MAX = 1_000
+"""Chunks of earlier beginnings that a message stands for, too; a producer says how often it begins."""
 MESSAGES_TRACKED_MAX = 100_000
 MESSAGES_COMPLETED_MAX = 1_000
 """Of so many it is remembered that they came out: chunks of them that come behind are repetitions."""
@@ -101,6 +103,9 @@ class Assembler:
     def _begin(self, uuid: str, first: Position) -> _Unfinished:
         before = self._unfinished.pop(uuid, None)
         earlier = [position for position in before.positions if position != first] if before is not None else []
+        beyond = max(0, len(earlier) - CARRIED_POSITIONS_MAX)
+        self.repeated += earlier[:beyond]
+        del earlier[:beyond]
         if len(self._unfinished) >= UNFINISHED_MESSAGES_MAX:
             oldest = next(iter(self._unfinished))
             self.given_up += self._unfinished.pop(oldest).positions

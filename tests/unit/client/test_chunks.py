@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -215,6 +216,17 @@ def test_a_message_that_is_begun_twice_stands_for_both_beginnings() -> None:
         assert assembler.add(chunk_of("u", number), Position(1, at)) is None
     assert assembler.add(chunk_of("u", 2), Position(1, 4)) == Whole(b"012", tuple(Position(1, at) for at in range(4)))
     assert assembler.repeated == []
+
+
+def test_a_message_that_is_begun_again_and_again_carries_so_many_chunks_along() -> None:
+    """A producer says how often; the oldest chunks are named as repeated, and none is left behind or named twice."""
+    assembler, begun = Assembler(), 5
+    with mock.patch("magnetar.client.chunks.CARRIED_POSITIONS_MAX", 6):
+        for at, number in enumerate([0, 1] * begun):
+            assert assembler.add(chunk_of("u", number), Position(1, at)) is None
+            assert len(assembler._unfinished["u"].positions) <= 6 + 2
+        assert assembler.repeated == [Position(1, 0), Position(1, 1)]
+        assert assembler.add(chunk_of("u", 2), Position(1, 10)) == Whole(b"012", tuple(Position(1, at) for at in range(2, 10)))
 
 
 def test_repeated_chunks_are_acknowledged_unless_they_come_again() -> None:
