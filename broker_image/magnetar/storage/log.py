@@ -237,6 +237,11 @@ class LogWriter:
             raise failure
 
     @property
+    def append_bytes_max(self) -> int:
+        """What one append may have: it goes into one block."""
+        return self._block_bytes_max
+
+    @property
     def position(self) -> LogPosition:
         """Just behind the last durable byte."""
         assert self._file is not None, "the log is not open"

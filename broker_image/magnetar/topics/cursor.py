@@ -20,9 +20,9 @@ from magnetar.topics.state import CursorDelta, CursorState, PartialAck, Range
 ACKNOWLEDGED_RANGES_MAX = 200_000
 MASK_BITS_MAX = 64 << 23
 """Of all masks of a subscription together (64 MiB)."""
-DELTA_RANGES_MAX = 20_000
-DELTA_MASK_BITS_MAX = 1 << 23
-"""What one record of the log holds at most (0.5 MB of ranges, 1 MiB of masks and the last one); what is left comes with the next one."""
+DELTA_BYTES_MAX = 1 << 20
+"""What a delta has of ranges, and of masks besides the last one, unless told otherwise; what is left comes with the next one."""
+RANGE_BYTES = 24
 
 
 class Cursor:
@@ -129,6 +129,11 @@ class Cursor:
         """Whether `take_delta` would return something."""
         return self._reset or self._mark != self._taken_mark or bool(self._fresh) or bool(self._fresh_partial)
 
+    @property
+    def reset_unwritten(self) -> bool:
+        """Whether it was created, or moved by a seek, since `take_delta`."""
+        return self._reset
+
     def is_acknowledged(self, ordinal: int) -> bool:
         return ordinal < self._mark or ordinal in self._acknowledged
 
@@ -212,16 +217,16 @@ class Cursor:
 
     # --- the log ----------------------------------------------------------------------------------------------------------------
 
-    def take_delta(self) -> CursorDelta | None:
-        """What changed since the last call (or since creation or restoration), as much as one record of the log takes; None if nothing did.
+    def take_delta(self, room_bytes: int = DELTA_BYTES_MAX) -> CursorDelta | None:
+        """What changed since the last call (or since creation or restoration), as much as there is room for; None if nothing did.
 
         Call it until the cursor is not `dirty` any more.
         """
         if not self.dirty:
             return None
         self._fresh.remove_below(self._mark)
-        ranges = list(islice(self._fresh, DELTA_RANGES_MAX))
-        partial = self._first_masks() if len(ranges) == self._fresh.interval_count else []
+        ranges = list(islice(self._fresh, max(1, room_bytes // RANGE_BYTES)))
+        partial = self._first_masks(room_bytes) if len(ranges) == self._fresh.interval_count else []
         delta = CursorDelta(
             mark_delete=self.mark_delete_position,
             ranges=self._as_ranges(ranges),
@@ -234,13 +239,13 @@ class Cursor:
         self._taken_mark, self._reset = self._mark, False
         return delta
 
-    def _first_masks(self) -> list[int]:
-        """As many of the partly acknowledged entries that were not written as fit into one record, in order."""
-        bits, found = 0, list[int]()
+    def _first_masks(self, room_bytes: int) -> list[int]:
+        """As many of the partly acknowledged entries that were not written as there is room for, in order; the last one need not fit."""
+        used, found = 0, list[int]()
         for ordinal in sorted(self._fresh_partial):
-            if bits >= DELTA_MASK_BITS_MAX or len(found) >= DELTA_RANGES_MAX:
+            if used >= room_bytes:
                 break
-            bits += self._partial[ordinal].bit_length()
+            used += RANGE_BYTES + self._partial[ordinal].bit_length() // 8
             found.append(ordinal)
         return found
 

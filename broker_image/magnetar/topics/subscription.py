@@ -11,12 +11,13 @@ None. Anything may happen between `next_read` and `dispatch`: what is not due an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
-from magnetar.topics.cursor import Cursor
+from magnetar.topics.cursor import DELTA_BYTES_MAX, Cursor
 from magnetar.topics.dispatch import (
     Consumer,
     CursorView,
@@ -36,8 +37,8 @@ from magnetar.topics.shared import SharedDispatcher
 from magnetar.topics.state import CursorDelta, CursorState
 from magnetar.topics.withheld import DeliveryView
 
-PROPERTIES_BYTES_MAX = 256 << 10
-"""Names and values of a subscription's properties, in UTF-8."""
+PROPERTIES_BYTES_MAX = 128 << 10
+"""A subscription's properties as JSON, which is how the log has them."""
 
 _DISPATCHERS: Mapping[SubscriptionType, Callable[[CursorView, DispatchLimits, str], Dispatcher]] = MappingProxyType(
     {dispatcher.kind: dispatcher for dispatcher in (ExclusiveDispatcher, SharedDispatcher, FailoverDispatcher, KeySharedDispatcher)}
@@ -46,7 +47,7 @@ _DISPATCHERS: Mapping[SubscriptionType, Callable[[CursorView, DispatchLimits, st
 
 def check_properties(subscription: str, properties: Mapping[str, str]) -> None:
     """Raises NotAllowed if they would not fit into a record of the log, however they are written there."""
-    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    size = len(json.dumps(dict(properties)))
     if size > PROPERTIES_BYTES_MAX:
         raise NotAllowed(
             f"properties of subscription {subscription!r} have {size} bytes; at most {PROPERTIES_BYTES_MAX} are kept: make them smaller"
@@ -123,6 +124,11 @@ class Subscription:
     def dirty(self) -> bool:
         """Whether `take_delta` would return something (of a durable subscription)."""
         return self.durable and (self._properties_changed or self.cursor.dirty)
+
+    @property
+    def placed(self) -> bool:
+        """Whether the log has where it begins (its creation, or the last seek), and its properties; acknowledgements since may be on their way."""
+        return not (self._properties_changed or self.cursor.reset_unwritten)
 
     def limit(self, limits: DispatchLimits) -> None:
         """Other limits from now on (a policy has changed)."""
@@ -402,11 +408,11 @@ class Subscription:
 
     # --- the log ----------------------------------------------------------------------------------------------------------------
 
-    def take_delta(self) -> CursorDelta | None:
+    def take_delta(self, room_bytes: int = DELTA_BYTES_MAX) -> CursorDelta | None:
         """What the log does not hold yet of a durable subscription, as `Cursor.take_delta`; None if nothing, or if it is not durable."""
         if not self.durable:
             return None
-        delta = self.cursor.take_delta()
+        delta = self.cursor.take_delta(room_bytes)
         if self._properties_changed:
             delta = replace(delta or CursorDelta(self.cursor.mark_delete_position), properties=dict(self._properties))
             self._properties_changed = False

@@ -25,13 +25,13 @@ Patch = pytest.MonkeyPatch
 
 def an_end_is_only_remembered(patch: Patch) -> None:
     """That a topic was terminated is not written: the next owner does not know."""
-    update = TopicHost.update_properties
+    append = TopicHost.append_update
 
-    async def forgetful(topic: TopicHost, changes: Mapping[str, str]) -> None:
+    def forgetful(topic: TopicHost, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
         if TERMINATED not in changes:
-            await update(topic, changes)
+            append(topic, changes, on_durable)
 
-    patch.setattr(TopicHost, "update_properties", forgetful)
+    patch.setattr(TopicHost, "append_update", forgetful)
 
 
 def a_topic_goes_on_behind_its_end(patch: Patch) -> None:

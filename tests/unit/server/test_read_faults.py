@@ -228,7 +228,7 @@ def test_rewriting_waits_for_the_file(tmp_path: Path, kind: str) -> None:
 def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> None:
     """A taker that cannot read what a dead broker left serves nothing of the bundle, says why, tries again, and then has every entry.
 
-    That the last file of a log is gone altogether is seen by nobody: what tells how far a log reaches is its last file.
+    That the last file of a log is gone altogether is seen by nobody, if its owner had not come to note it: what else tells how far a log reaches?
     """
 
     async def scenario() -> None:
@@ -266,6 +266,38 @@ def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> N
                 host = host_of(taker)
                 assert await stored(host) == numbers(2 * COUNT)
                 assert [tuple(host.core.ledgers.position(ordinal)) for ordinal in range(2 * COUNT)] == sent
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path) -> None:
+    """Its owner has noted a file, and died; that one and what was begun behind it are away: a log that is too short is not taken for whole."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with bad_disk(tmp_path) as volume:
+            async with broker_on(volume, store) as dead, open_peer(dead) as peer:
+                await peer.lookup()
+                await peer.produce()
+                await publish(peer, 0, COUNT)
+                await dead.service.roll(TopicName.parse(TOPIC))
+                await publish(peer, COUNT, COUNT)
+                await dead.service.roll(TopicName.parse(TOPIC))
+                noted = [item.key for item in (await store.range(keys.logs_of(dead.incarnation))).items]
+                assert len(noted) == 2
+                await volume.remove(claim(dead.incarnation))
+            files = sorted(name for name in await volume.list(logs_of(dead.incarnation)) if name.endswith(".log"))
+            strike(volume, "missing", lambda name: name in files[1:])
+            async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
+                peer.write(command_frame("lookup", request_id=1, topic=TOPIC))
+                await until("an attempt has failed", lambda: taker.context.damage.met >= 1)
+                [found] = taker.context.damage.listed()
+                assert f"{files[1]} is missing" in found["error"]
+                heal(volume)
+                await peer.answer(Type.LOOKUP_RESPONSE)
+                await until("the bundle is served", lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()))
+                assert await stored(host_of(taker)) == numbers(2 * COUNT)
         await store.close()
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.topics import cursor as cursors
-from magnetar.topics.cursor import Cursor
+from magnetar.topics.cursor import RANGE_BYTES, Cursor
 from magnetar.topics.ledgers import LedgerTable, Position
 from magnetar.topics.state import CursorDelta
 
@@ -119,39 +119,37 @@ def test_deltas_and_checkpoints_restore_the_same_cursor(steps: list[tuple[str, i
 
 @given(STEPS, st.lists(st.booleans(), max_size=40))
 def test_a_delta_has_a_size_and_may_fail_to_be_written(steps: list[tuple[str, int, int]], fails: list[bool]) -> None:
-    """Whatever was acknowledged between two writes comes in pieces of two ranges or three bits of masks; a piece that is put back comes again."""
-    with mock.patch.multiple(cursors, DELTA_RANGES_MAX=2, DELTA_MASK_BITS_MAX=3):
-        live, model, restored = Cursor(LedgerTable(LEDGERS), 0), Model(), Cursor(LedgerTable(LEDGERS), ENTRIES)
-        outcomes = iter(fails)
-        for step in [*steps, ("log", 0, 0)]:
-            apply(live, model, step)
-            while step[0] == "log" and live.dirty:
-                delta = live.take_delta()
-                assert delta is not None
-                assert len(delta.partial) <= 2
-                assert sum(last - first + 1 for _, first, last in delta.ranges) <= ENTRIES
-                if next(outcomes, False):
-                    live.put_back(delta)
-                    assert live.dirty
-                else:
-                    restored.apply_delta(delta)
-            if step[0] == "log":
-                assert restored.to_state() == live.to_state()
-        check_equal(restored, model)
-        assert live.take_delta() is None
+    """Whatever was acknowledged between two writes comes in pieces of two ranges or two masks; a piece that is put back comes again."""
+    live, model, restored = Cursor(LedgerTable(LEDGERS), 0), Model(), Cursor(LedgerTable(LEDGERS), ENTRIES)
+    outcomes = iter(fails)
+    for step in [*steps, ("log", 0, 0)]:
+        apply(live, model, step)
+        while step[0] == "log" and live.dirty:
+            delta = live.take_delta(2 * RANGE_BYTES)
+            assert delta is not None
+            assert len(delta.partial) <= 2
+            assert len(delta.ranges) <= 2 + len(LEDGERS)
+            if next(outcomes, False):
+                live.put_back(delta)
+                assert live.dirty
+            else:
+                restored.apply_delta(delta)
+        if step[0] == "log":
+            assert restored.to_state() == live.to_state()
+    check_equal(restored, model)
+    assert live.take_delta() is None
 
 
 def test_ranges_of_a_delta_are_counted() -> None:
     """A record of the log has a greatest size, and a consumer may open holes faster than they are written."""
-    with mock.patch.multiple(cursors, DELTA_RANGES_MAX=2):
-        cursor = Cursor(LedgerTable([(9, 20)]), 0)
-        for ordinal in (2, 4, 6, 8, 10):
-            cursor.acknowledge(ordinal, ordinal + 1)
-        cursor.acknowledge_partial(12, 0b10)
-        taken = [cursor.take_delta() for _ in range(3)]
-        assert [[span[1] for span in delta.ranges] for delta in taken if delta is not None] == [[2, 4], [6, 8], [10]]
-        assert [(delta.reset, len(delta.partial)) for delta in taken if delta is not None] == [(True, 0), (False, 0), (False, 1)]
-        assert not cursor.dirty
+    cursor = Cursor(LedgerTable([(9, 20)]), 0)
+    for ordinal in (2, 4, 6, 8, 10):
+        cursor.acknowledge(ordinal, ordinal + 1)
+    cursor.acknowledge_partial(12, 0b10)
+    taken = [cursor.take_delta(2 * RANGE_BYTES) for _ in range(3)]
+    assert [[span[1] for span in delta.ranges] for delta in taken if delta is not None] == [[2, 4], [6, 8], [10]]
+    assert [(delta.reset, len(delta.partial)) for delta in taken if delta is not None] == [(True, 0), (False, 0), (False, 1)]
+    assert not cursor.dirty
 
 
 def test_a_crowded_cursor_takes_what_fills_holes() -> None:

@@ -8,6 +8,7 @@ the state as of its position or later, never earlier.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,8 @@ CHECKPOINT_SLICE_BYTES = 32 << 10
 DELETED_NAMES_MAX = 10_000
 """Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
 DIRTY_RETRY_S = 1.0
+DELTAS_PER_BLOCK = 5
+"""A piece of a cursor has such a part of a block for ranges, and each time as much for masks, for the last of them, for properties, and names."""
 CONFIRMATIONS_MAX = 10_000
 """Acknowledgements of one subscription that wait for space."""
 
@@ -245,7 +248,8 @@ class OwnedBundle:
         Confirmations beyond CONFIRMATIONS_MAX are given up: the consumer asks again.
         """
         if self.context.log.stalled is None or not self.serving:
-            self.write_cursor(subscription, confirmed)
+            with contextlib.suppress(LimitExceeded):  # then it waits as well
+                self.write_cursor(subscription, confirmed)
             return
         waiting = self._dirty.setdefault(subscription, [])
         if len(waiting) < CONFIRMATIONS_MAX:
@@ -255,7 +259,7 @@ class OwnedBundle:
     def write_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
         """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier deltas included, is durable.
 
-        Raises LimitExceeded if the log does not take it: it is written later then, and `confirmed` is forgotten.
+        Raises LimitExceeded if the log does not take it: it is written later then, and `confirmed` runs after that.
         """
         self._append_deltas(subscription, [*self._dirty.pop(subscription, ()), confirmed])
 
@@ -294,13 +298,14 @@ class OwnedBundle:
                     self.parked.confirmation(subscription, confirm)
             return  # else the client gets no confirmation, and acknowledges again if there is a new owner
         then = _confirming(confirmed)
-        while (delta := subscription.core.take_delta()) is not None:
+        room = self.context.log.append_bytes_max // DELTAS_PER_BLOCK
+        while (delta := subscription.core.take_delta(room)) is not None:
             last = not subscription.core.dirty
             try:
                 self._append_delta(subscription, delta, then if last else None)
             except LimitExceeded:
                 subscription.core.put_back(delta)
-                self._dirty.setdefault(subscription, [])
+                self._dirty.setdefault(subscription, []).extend(confirmed)
                 self._write_dirty_in(DIRTY_RETRY_S)
                 raise
             if last:

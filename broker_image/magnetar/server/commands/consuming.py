@@ -167,7 +167,7 @@ class Consuming:
         after the first messages behind it throws those away.
         """
         log = self._context.log
-        if not host.core.durable or (log.stalled is not None and host.recorded and not host.core.dirty):
+        if not host.core.durable or (log.stalled is not None and host.recorded and host.core.placed):
             await log.confirm()  # no space: what is there already can be consumed all the same
             return
         log.check_room()

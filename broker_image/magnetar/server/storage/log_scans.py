@@ -102,6 +102,10 @@ class LogScans:
             task.add_done_callback(lambda done: self._was_fenced(incarnation, done))
         return await asyncio.shield(task)
 
+    def look_again(self, incarnation: str) -> None:
+        """What was found when it was fenced is not all of it: the next one who asks lists its files anew."""
+        self._fenced.pop(incarnation, None)
+
     def _was_fenced(self, incarnation: str, task: asyncio.Task[list[SealedFile]]) -> None:
         self._fencing.pop(incarnation, None)
         if task.cancelled() or task.exception() is not None:

@@ -8,11 +8,13 @@ bundle's own epochs count, and none after that epoch's RELEASE in the same log; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from magnetar.errors import CorruptData
+from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition, LogRange
 from magnetar.names import BundleName, TopicName, topic_of_sidecar
 from magnetar.server.bundles.bundle import RecoveredBundle, RecoveredTopic
@@ -22,7 +24,9 @@ from magnetar.server.storage.catalog import BundleCatalog
 from magnetar.server.storage.entry_index import EntryIndex, Run
 from magnetar.server.storage.log_scans import LogScans, Take
 from magnetar.storage.checkpoint import TopicValues, read_checkpoint
+from magnetar.storage.fencing import SealedFile
 from magnetar.storage.log_format import (
+    FILE_HEADER_BYTES,
     CursorOperation,
     CursorRecord,
     EntriesRecord,
@@ -31,6 +35,7 @@ from magnetar.storage.log_format import (
     TopicOperation,
     TopicRecord,
 )
+from magnetar.storage.names import log_file
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import ScannedRecord
 from magnetar.storage.transaction_format import TransactionRecord
@@ -71,6 +76,11 @@ async def _recover(
     if chain and chain[-1].end is None:
         assert chain[-1].incarnation != context.incarnation, "we cannot take over from ourselves"
         sealed = await scans.fence(chain[-1].incarnation)
+        try:
+            await _check_none_is_missing(context, chain[-1], sealed)
+        except CorruptData:
+            scans.look_again(chain[-1].incarnation)  # it may be brought back
+            raise
         # An owner that died before its first file was durable has written nothing of this term.
         sealed_end = LogPosition(sealed[-1].number, sealed[-1].length) if sealed else chain[-1].start
         chain = (*chain[:-1], replace(chain[-1], end=max(sealed_end, chain[-1].start, key=lambda p: (p.file, p.offset))))
@@ -80,6 +90,23 @@ async def _recover(
         await replay.replay(scans, term, span)
     catalog = await BundleCatalog.open(context, bundle)
     return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None, records=replay.records)
+
+
+async def _check_none_is_missing(context: BrokerContext, span: LogRange, sealed: Sequence[SealedFile]) -> None:
+    """Files at the end of a log are missed by nobody who reads it: those that are known to have been there. Raises CorruptData, StoreError.
+
+    Known are those that their owner has noted as sealed, and one in which something was durable when the term began. (One that was begun since, and
+    never sealed, is not.) The collector takes none of them while a record's chain is open in this log.
+    """
+    prefix = keys.logs_of(span.incarnation)
+    noted = {int(item.key.removeprefix(prefix)) for item in (await context.store.range(prefix)).items}
+    known = {number for number in noted if number >= span.start.file}
+    if span.start.offset > FILE_HEADER_BYTES:
+        known.add(span.start.file)
+    missing = sorted(known - {file.number for file in sealed})
+    if missing:
+        name = log_file(span.incarnation, missing[0])
+        raise CorruptData(f"{name} is missing; the chain ends in it or behind it: restore it from a backup", file=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ first; entries read from storage are verified against the checksum the client se
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -102,7 +103,7 @@ class TopicHost:
         core.limit(self._dispatch_limits())
         self.publishing = Publishing(self)
         self.unused_since_ms: int | None = None
-        self._ending = False
+        self._ending: asyncio.Task[Position] | None = None
         self.meter: RateMeter | None = None  # made when somebody first asks for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
@@ -175,7 +176,7 @@ class TopicHost:
     @property
     def ended(self) -> bool:
         """Whether that is durable: nobody hears before of an end that may yet not be."""
-        return self.terminated and not self._ending
+        return self.terminated and self._ending is None
 
     def begin_term(self, bundle: OwnedBundle) -> None:
         """Go on in `bundle`, which a split has made of ours, with everybody who is attached."""
@@ -212,19 +213,28 @@ class TopicHost:
 
     async def terminate(self) -> Position:
         """Let nothing more be published, durably; the last position there will ever be. Raises ServiceNotReady, StorageError."""
+        if self._ending is not None:
+            return await asyncio.shield(self._ending)
         if self.core.terminated is not None:
-            await self.context.log.barrier()  # whoever asked first may be waiting for it still
+            await self.context.log.confirm()
             return self.core.terminated
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
         if self.transactions is not None and self.transactions.buffer.has_open:
             raise NotAllowed(f"topic {self.name} has messages of open transactions; terminate it when they have ended")
+        self._ending = asyncio.create_task(self._end(), name=f"terminate {self.name}")
+        self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have left
+        return await asyncio.shield(self._ending)
+
+    async def _end(self) -> Position:
         last = self.core.last_published
-        text = position_text(last)
-        self._updated({TERMINATED: text})  # refused from now on; producers are sent away, and consumers told, once it is durable
-        self._ending = True
-        await self.update_properties({TERMINATED: text})
-        self._ending = False
+        changes = {TERMINATED: position_text(last)}
+        try:
+            self.append_update(changes, lambda: None)
+            self._updated(changes)  # refused from now on; producers are sent away, and consumers told, once it is durable
+            await self.context.log.barrier()
+        finally:
+            self._ending = None
         self.publishing.close_all(None)
         for subscription in list(self.subscriptions.values()):
             subscription.end_of_topic()
