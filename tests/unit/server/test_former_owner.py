@@ -72,10 +72,11 @@ def test_who_was_fenced_begins_no_term(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pair(tmp_path, claim_check_s=60.0, spread_bundles=0) as cluster:
             fenced, name = cluster.second, str(await cluster.bundle())
+            before = [span for span in (await cluster.record()).chain if span.incarnation == fenced.incarnation]
             await fenced.context.volume.remove(names.claim(fenced.incarnation))
             moving = asyncio.ensure_future(cluster.first.ownership.move(name, fenced.incarnation, "test"))
             assert "claim" in await asyncio.wait_for(fenced.ended(), 120)
-            assert fenced.incarnation not in [span.incarnation for span in (await cluster.record()).chain]
+            assert [span for span in (await cluster.record()).chain if span.incarnation == fenced.incarnation] == before
             moving.cancel()
             await asyncio.gather(moving, return_exceptions=True)
 
