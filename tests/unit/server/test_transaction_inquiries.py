@@ -15,6 +15,7 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.participant import inquiring
+from magnetar.topics import topic
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from tests.unit.server.acknowledging import DONE, Lives, ack_in, host_of, pending_of, play_lives, subscription_of
@@ -213,8 +214,9 @@ def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(t
 
 
 def test_a_question_that_is_refused_keeps_no_other_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction that takes no more participants and a subscription whose name a coordinator does not take: both are asked about first."""
+    """A transaction that takes no more participants and a subscription of earlier times, whose name a coordinator does not take: both come first."""
     monkeypatch.setattr(inquiring, "ASKED_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(topic, "SUBSCRIPTION_NAME_MAX", 2_000)
 
     async def scenario() -> None:
         store, long_name = MemoryStore(CLOCK), "s" * 2_000
