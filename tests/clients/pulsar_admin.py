@@ -75,11 +75,6 @@ class PulsarAdmin:
         assert not found.ok, f"pulsar-admin {command} was not refused: {found.out}"
         return found.err + found.out
 
-    def said(self, command: str) -> str:
-        """What a command says, whether it succeeds or not: some print their failure and end with 0."""
-        found = self.run(command)
-        return found.err + found.out
-
     def close(self) -> None:
         if self._process.stdin is not None:
             self._process.stdin.close()
