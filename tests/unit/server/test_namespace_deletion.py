@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +11,17 @@ from typing import cast
 
 import pytest
 
-from magnetar.errors import InUse, NamespaceNotFound, NotAllowed, WireCode
+from magnetar.errors import InUse, NamespaceNotFound, NotAllowed, StoreUnavailable, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import NamespaceRecord
+from magnetar.metadata.store import Compare, Operation, Put, TxnResult
 from magnetar.names import NamespaceName, TopicName, initial_boundaries
 from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
 from magnetar.server.process import BrokerProcess
-from tests.unit.server.brokers import CLOCK, Peer, Type, open_peer, running_broker
+from magnetar.server.topics import topic_registry
+from tests.unit.server.brokers import CLOCK, Peer, Type, command_frame, open_peer, running_broker
 from tests.unit.server.rest import Process
 
 NAME = NamespaceName("a", "b")
@@ -179,6 +181,100 @@ def test_a_deletion_stops_at_a_partition_that_is_used_since_it_was_checked(tmp_p
             await peer.ask("close_producer", producer_id=1)
             await port.delete_partitions(topic, force=False)
             assert not (await store.range(keys.partitioned_topics_in(NAME))).items
+
+    asyncio.run(scenario())
+
+
+async def gone_for_good(port: Port, broker: Broker, peer: Peer, store: MemoryStore) -> None:
+    """Nothing is left of the namespace, and a new one of its name has nothing of the old one."""
+    assert await record(store) is None
+    assert not (await store.range(keys.partitioned_topics_in(NAME))).items
+    broker.leader.start()
+    async with asyncio.timeout(120):
+        while (await store.range(keys.bundles_in(NAME))).items:
+            await asyncio.sleep(0.01)
+    await port.create_namespace(NAME, initial_boundaries(1), {})
+    await peer.lookup(TOPICS[1])
+    await peer.produce(300, TOPICS[1])
+    assert [str(topic) for topic in (await port._entered(NAME))[1]] == [TOPICS[1]]
+    [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+    assert list(owned.topics) == [TOPICS[1]]
+
+
+def enters(operations: Sequence[Operation]) -> bool:
+    """Whether a transaction enters a plain topic."""
+    return any(isinstance(operation, Put) and operation.key.startswith(keys.TOPICS) for operation in operations)
+
+
+@pytest.mark.parametrize("behind", ["barrier", "entry"])
+def test_no_topic_is_born_into_a_namespace_that_is_gone(tmp_path: Path, behind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is deleted while a topic is being created: before that is durable, or before it is entered, when a second client uses it already."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, peer, store), open_peer(broker) as second:
+            await peer.lookup(TOPICS[0])
+            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            reached, go_on = asyncio.Event(), asyncio.Event()
+            barrier, transact = broker.context.log.barrier, broker.context.store.transact
+
+            async def slow_barrier() -> None:
+                reached.set()
+                await go_on.wait()
+                await barrier()
+
+            async def slow_entry(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+                if enters(operations):
+                    reached.set()
+                    await go_on.wait()
+                return await transact(compares, operations)
+
+            if behind == "barrier":
+                monkeypatch.setattr(broker.context.log, "barrier", slow_barrier)
+            else:
+                monkeypatch.setattr(broker.context.store, "transact", slow_entry)
+            await broker.leader.stop()  # who would release the bundle
+            peer.write(command_frame("producer", request_id=100, topic=TOPICS[0], producer_id=1))
+            await reached.wait()
+            second.write(command_frame("producer", request_id=100, topic=TOPICS[0], producer_id=1))
+            assert await second.is_quiet()
+            await port.delete_namespace(NAME, force=False)
+            go_on.set()
+            for client in (peer, second):
+                refused = (await client.answer(Type.ERROR)).error
+                assert refused.error == WireCode.TOPIC_NOT_FOUND, refused
+                assert "create it first" in refused.message
+            assert not owned.topics
+            await gone_for_good(port, broker, peer, store)
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_is_entered_late_goes_if_its_namespace_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was away when it was created, and it has been in use since then: its clients are sent away."""
+    monkeypatch.setattr(topic_registry, "REGISTRATION_WAIT_S", 0.05)
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, peer, store):
+            await peer.lookup(TOPICS[0])
+            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            transact = broker.context.store.transact
+
+            async def away(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+                if enters(operations):
+                    raise StoreUnavailable("the store is away")
+                return await transact(compares, operations)
+
+            monkeypatch.setattr(broker.context.store, "transact", away)
+            await broker.leader.stop()
+            await peer.produce(1, TOPICS[0])
+            await peer.send(b"lost with its namespace")
+            await port.delete_namespace(NAME, force=False)
+            assert owned.topics
+            monkeypatch.setattr(broker.context.store, "transact", transact)
+            assert (await peer.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
+            assert not owned.topics
+            assert broker.ready
+            await gone_for_good(port, broker, peer, store)
 
     asyncio.run(scenario())
 

@@ -85,7 +85,7 @@ class NamespaceAdministration(TopicAdministration):
         """Raises NamespaceNotFound, NotAllowed while it has topics and `force` is not set, OwnedByResource.
 
         Whoever comes back to a topic that is deleted with it finds the namespace marked, and creates nothing in it. A topic that came all the same,
-        at a broker that has not seen the mark, is found by the transaction that would remove the record.
+        at a broker that has not seen the mark, is found by the transaction that would remove the record; one whose entry comes after that has none.
         """
         refuse_deletion(name, await self._namespace_record(name))
         if not force:

@@ -132,15 +132,16 @@ class OwnedBundle:
     # --- topics ----------------------------------------------------------------------------------------------------------------
 
     def held(self, name: TopicName) -> TopicHost | None:
-        """The topic, with or without storage, if it is there."""
+        """The topic, with or without storage, if it is there; one that is being created is not, as it may be deleted again."""
+        if str(name) in self._creating:
+            return None
         return self.topics.get(str(name)) if name.persistent else self.non_persistent.by_name.get(str(name))
 
     async def topic(self, name: TopicName, create: bool) -> TopicHost | None:
         """The topic, created (durably) if need be and allowed; None if it does not exist and `create` is False."""
-        found = self.topics.get(str(name))
-        if found is not None or not create:
+        found, creating = self.topics.get(str(name)), self._creating.get(str(name))
+        if (creating is None and found is not None) or (found is None and not create):
             return found
-        creating = self._creating.get(str(name))
         if creating is None:
             creating = asyncio.create_task(self._create(name), name=f"create {name}")
             self._creating[str(name)] = creating

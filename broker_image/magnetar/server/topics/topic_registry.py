@@ -7,21 +7,23 @@ Source: facts on protocol semantics 2.11, 2.13.
 A plain topic (or a partition that is in use) has an entry of its own; a partitioned topic's entry stands for all of its partitions, so that
 creating and growing it are one write. Nothing is written when a bundle moves.
 Invariants: entries of a bundle are written only under its owner's current record (a former owner's late write fails), and in the order in which
-topics came and went; the log is the truth: whoever acquires a bundle brings the entries in line with what it recovered; a list that is asked
-for after a creation was answered holds the new topic, whichever broker is asked.
+topics came and went; the log is the truth: whoever acquires a bundle brings the entries in line with what it recovered; a topic that is born
+into a namespace which is gone by the time of its entry has none, and is deleted again; a list that is asked for after a creation was answered
+holds the new topic, whichever broker is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.errors import ServiceNotReady, StoreError
+from magnetar.errors import MagnetarError, NamespaceNotFound, ServiceNotReady, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put
@@ -47,6 +49,14 @@ ITSELF, IMPLIED, HIDDEN = 1, 2, 4
 """Why a topic is present: an entry of its own, or that of its partitioned topic; and whether lists leave it out."""
 
 
+class Wish(enum.Enum):
+    """What an entry is to be. A topic that is just born needs its namespace; of one that a log holds the entry comes back all the same."""
+
+    GONE = "gone"
+    THERE = "there"
+    BORN = "born"
+
+
 class TopicRegistry:
     """All topics of the cluster by namespace, as this broker knows them."""
 
@@ -54,8 +64,10 @@ class TopicRegistry:
         self._context, self._views = context, views
         self._present: dict[str, dict[str, int]] = {}
         self._listeners: list[Listener] = []
-        self._wanted: dict[TopicName, tuple[OwnedBundle, bool]] = {}
-        self._writing: dict[TopicName, asyncio.Task[None]] = {}
+        self._wanted: dict[TopicName, tuple[OwnedBundle, Wish]] = {}
+        self._writing: dict[TopicName, asyncio.Task[bool]] = {}
+        self._tasks: set[asyncio.Task[bool]] = set()
+        """Those of `_writing`, and those that delete a topic again."""
         self._permits = asyncio.Semaphore(WRITES_PARALLEL_MAX)
         self._partitions: dict[str, int] = {}
         self._versions: dict[str, int] = {}
@@ -75,7 +87,7 @@ class TopicRegistry:
 
     def coming(self) -> Iterator[TopicName]:
         """Topics of bundles served here whose entries are being written."""
-        return (name for name, (_, present) in self._wanted.items() if present)
+        return (name for name, (_, wish) in self._wanted.items() if wish is not Wish.GONE)
 
     @property
     def writes_under_way(self) -> int:
@@ -177,21 +189,25 @@ class TopicRegistry:
     # --- writing ---------------------------------------------------------------------------------------------------------------
 
     async def add(self, owned: OwnedBundle, name: TopicName) -> None:
-        """A topic of a bundle served here has come to be; when this returns every broker lists it, unless the store is away."""
-        await self._want(owned, name, True)
+        """A topic of a bundle served here has come to be; when this returns every broker lists it, unless the store is away.
+
+        Raises NamespaceNotFound if its namespace was deleted meanwhile: the topic has been deleted again. If the store was away, that follows.
+        """
+        if await self._want(owned, name, Wish.BORN) is False:
+            raise NamespaceNotFound(f"namespace {name.namespace_name} of topic {name} does not exist (any more); create it first")
 
     async def remove(self, owned: OwnedBundle, name: TopicName) -> None:
         """A topic of a bundle served here is gone."""
-        await self._want(owned, name, False)
+        await self._want(owned, name, Wish.GONE)
 
     def forget(self, owned: OwnedBundle, name: TopicName) -> None:
         """As `remove`, for those who do not wait for it."""
-        self._start(owned, name, False)
+        self._start(owned, name, Wish.GONE)
 
     def adopt(self, owned: OwnedBundle) -> None:
         """A bundle is ours with the topics that its log holds: bring the entries in line, in the background."""
         for name in self._differences(owned):
-            self._start(owned, name, str(name) in owned.topics)
+            self._start(owned, name, Wish.THERE if str(name) in owned.topics else Wish.GONE)
 
     def _differences(self, owned: OwnedBundle) -> Iterator[TopicName]:
         for text in owned.topics:
@@ -204,61 +220,86 @@ class TopicRegistry:
                 if owned.name.contains_hash(name.hash):
                     yield name
 
-    async def _want(self, owned: OwnedBundle, name: TopicName, present: bool) -> None:
-        task = self._start(owned, name, present)
+    async def _want(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> bool | None:
+        """As `_write`; None if that goes on without us."""
+        task = self._start(owned, name, wish)
         done, _ = await asyncio.wait((task,), timeout=REGISTRATION_WAIT_S)
         if not done:
-            log.warning("topics.entry_delayed", topic=str(name), present=present)
+            log.warning("topics.entry_delayed", topic=str(name), wish=wish.value)
+        return task.result() if done and not task.cancelled() and task.exception() is None else None
 
-    def _start(self, owned: OwnedBundle, name: TopicName, present: bool) -> asyncio.Task[None]:
-        self._wanted[name] = (owned, present)
+    def _start(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> asyncio.Task[bool]:
+        self._wanted[name] = (owned, wish)
         task = self._writing.get(name)
         if task is None:
             task = self._writing[name] = asyncio.create_task(self._write(name), name=f"topic entry {name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             watch_over(task, self._context.fail)
         return task
 
-    async def _write(self, name: TopicName) -> None:
-        """Make the entry as it is wanted last; ends when it is, or when the bundle is not ours any more."""
+    async def _write(self, name: TopicName) -> bool:
+        """Make the entry as it is wanted last; ends when it is, or when the bundle is not ours any more.
+
+        False if the topic was just born and its namespace is gone: it has been deleted again then.
+        """
         try:
             async with self._permits:
                 while True:
-                    owned, present = self._wanted[name]
+                    owned, wish = self._wanted[name]
+                    settled, namespace_gone = True, False
                     try:
-                        settled = await self._attempt(owned, name, present)
+                        settled = await self._attempt(owned, name, wish)
                     except StoreError as error:
-                        log.warning("topics.entry_delayed", topic=str(name), present=present, error=str(error))
+                        log.warning("topics.entry_delayed", topic=str(name), wish=wish.value, error=str(error))
                         settled = False
-                    if settled and self._wanted[name] == (owned, present):
-                        return
+                    except NamespaceNotFound:
+                        namespace_gone = True
+                    if settled and self._wanted[name] == (owned, wish):
+                        break
                     if not settled:
                         await asyncio.sleep(RETRY_S)
         finally:
             self._wanted.pop(name, None)
             self._writing.pop(name, None)
+        if namespace_gone:
+            await self._delete_again(owned, name)
+        return not namespace_gone
 
-    async def _attempt(self, owned: OwnedBundle, name: TopicName, present: bool) -> bool:
-        """One try; whether there is nothing more to do. Raises StoreError."""
+    async def _delete_again(self, owned: OwnedBundle, name: TopicName) -> None:
+        """A topic was born into a namespace that had none and was deleted: nothing of it may come back with a new namespace of that name."""
+        log.warning("topics.namespace_gone", topic=str(name), bundle=str(owned.name))
+        try:
+            await owned.delete_topic(name)
+        except MagnetarError as error:  # its bundle is released to nobody, and goes with all that is in its log
+            log.warning("topics.left_to_bundle", topic=str(name), bundle=str(owned.name), error=str(error))
+
+    async def _attempt(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> bool:
+        """One try; whether there is nothing more to do. Raises StoreError, NamespaceNotFound."""
         viewed = self._views.bundles.get(str(owned.name))
         if viewed is None or viewed.record.incarnation != self._context.incarnation or viewed.record.epoch != owned.epoch:
             return True  # whoever has the bundle now looks at all of its entries
-        key = keys.partitioned_topic(name)
+        key, namespace, present = keys.partitioned_topic(name), keys.namespace(name.namespace_name), wish is not Wish.GONE
         guard = Compare(keys.bundle(owned.name), "mod", "=", viewed.mod_revision)
         if present:
             compare: Compare = Compare(key, "create", "=", 0)
             change: Operation = Put(key, PLAIN_TOPIC)
         else:
             compare, change = Compare(key, "value", "=", PLAIN_TOPIC), Delete(key)
-        result = await self._context.store.transact([guard, compare], [change, change_mark(name.namespace_name)])
+        # Whether the namespace is marked need not be compared: its deletion finds whatever is entered before its record goes.
+        there = (Compare(namespace, "create", ">", 0),) if wish is Wish.BORN else ()
+        result = await self._context.store.transact([guard, compare, *there], [change, change_mark(name.namespace_name)])
         if result.succeeded:
             self.observe(name, PLAIN_TOPIC if present else None, result.revision)
             return True
         found = next((item for item in result.current if item.key == key), None)
+        if there and found is None and all(item.key != namespace for item in result.current):
+            raise NamespaceNotFound(f"namespace {name.namespace_name} of topic {name} is gone")
         return (found is not None) if present else (found is None or found.value != PLAIN_TOPIC)
 
     async def stop(self) -> None:
         """Cancel what is under way; whoever takes the bundles over looks at their entries."""
-        tasks = list(self._writing.values())
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
