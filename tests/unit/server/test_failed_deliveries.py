@@ -11,10 +11,12 @@ import pytest
 
 from magnetar.server.broker import Broker
 from magnetar.server.topics import subscription_host
+from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.wire import requests
-from tests.unit.server.brokers import TOPIC, Peer
-from tests.unit.server.deliveries import play
+from tests.unit.server.acknowledging import subscription_of
+from tests.unit.server.brokers import TOPIC, Peer, Type
+from tests.unit.server.deliveries import EXCLUSIVE, SHARED, play
 
 FAILURES = 2
 
@@ -30,6 +32,12 @@ def failing(work: Callable[..., Any], times: int) -> Callable[..., Any]:
         return work(*arguments)
 
     return attempt
+
+
+def later(work: Callable[..., Any], failing: Callable[..., Any]) -> Callable[..., Any]:
+    """`work` once, then `failing`."""
+    left = [work]
+    return lambda *arguments: (left.pop() if left else failing)(*arguments)
 
 
 async def until(reached: Callable[[], bool]) -> None:
@@ -63,5 +71,53 @@ def test_a_surprise_on_the_way_to_a_consumer_is_told_and_tried_again(
         received = [(await peer.message())[0].message_id for _ in sent]
         assert [(one.ledgerId, one.entryId) for one in received] == sent
         assert (len(damage), damage.met) == (0, FAILURES)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("values", [{"subType": EXCLUSIVE}, {"subType": SHARED}, {"subType": EXCLUSIVE, "durable": False}])
+def test_what_was_handed_out_and_could_not_be_sent_is_delivered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    """By then delivery has passed it by: its consumer is sent away, comes back and gets it; a reader finds its subscription."""
+    monkeypatch.setattr(SubscriptionHost, "_send", failing(SubscriptionHost._send, 1))
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        sent = [await peer.send(b"x", number) for number in range(3)]
+        await peer.subscribe(**values)
+        host = await subscription_of(broker)
+        peer.write(requests.flow(1, 10))
+        assert (await peer.answer(Type.CLOSE_CONSUMER)).close_consumer.consumer_id == 1
+        await peer.subscribe(**values)
+        assert await subscription_of(broker) is host
+        peer.write(requests.flow(1, 10))
+        received = [(await peer.message())[0].message_id for _ in sent]
+        assert [(one.ledgerId, one.entryId) for one in received] == sent
+        damage = host.topic.context.damage
+        assert (len(damage), damage.met) == (0, 1)
+
+    play(tmp_path, script)
+
+
+def test_only_whom_something_could_not_be_sent_to_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others keep what they got, and get what was meant for that one."""
+    monkeypatch.setattr(SubscriptionHost, "_send", later(SubscriptionHost._send, failing(SubscriptionHost._send, 1)))
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        sent = [await peer.send(b"x", number) for number in range(4)]
+        for consumer_id in (1, 2):
+            await peer.subscribe(consumer_id, subType=SHARED)
+        peer.write(requests.flow(1, 1) + requests.flow(2, 10))
+        first, _ = await peer.message()
+        assert (first.consumer_id, first.message_id.entryId) == (1, sent[0][1])
+        assert (await peer.answer(Type.CLOSE_CONSUMER)).close_consumer.consumer_id == 2
+        peer.write(requests.flow(1, 10))
+        others = [(await peer.message())[0] for _ in sent[1:]]
+        assert [(one.consumer_id, one.message_id.ledgerId, one.message_id.entryId) for one in others] == [
+            (1, *at) for at in sent[1:]
+        ]
+        assert await peer.is_quiet()
 
     play(tmp_path, script)

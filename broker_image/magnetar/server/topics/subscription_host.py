@@ -3,7 +3,7 @@
 Owns: driving one `topics.Subscription`: fetch what it asks for, send what it hands out, write what it acknowledges. Imports: topics, sessions.
 Invariants: at most one fetch is under way per subscription; nothing is sent while the bundle is frozen; after `read_batch_entries_max` entries
 other subscriptions get their turn; acknowledgements are confirmed only after their cursor record is durable under our claim; whatever goes wrong
-with a delivery is told, and tried again after a pause.
+with a delivery is told, and tried again after a pause: whoever it had been handed to, and not sent, comes back for it.
 """
 
 from __future__ import annotations
@@ -76,13 +76,16 @@ class SubscriptionHost:
 
         A reader's subscription waits for its consumer: a client that seeks by time does not know where it will begin.
         """
-        if not self.core.durable and self._abandoned is None:
-            wait_s = self.topic.context.settings.reader_return_s
-            self._abandoned = asyncio.get_running_loop().call_later(wait_s, self._abandon)
+        self._expect_return()
         active = self.core.active
         for session in self.sessions():
             if active is None or active.handle is session:
                 session.close_by_broker(None)
+
+    def _expect_return(self) -> None:
+        if not self.core.durable and self._abandoned is None:
+            wait_s = self.topic.context.settings.reader_return_s
+            self._abandoned = asyncio.get_running_loop().call_later(wait_s, self._abandon)
 
     def drop_if_unused(self) -> None:
         """A reader's subscription must not outlive the attempt to make it, nor a seek after which nobody came back."""
@@ -289,16 +292,27 @@ class SubscriptionHost:
         if self.topic.frozen:
             return False
         deliveries = self.core.dispatch(first, message_counts, traits_of(entries, self.core.traits_wanted))
-        for delivery in deliveries:
-            if delivery.scattered is None:
-                self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
-            else:
-                self._send(delivery, [entries[ordinal - first] for ordinal in delivery.scattered])
+        for index, delivery in enumerate(deliveries):
+            try:
+                if delivery.scattered is None:
+                    self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
+                else:
+                    self._send(delivery, [entries[ordinal - first] for ordinal in delivery.scattered])
+            except Exception:
+                self._take_back(deliveries[index:])
+                raise
         if deliveries:
             return True
         # By the time of that decision: what was put aside until later, and is due by now, would look as if it had stayed where it was.
         again = self.core.next_read(READ_ENTRIES_MAX, self._looked_ms)
         return again is not None and again.first != first
+
+    def _take_back(self, unsent: Sequence[Delivery]) -> None:
+        """These consumers have been charged for what they did not get, and delivery has passed it by: with them all of that is undone."""
+        self._expect_return()
+        for delivery in unsent:
+            assert isinstance(delivery.consumer, ConsumerSession)
+            delivery.consumer.close_by_broker(None)
 
     def _send(self, delivery: Delivery, entries: Sequence[memoryview]) -> None:
         session = delivery.consumer
