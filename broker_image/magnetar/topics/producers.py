@@ -16,6 +16,9 @@ from types import MappingProxyType
 
 from magnetar.errors import ProducerBusy, ProducerFenced
 
+ASKED_AT_ONCE_MAX = 100
+"""Producers that are asked at the same time whether they are alive."""
+
 
 class AccessMode(enum.IntEnum):
     """`ProducerAccessMode` of the protocol."""
@@ -128,14 +131,24 @@ class ProducerRegistry:
         return self._grant(producer, (own,) if own is not None else (), ())
 
     def in_the_way_of(self, producer: Producer) -> tuple[Producer, ...]:
-        """Who has its name, or exclusive access, by another connection, and may be a ghost.
+        """Who keeps it out, by another connection, and may be a ghost; one of them that lives suffices. So many at a time: ask again.
 
-        Nobody if it puts everybody out anyway, or may not come in even without them.
+        Whoever has its name, or exclusive access; one that wants it at once, and would be fenced for good, is kept out by everybody, also those
+        that wait. Nobody if it puts everybody out anyway, or may not come in even without them.
         """
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING or self._is_over(producer):
             return ()
-        holders = dict.fromkeys((self._producers.get(producer.name), self._exclusive))
-        return tuple(held for held in holders if held is not None and held.connection != producer.connection)
+        held = self._producers.get(producer.name)
+        if producer.mode is not AccessMode.EXCLUSIVE:
+            holders = dict.fromkeys((held, self._exclusive))
+            return tuple(held for held in holders if held is not None and held.connection != producer.connection)
+        own = held if held is not None and producer.replaces(held) else None
+        others = [other for other in self._producers.values() if other is not own]
+        if own is None:
+            others += self._waiting
+        if any(other.connection == producer.connection for other in others):
+            return ()
+        return tuple(others[:ASKED_AT_ONCE_MAX])
 
     def _grant(self, producer: Producer, closed: tuple[Producer, ...], refused: tuple[Producer, ...]) -> Grant:
         for other in closed:

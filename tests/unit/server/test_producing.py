@@ -15,6 +15,7 @@ from magnetar.names import TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.topics.publishing import PublishBlock
 from magnetar.server.topics.topic_host import TopicHost
+from magnetar.topics import producers
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, command_frame, connected_peer, entry, open_peer, running_broker
@@ -140,6 +141,38 @@ def test_exclusive_access_of_a_dead_connection_is_free(tmp_path: Path, mode: api
             await other.send(b"mine")
 
     play(tmp_path, script, liveness_check_s=1.0)
+
+
+def test_dead_connections_keep_nobody_from_exclusive_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared producers of any name, and one that waits: ProducerFenced would be final. All are asked at once, so many at a time."""
+    monkeypatch.setattr(producers, "ASKED_AT_ONCE_MAX", 2)
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        async with open_peer(broker) as second, open_peer(broker) as waiting, open_peer(broker) as other:
+            await peer.produce()
+            await second.produce()
+            assert not (await ask(waiting, producer_access_mode=WAIT)).producer_success.producer_ready
+            assert (await other.produce(producer_access_mode=EXCLUSIVE)).producer_ready
+            for ghost in (peer, second, waiting):
+                assert await ghost.closed_by_broker()
+            await other.send(b"mine")
+
+    play(tmp_path, script, liveness_check_s=0.2)
+
+
+def test_one_that_lives_among_the_dead_keeps_exclusive_access_away(tmp_path: Path) -> None:
+    """Only the dead are put out."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        async with open_peer(broker) as alive, open_peer(broker) as other:
+            await peer.produce()
+            await alive.produce()
+            async with alive.alive():
+                assert error_of(await ask(other, producer_access_mode=EXCLUSIVE)) == WireCode.PRODUCER_FENCED
+            assert await peer.closed_by_broker()
+            await alive.send(b"mine")
+
+    play(tmp_path, script, liveness_check_s=5.0)
 
 
 def test_one_that_waits_is_told_twice_with_one_request_id(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -75,6 +76,22 @@ def test_exclusive_keeps_everybody_out_and_everybody_keeps_it_out() -> None:
     assert producers.add(producer("q")) == Grant(producer("q"))
     with pytest.raises(ProducerFenced):
         producers.add(producer("p", EXCLUSIVE))
+
+
+def test_whoever_wants_exclusive_access_at_once_is_kept_out_by_everybody() -> None:
+    """The host may ask all of them whether they live, those that wait too, so many at a time; one on its own connection does for sure."""
+    producers = registry(producer("p"), producer("q"))
+    assert producers.add(producer("w", WAIT)) is None
+
+    def names(asking: Producer) -> list[str]:
+        return [found.name for found in producers.in_the_way_of(asking)]
+
+    assert names(producer("x", EXCLUSIVE)) == ["p", "q", "w"]
+    assert names(producer("p", EXCLUSIVE, connection="x")) == ["p", "q", "w"], "one of its name is in the way as well"
+    assert names(producer("p", EXCLUSIVE, epoch=1)) == ["q"], "its own earlier self is not, nor those that wait for that to leave"
+    assert names(producer("x", EXCLUSIVE, connection="w")) == names(producer("x")) == names(producer("x", WAIT)) == []
+    with mock.patch("magnetar.topics.producers.ASKED_AT_ONCE_MAX", 2):
+        assert names(producer("x", EXCLUSIVE)) == ["p", "q"]
 
 
 def test_every_exclusive_grant_raises_the_epoch_and_a_return_keeps_it() -> None:

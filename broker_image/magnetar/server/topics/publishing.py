@@ -9,6 +9,7 @@ nothing is tested or remembered; what is tested is answered in the order of the 
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,8 +144,9 @@ class Publishing:
         asked: set[Producer] = set()
         while left := [found for found in self._registry.in_the_way_of(producer) if found not in asked]:
             asked.update(left)
-            for found in left:
-                await _session(found).connection.is_alive()
+            connections = dict.fromkeys(_session(found).connection for found in left)
+            if any(await asyncio.gather(*[connection.is_alive() for connection in connections])):
+                return
 
     async def last_sequence(self, name: str) -> int:
         """The highest sequence id that is known to be durable under a producer's name; -1 for none. Raises StorageError.
