@@ -18,6 +18,8 @@ from magnetar.wire.commands import Position
 
 UNFINISHED_MESSAGES_MAX = 10
 CHUNKED_BYTES_MAX = 64 * 1024 * 1024
+CHUNK_BYTES_COUNTED_MIN = 1024
+"""What a chunk counts for at least: where it lies has to be kept, and a producer may send empty ones."""
 CARRIED_POSITIONS_MAX = 1_000
 """Chunks of earlier beginnings that a message stands for, too; a producer says how often it begins."""
 MESSAGES_TRACKED_MAX = 100_000
@@ -87,7 +89,7 @@ class Assembler:
             return None
         message.positions.append(position)
         message.parts.append(chunk.payload)
-        message.size += len(chunk.payload)
+        message.size += max(len(chunk.payload), CHUNK_BYTES_COUNTED_MIN)
         if message.size > CHUNKED_BYTES_MAX:
             del self._unfinished[metadata.uuid]
             self.too_large += 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.client import Client, Compression
-from magnetar.client.chunks import UNFINISHED_MESSAGES_MAX, Assembler, Chunk, Whole
+from magnetar.client.chunks import CHUNK_BYTES_COUNTED_MIN, UNFINISHED_MESSAGES_MAX, Assembler, Chunk, Whole
 from magnetar.client.outgoing import Outgoing, encode_chunks
 from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady, WireCode
 from magnetar.wire import commands, runs
@@ -227,6 +227,16 @@ def test_a_message_that_is_begun_again_and_again_carries_so_many_chunks_along() 
             assert len(assembler._unfinished["u"].positions) <= 6 + 2
         assert assembler.repeated == [Position(1, 0), Position(1, 1)]
         assert assembler.add(chunk_of("u", 2), Position(1, 10)) == Whole(b"012", tuple(Position(1, at) for at in range(2, 10)))
+
+
+def test_empty_chunks_count_as_well() -> None:
+    """A producer says how many chunks there are: without any payload they would be kept without end."""
+    assembler = Assembler()
+    with mock.patch("magnetar.client.chunks.CHUNKED_BYTES_MAX", 4 * CHUNK_BYTES_COUNTED_MIN):
+        for number in range(6):
+            assert assembler.too_large == (number > 4)
+            assert assembler.add(Chunk(chunk_of("u", number, 1 << 30).metadata, b""), Position(1, number)) is None
+    assert assembler._unfinished == {}
 
 
 def test_repeated_chunks_are_acknowledged_unless_they_come_again() -> None:
