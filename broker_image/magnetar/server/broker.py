@@ -36,6 +36,7 @@ from magnetar.server.network.listeners import ListenerOptions, Listeners
 from magnetar.server.settings import BrokerSettings
 from magnetar.server.storage.damage import DamageTable
 from magnetar.server.storage.maintenance import Maintenance
+from magnetar.server.topics.deletion_marks import DeletionMarks
 from magnetar.server.topics.topic_life import TopicLife
 from magnetar.server.views import ClusterViews
 from magnetar.storage.fencing import fence
@@ -165,6 +166,8 @@ class Broker:
         self._spawn(self._check_claim(), "claim check")
         self.maintenance = Maintenance(self.context, self.views, self.ownership, lambda: self.leader.leading)
         self._spawn(self.maintenance.run(), "maintenance")
+        self.deletion_marks = DeletionMarks(self.context, self.views)
+        self._spawn(self.deletion_marks.run(), "marks of deletions")
         self._spawn(LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run(), "load report")
         self._spawn(TopicLife(self.context, self.ownership).run(), "life of topics")
         if identity.listeners.reread is not None:

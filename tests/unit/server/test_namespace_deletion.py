@@ -137,6 +137,51 @@ def test_a_topic_born_while_its_namespace_is_deleted_is_found(tmp_path: Path, fo
     asyncio.run(scenario())
 
 
+def test_a_mark_goes_when_the_store_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused deletion cannot take its mark back, nor can the next look; the one after it does. The mark of a deletion that runs stays."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, peer, store):
+            await peer.lookup(TOPICS[0])
+            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            transact, listed, failed = broker.context.store.transact, 0, 0
+
+            async def come() -> None:
+                nonlocal listed
+                listed += 1
+                if listed == 2:
+                    await broker.deletion_marks.look()
+                    found = await record(store)
+                    assert found is not None
+                    assert found.deleting == broker.incarnation, "its deletion runs"
+                    assert await owned.topic(TopicName.parse(TOPICS[0]), create=True) is not None
+
+            async def away_twice(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+                nonlocal failed
+                unmarks = any(
+                    isinstance(found, Put)
+                    and found.key == keys.namespace(NAME)
+                    and not NamespaceRecord.decode(found.value).deleting
+                    for found in operations
+                )
+                if unmarks and failed < 2:
+                    failed += 1
+                    raise StoreUnavailable("the store is away")
+                return await transact(compares, operations)
+
+            port.listed = come
+            monkeypatch.setattr(broker.context.store, "transact", away_twice)
+            with pytest.raises(NotAllowed, match="non empty"):
+                await port.delete_namespace(NAME, force=False)
+            async with asyncio.timeout(120):
+                while broker.views.namespaces.items[str(NAME)].record.deleting:
+                    await asyncio.sleep(0.01)
+            assert failed == 2
+            await peer.produce(1, TOPICS[1])
+
+    asyncio.run(scenario())
+
+
 def test_the_mark_of_a_broker_that_is_gone_holds_nobody_up(tmp_path: Path) -> None:
     """Its deletion ended with it: topics come into being again, and the namespace can be deleted."""
 

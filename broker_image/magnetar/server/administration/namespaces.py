@@ -18,11 +18,11 @@ from urllib.parse import quote
 
 from magnetar.balance.splits import boundaries_of
 from magnetar.errors import (
-    MagnetarError,
     NamespaceNotFound,
     NotAllowed,
     NotOwner,
     ServiceNotReady,
+    StoreError,
     StoreUnavailable,
     SubscriptionNotFound,
     TopicNotFound,
@@ -90,16 +90,18 @@ class NamespaceAdministration(TopicAdministration):
         refuse_deletion(name, await self._namespace_record(name))
         if not force:
             _refuse_unless_empty(name, (await self._entered(name))[1])  # without a mark that would hold up who uses it
+        marks = self._broker.deletion_marks
         try:
-            for attempt in range(ATTEMPTS_MAX):
-                if attempt > 1:
-                    await asyncio.sleep(DELETION_RETRY_S)
-                if await self._delete_marked(name, await self._mark(name), force):
-                    return
-            raise StoreUnavailable(f"namespace {name}: topics come into being in it all the time; try again")
+            with marks.running(name):
+                for attempt in range(ATTEMPTS_MAX):
+                    if attempt > 1:
+                        await asyncio.sleep(DELETION_RETRY_S)
+                    if await self._delete_marked(name, await self._mark(name), force):
+                        return
+                raise StoreUnavailable(f"namespace {name}: topics come into being in it all the time; try again")
         except BaseException:
-            with contextlib.suppress(MagnetarError):
-                await self._unmark(name)
+            with contextlib.suppress(StoreError):  # then it is tried again, in the background
+                await marks.take_back(name)
             raise
 
     async def _mark(self, name: NamespaceName) -> int:
@@ -115,13 +117,6 @@ class NamespaceAdministration(TopicAdministration):
             return replace(current, deleting=own)
 
         return await self._change_namespace(name, mark)
-
-    async def _unmark(self, name: NamespaceName) -> None:
-        def unmark(current: NamespaceRecord | None) -> NamespaceRecord | None:
-            ours = current is not None and current.deleting == self._broker.incarnation
-            return replace(current, deleting="") if current is not None and ours else current
-
-        await self._change_namespace(name, unmark)
 
     async def _change_namespace(
         self, name: NamespaceName, change: Callable[[NamespaceRecord | None], NamespaceRecord | None]
