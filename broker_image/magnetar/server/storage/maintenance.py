@@ -47,6 +47,7 @@ class Maintenance:
 
     async def round(self) -> None:
         """Checkpoints, then what they let go of. A part that fails does not keep the others from their turn."""
+        self.tidier.forget_others(self._ownership.owned)
         for name in sorted(self._ownership.owned):
             await self._quietly("checkpoint", self._checkpoint_if_old, name)
             await self._quietly("tidying", self._tidy, name)

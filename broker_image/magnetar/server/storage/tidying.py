@@ -11,7 +11,7 @@ segments have what transactions have published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -46,6 +46,7 @@ from magnetar.topics.ledgers import EARLIEST
 log = structlog.get_logger(__name__)
 
 DAMAGED_RETRY_S = 600.0
+WHAT = "rewriting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Tidier:
             return None  # our term is over, and we have not heard of it yet
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
         age_ms = int(settings.rewrite_age_s * 1000)
+        self._forget_unlisted(str(bundle.name), manifest)
         view = _View(bundle, manifest, now_ms - age_ms)
         states = [state for file in manifest.level0 if (state := await self._state_if_sound(view, file)) is not None]
         chosen = choose(states, now_ms, age_ms, settings.rewrite_garbage_share)
@@ -106,8 +108,22 @@ class Tidier:
         if file not in bundle.catalog.manifest.level0:
             return
         self._damaged[str(bundle.name), file.incarnation, file.file] = self._context.clock.monotonic() + DAMAGED_RETRY_S
-        about = f"{bundle.name} {names.log_file(file.incarnation, file.file)}"
-        self._context.damage.note("rewriting", about, error, bundle=str(bundle.name))
+        about = _about(str(bundle.name), file.incarnation, file.file)
+        self._context.damage.note(WHAT, about, error, bundle=str(bundle.name))
+
+    def forget_others(self, served: Collection[str]) -> None:
+        """What is damaged of bundles that are not served here any more is for whoever has them to name."""
+        self._forget_damage([place for place in self._damaged if place[0] not in served])
+
+    def _forget_unlisted(self, bundle: str, manifest: Manifest) -> None:
+        """Nobody needs a file any more that a bundle has no longer listed."""
+        listed = {(bundle, file.incarnation, file.file) for file in manifest.level0}
+        self._forget_damage([place for place in self._damaged if place[0] == bundle and place not in listed])
+
+    def _forget_damage(self, places: Iterable[tuple[str, str, int]]) -> None:
+        for place in places:
+            if self._damaged.pop(place, None) is not None:
+                self._context.damage.clear(WHAT, _about(*place))
 
     async def _state_if_sound(self, view: _View, file: LevelZero) -> FileState | None:
         """As `_state`; None for a file that is damaged."""
@@ -119,8 +135,7 @@ class Tidier:
         except CorruptData as error:
             await self._note_damage(bundle, file, error)
             return None
-        if self._damaged.pop((str(bundle.name), file.incarnation, file.file), None) is not None:
-            self._context.damage.clear("rewriting", f"{bundle.name} {names.log_file(file.incarnation, file.file)}")
+        self._forget_damage([(str(bundle.name), file.incarnation, file.file)])
         return state
 
     async def _state(self, view: _View, file: LevelZero) -> FileState:
@@ -290,6 +305,11 @@ class Tidier:
         for intent in list(self._unresolved):
             await self._context.store.delete(keys.intent(intent))
             self._unresolved.remove(intent)
+
+
+def _about(bundle: str, incarnation: str, file: int) -> str:
+    """How the table of damage names what a bundle has in a file."""
+    return f"{bundle} {names.log_file(incarnation, file)}"
 
 
 def valid_runs(file: LevelZero, index: LevelZeroIndex, topic: str) -> list[Run]:
