@@ -208,12 +208,6 @@ class BrokerSettings:
                 f"{ENVIRONMENT_PREFIX}LOG_FILE_BYTES={self.log_file_bytes} is too small for messages of {self.max_message_bytes} bytes: "
                 f"use at least {4 * self.max_message_bytes}"
             )
-        most = self.block_bytes_max // (5 * 8)
-        if self.ack_set_words_max > most:
-            raise InvalidRequest(
-                f"{ENVIRONMENT_PREFIX}ACK_SET_WORDS_MAX={self.ack_set_words_max} is too large for blocks of {self.block_bytes_max} bytes, "
-                f"a fifth of which holds one ack_set: use at most {most}"
-            )
 
     @property
     def entry_bytes_max(self) -> int:
@@ -224,6 +218,11 @@ class BrokerSettings:
     def publish_bytes_max(self) -> int:
         """Bytes of one producer that go into one record of the log."""
         return max(self.entry_bytes_max, 512 * _KIB)
+
+    @property
+    def ack_words_max(self) -> int:
+        """`ack_set_words_max`, as far as one mask fits into a fifth of a block: a cursor is written in pieces of such parts."""
+        return min(self.ack_set_words_max, self.block_bytes_max // (5 * 8))
 
     @property
     def block_bytes_max(self) -> int:

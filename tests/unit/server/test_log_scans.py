@@ -165,7 +165,8 @@ def test_an_incarnation_is_fenced_once_for_all_its_bundles(tmp_path: Path, monke
             await scans.fence(INCARNATION)
         sealed = await asyncio.gather(*(scans.fence(INCARNATION) for _ in range(100)))
         assert all(found == sealed[0] for found in [*sealed, await scans.fence(INCARNATION)])
-        assert (sealed[0][end.file].number, sealed[0][end.file].length) == (end.file, end.offset)
+        last = sealed[0].files[end.file]
+        assert (last.number, last.length) == (end.file, end.offset)
         assert len(calls) == 2
 
     run_on_volume(tmp_path, script)

@@ -16,14 +16,17 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from magnetar.errors import CorruptData
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import LogPosition, LogRange
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.storage import recovery_retries
+from magnetar.server.storage import recovery, recovery_retries
 from magnetar.server.topics import subscription_host
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage.faulty import FaultyVolume, VolumeFaults
+from magnetar.storage.fencing import SealedFile
 from magnetar.storage.manifest import Manifest, load_manifest
 from magnetar.storage.names import claim, index, logs_of, sealed
 from magnetar.topics.dispatch import ReadRequest
@@ -301,3 +304,25 @@ def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("start", "noted", "said"),
+    [
+        (LogPosition(1, 4096), {0: 9_000, 1: 8_000}, None),
+        (LogPosition(1, 4096), {0: 9_000, 1: 8_001}, "00000001.log has 8000 bytes of 8001"),
+        (LogPosition(1, 4096), {3: 5_000}, "00000003.log is missing"),
+        (LogPosition(1, 8_000), {}, None),
+        (LogPosition(1, 8_001), {}, "00000001.log has 8000 bytes of 8001"),
+        (LogPosition(3, 4097), {}, "00000003.log is missing"),
+        (LogPosition(3, 4096), {0: 9_999, 1: 9_999}, None),
+    ],
+)
+def test_what_is_known_of_a_log_is_looked_for(start: LogPosition, noted: dict[int, int], said: str | None) -> None:
+    """Files noted as sealed and what was durable when the term began, whole; not what lies before the term, nor a file that was only begun."""
+    span, found = LogRange("b.1", start, None), [SealedFile(1, 8_000), SealedFile(2, 4_096)]
+    if said is None:
+        recovery._check_whole(span, found, noted)
+        return
+    with pytest.raises(CorruptData, match=said):
+        recovery._check_whole(span, found, noted)

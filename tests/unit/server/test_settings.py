@@ -130,3 +130,10 @@ def test_what_one_read_brings_of_one_producer_is_cut_so_that_it_fits_into_the_lo
     for sequence in range(1000):
         group.add(memoryview(b""), 1, sequence, 0)
     assert run_of([b""] * 1000).size - run_of([b""]).size <= group.bytes
+
+
+def test_ack_sets_fit_into_a_part_of_a_block() -> None:
+    """A cursor is written in pieces; what one ack set may have follows the size of blocks where that is less than the setting."""
+    assert BrokerSettings().ack_words_max == 4096
+    small = BrokerSettings(ack_set_words_max=1 << 20, log_file_bytes=1 << 20, max_message_bytes=256 << 10)
+    assert 8 * small.ack_words_max <= small.block_bytes_max // 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -78,5 +79,59 @@ def test_who_asks_for_an_end_may_leave(tmp_path: Path) -> None:
         await peer.answer(Type.CLOSE_PRODUCER)
         assert topic.ended
         assert (await topic.terminate()).entry == identifier.entryId
+
+    play(tmp_path, script)
+
+
+def test_the_end_of_a_topic_comes_before_that_of_its_term(tmp_path: Path) -> None:
+    """A release that was about to begin: behind it, the record of an end would be void, and be confirmed all the same."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        await publish(peer)
+        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        bundle, served = topic.bundle, list[bool]()
+        append = bundle.append
+
+        def note(record: Any, on_durable: Any) -> None:
+            served.append(bundle.serving)
+            append(record, on_durable)
+
+        with mock.patch.object(bundle, "append", note):
+            asked = asyncio.create_task(topic.terminate())
+            asyncio.get_running_loop().call_soon(bundle.freeze)
+            assert (await asked).entry == 0
+        assert served == [True]
+
+    play(tmp_path, script)
+
+
+def test_the_end_of_a_topic_without_storage_is_not_written(tmp_path: Path) -> None:
+    async def script(broker: Broker, peer: Peer) -> None:
+        name = "non-persistent://public/default/t"
+        await peer.lookup(name)
+        await peer.produce(topic=name)
+        topic = await broker.service.open_topic(TopicName.parse(name), create=False)
+        with mock.patch.object(topic.bundle, "append") as append:
+            await topic.terminate()
+        append.assert_not_called()
+        assert topic.ended
+
+    play(tmp_path, script)
+
+
+def test_a_topic_that_is_being_made_is_waited_for(tmp_path: Path) -> None:
+    """By who does not want to make it: a deletion must not pass by what is there a moment later."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.lookup()
+        name = TopicName.parse(TOPIC)
+        owned = broker.ownership.owned[str(await broker.ownership.bundle_of(name))]
+        assert await owned.topic(name, create=False) is None
+        making = asyncio.create_task(owned.topic(name, create=True))
+        await asyncio.sleep(0)
+        found = await owned.topic(name, create=False)
+        assert found is not None
+        assert found is await making
 
     play(tmp_path, script)

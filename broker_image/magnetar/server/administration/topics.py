@@ -66,8 +66,8 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     async def _existing(self, topic: TopicName) -> TopicHost | None:
         """The topic as served here, None if it is not there: a partition that nobody has used yet is not created. Raises NotOwner."""
         await self._served_here(topic)
-        ownership = self._broker.ownership
-        return (await ownership.serving_topic(topic)).held(topic)
+        owned = await self._broker.ownership.serving_topic(topic)
+        return await owned.topic(topic, create=False) if topic.persistent else owned.held(topic)
 
     async def delete_topic(self, topic: TopicName, force: bool) -> None:
         """Delete a topic with its subscriptions. Raises InUse while it has clients and `force` is not set, NotAllowed for a partitioned topic."""

@@ -139,9 +139,12 @@ class OwnedBundle:
 
     async def topic(self, name: TopicName, create: bool) -> TopicHost | None:
         """The topic, created (durably) if need be and allowed; None if it does not exist and `create` is False."""
-        found, creating = self.topics.get(str(name)), self._creating.get(str(name))
-        if (creating is None and found is not None) or (found is None and not create):
+        creating = self._creating.get(str(name))
+        if creating is None and ((found := self.topics.get(str(name))) is not None or not create):
             return found
+        if creating is not None and not create:
+            await asyncio.wait([creating])  # whether it is there is known then
+            return self.topics.get(str(name))
         if creating is None:
             creating = asyncio.create_task(self._create(name), name=f"create {name}")
             self._creating[str(name)] = creating

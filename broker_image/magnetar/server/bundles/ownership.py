@@ -34,7 +34,7 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.storage.entry_index import TailCache
 from magnetar.server.storage.log_keys import LogKeys
 from magnetar.server.storage.log_scans import LogScans
-from magnetar.server.storage.recovery import recover_bundle
+from magnetar.server.storage.recovery import noted_lengths, recover_bundle
 from magnetar.server.storage.recovery_retries import RecoveryRetries
 from magnetar.server.storage.rolling import LogRoller
 from magnetar.server.storage.shortening import Shortener
@@ -76,7 +76,7 @@ class Ownership:
         self._retries = RecoveryRetries(context)
         self._recovering: dict[str, int] = {}
         self._stopped = False
-        self._scans = LogScans(context.volume)
+        self._scans = LogScans(context.volume, lambda incarnation: noted_lengths(context.store, incarnation))
         self._preloads = Preloads(context, self._scans)
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
         self._splitter = Splitter(context, views, self._owned, self.registry, self._events, self._make)

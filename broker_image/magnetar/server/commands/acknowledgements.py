@@ -46,7 +46,7 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
         text = f"topic {topic.name} is being unloaded; acknowledge again after the reconnect"
         _refuse(connection, ack, WireCode.SERVICE_NOT_READY, text)
         return
-    refusal = _too_many_words(ack, topic.context.settings.ack_set_words_max)
+    refusal = _too_many_words(ack, topic.context.settings.ack_words_max)
     if refusal is not None:
         _refuse(connection, ack, WireCode.NOT_ALLOWED, refusal)
         return

@@ -113,11 +113,11 @@ async def read_sizes(topic: TopicHost, identifiers: list[api.MessageIdData]) -> 
 def _size(topic: TopicHost, ordinal: int, mask: int, identifier: api.MessageIdData) -> int:
     """How many messages the batch at `ordinal` has. Raises NotAllowed beyond what an ack set may hold."""
     counted = topic.index.messages_of(ordinal) or 0
-    size, most = max(counted, identifier.batch_size, mask.bit_length()), 64 * topic.context.settings.ack_set_words_max
+    size, most = max(counted, identifier.batch_size, mask.bit_length()), 64 * topic.context.settings.ack_words_max
     if size > most:
         ledger, entry = commands.position_of(identifier)
         raise NotAllowed(
             f"batch_size: message {ledger}:{entry} is one of {size}; an ack_set of ack_set_words_max="
-            f"{topic.context.settings.ack_set_words_max} words has {most}: acknowledge the whole batch"
+            f"{topic.context.settings.ack_words_max} words has {most}: acknowledge the whole batch"
         )
     return size

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from magnetar.errors import StorageError
 from magnetar.metadata.records import LogPosition
@@ -28,6 +29,17 @@ FENCED_HELD_MAX = 64
 Scan = Callable[[Volume, str, LogPosition, LogPosition, Container[int]], AsyncIterator[ScannedRecord]]
 Take = Callable[[ScannedRecord], bool]
 """Gets one record of its term; True: nothing of that term follows in this log."""
+
+
+class Fenced(NamedTuple):
+    """The sealed files of a fenced incarnation, and the lengths by number of those that were noted in the store before."""
+
+    files: list[SealedFile]
+    noted: Mapping[int, int]
+
+
+async def _none_noted(_incarnation: str) -> Mapping[int, int]:
+    return {}
 
 
 @dataclass(slots=True, eq=False)
@@ -81,32 +93,40 @@ class LiveRead:
 
 
 class LogScans:
-    """Walks over logs on a volume, shared."""
+    """Walks over logs on a volume, shared. `noted` reads the lengths by number of the sealed files that the store knows of an incarnation."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, noted: Callable[[str], Awaitable[Mapping[int, int]]] = _none_noted) -> None:
         self._volume = volume
         self._walks: dict[tuple[str, bool], _Walks] = {}
-        self._fencing: dict[str, asyncio.Task[list[SealedFile]]] = {}
-        self._fenced: OrderedDict[str, list[SealedFile]] = OrderedDict()
+        self._noted = noted
+        self._fencing: dict[str, asyncio.Task[Fenced]] = {}
+        self._fenced: OrderedDict[str, Fenced] = OrderedDict()
 
     # --- fencing ---------------------------------------------------------------------------------------------------------------
 
-    async def fence(self, incarnation: str) -> list[SealedFile]:
-        """As `storage.fencing.fence`, once for all who want it: what an incarnation has acknowledged when it is fenced is all it ever will."""
+    async def fence(self, incarnation: str) -> Fenced:
+        """As `storage.fencing.fence`, once for all who want it: what an incarnation has acknowledged when it is fenced is all it ever will.
+
+        Raises StoreError as well, if what was noted cannot be read.
+        """
         held = self._fenced.get(incarnation)
         if held is not None:
             return held
         task = self._fencing.get(incarnation)
         if task is None:
-            task = self._fencing[incarnation] = asyncio.create_task(fence(self._volume, incarnation), name=f"fence {incarnation}")
+            task = self._fencing[incarnation] = asyncio.create_task(self._fence(incarnation), name=f"fence {incarnation}")
             task.add_done_callback(lambda done: self._was_fenced(incarnation, done))
         return await asyncio.shield(task)
+
+    async def _fence(self, incarnation: str) -> Fenced:
+        noted = await self._noted(incarnation)  # first: what is noted later may be of a file that was made later
+        return Fenced(await fence(self._volume, incarnation), noted)
 
     def look_again(self, incarnation: str) -> None:
         """What was found when it was fenced is not all of it: the next one who asks lists its files anew."""
         self._fenced.pop(incarnation, None)
 
-    def _was_fenced(self, incarnation: str, task: asyncio.Task[list[SealedFile]]) -> None:
+    def _was_fenced(self, incarnation: str, task: asyncio.Task[Fenced]) -> None:
         self._fencing.pop(incarnation, None)
         if task.cancelled() or task.exception() is not None:
             return  # whoever waited has the error; the next one tries again

@@ -8,14 +8,15 @@ bundle's own epochs count, and none after that epoch's RELEASE in the same log; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from magnetar.errors import CorruptData
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition, LogRange
+from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogFileRecord, LogPosition, LogRange
+from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName, topic_of_sidecar
 from magnetar.server.bundles.bundle import RecoveredBundle, RecoveredTopic
 from magnetar.server.context import BrokerContext
@@ -75,9 +76,9 @@ async def _recover(
     chain = record.chain
     if chain and chain[-1].end is None:
         assert chain[-1].incarnation != context.incarnation, "we cannot take over from ourselves"
-        sealed = await scans.fence(chain[-1].incarnation)
+        sealed, noted = await scans.fence(chain[-1].incarnation)
         try:
-            await _check_none_is_missing(context, chain[-1], sealed)
+            _check_whole(chain[-1], sealed, noted)
         except CorruptData:
             scans.look_again(chain[-1].incarnation)  # it may be brought back
             raise
@@ -92,21 +93,28 @@ async def _recover(
     return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None, records=replay.records)
 
 
-async def _check_none_is_missing(context: BrokerContext, span: LogRange, sealed: Sequence[SealedFile]) -> None:
-    """Files at the end of a log are missed by nobody who reads it: those that are known to have been there. Raises CorruptData, StoreError.
+async def noted_lengths(store: MetadataStore, incarnation: str) -> dict[int, int]:
+    """The lengths by number of the sealed files of an incarnation, as the store has them. Raises StoreError."""
+    prefix = keys.logs_of(incarnation)
+    items = (await store.range(prefix)).items
+    return {int(item.key.removeprefix(prefix)): LogFileRecord.decode(item.value).length for item in items}
 
-    Known are those that their owner has noted as sealed, and one in which something was durable when the term began. (One that was begun since, and
-    never sealed, is not.) The collector takes none of them while a record's chain is open in this log.
+
+def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[int, int]) -> None:
+    """The end of a log is missed by nobody who reads it: what is known to have been there is looked for. Raises CorruptData.
+
+    Known are files that were noted as sealed, and what was durable when the term began. (A file that was begun since, and never noted, is not.)
+    The collector takes none of them while a record's chain is open in this log.
     """
-    prefix = keys.logs_of(span.incarnation)
-    noted = {int(item.key.removeprefix(prefix)) for item in (await context.store.range(prefix)).items}
-    known = {number for number in noted if number >= span.start.file}
+    least = {number: length for number, length in noted.items() if number >= span.start.file}
     if span.start.offset > FILE_HEADER_BYTES:
-        known.add(span.start.file)
-    missing = sorted(known - {file.number for file in sealed})
-    if missing:
-        name = log_file(span.incarnation, missing[0])
-        raise CorruptData(f"{name} is missing; the chain ends in it or behind it: restore it from a backup", file=name)
+        least[span.start.file] = max(span.start.offset, least.get(span.start.file, 0))
+    found = {file.number: file.length for file in sealed}
+    for number, length in sorted(least.items()):
+        if found.get(number, -1) < length:
+            name = log_file(span.incarnation, number)
+            what = f"has {found[number]} bytes of {length}" if number in found else "is missing"
+            raise CorruptData(f"{name} {what}; the chain ends in it or behind it: restore it from a backup", file=name)
 
 
 @dataclass(frozen=True, slots=True)

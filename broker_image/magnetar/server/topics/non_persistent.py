@@ -97,6 +97,11 @@ class NonPersistentTopic(TopicHost):
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
         self._updated(changes)
 
+    def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
+        """As `update_properties`: nothing of it is in the log."""
+        del changes
+        on_durable()
+
     def _dispatch_limits(self) -> DispatchLimits:
         """Nothing can wait: neither for its time nor for a change of the active consumer."""
         return replace(super()._dispatch_limits(), delayed_delivery=False, failover_delay_ms=0)

@@ -222,16 +222,16 @@ class TopicHost:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
         if self.transactions is not None and self.transactions.buffer.has_open:
             raise NotAllowed(f"topic {self.name} has messages of open transactions; terminate it when they have ended")
-        self._ending = asyncio.create_task(self._end(), name=f"terminate {self.name}")
+        last = self.core.last_published
+        changes = {TERMINATED: position_text(last)}
+        self.append_update(changes, lambda: None)
+        self._updated(changes)  # refused from now on; producers are sent away, and consumers told, once it is durable
+        self._ending = asyncio.create_task(self._end(last), name=f"terminate {self.name}")
         self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have left
         return await asyncio.shield(self._ending)
 
-    async def _end(self) -> Position:
-        last = self.core.last_published
-        changes = {TERMINATED: position_text(last)}
+    async def _end(self, last: Position) -> Position:
         try:
-            self.append_update(changes, lambda: None)
-            self._updated(changes)  # refused from now on; producers are sent away, and consumers told, once it is durable
             await self.context.log.barrier()
         finally:
             self._ending = None
