@@ -37,7 +37,7 @@ NOTICED_BY = {
     "planted_splits": {
         "ids_begin_again_in_the_ledger_of_the_parent": "failed: AssertionError|invariant 4|did not end within",
         "children_forget_the_chain": "invariant [12]|after a seek|never got|did not end within",
-        "chain_is_closed_before_the_flush": "invariant [12]|did not end within|saw",
+        "chain_is_closed_before_the_flush": "invariant [123]|did not end within|saw",
         "children_begin_without_files": "did not end within",
         "files_of_the_parent_go_with_it": "did not end within",
         "checkpoints_of_the_parent_go_with_it": "invariant 1|did not end within",

@@ -249,12 +249,17 @@ class Splitter:
     ) -> _Plan:
         """The transaction, again until it is done; what it committed. Raises SplitRefused, TransitionRefused, Fenced."""
         deleted, records = rules.divided(splitting.record, bundle, epoch=epoch, end=end)
-        await self._keep_copies(records, epoch)
         attempted: list[_Plan] = []
-        failed = 0
+        failed, kept = 0, False
         while True:
+            if plan is not None and not kept:
+                # Not before: whoever rebuilds a lost store takes children that have copies for real, and they are nothing without manifests.
+                await self._keep_copies(records, epoch)
+                kept = True
             try:
-                plan = plan or await self._plan(bundle, splitting.record, shares)
+                if plan is None:
+                    plan = await self._plan(bundle, splitting.record, shares)
+                    continue
                 attempted.append(plan)
                 compares, operations = self._transaction(bundle, splitting.mod_revision, plan, deleted, records)
                 result = await self._context.store.transact(compares, operations)
