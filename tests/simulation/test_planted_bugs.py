@@ -39,8 +39,8 @@ NOTICED_BY = {
         "children_forget_the_chain": "invariant [12]|after a seek|never got|did not end within",
         "chain_is_closed_before_the_flush": "invariant [123]|did not end within|saw",
         "children_begin_without_files": "did not end within",
-        "files_of_the_parent_go_with_it": "did not end within",
-        "checkpoints_of_the_parent_go_with_it": "invariant 1|did not end within",
+        "files_of_the_parent_go_with_it": "did not end within|after the last fault",
+        "checkpoints_of_the_parent_go_with_it": "invariant 1|did not end within|after the last fault",
     },
     "planted_durable": {
         "log_not_replayed_for_deduplication": "the broker remembers|invariant 3",
