@@ -12,10 +12,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord
-from magnetar.metadata.store import Put
-from magnetar.names import NamespaceName, initial_boundaries
 from tests.simulation.kernel.checks import HistoryViolated, Violation, duplicates
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History
@@ -83,7 +79,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         Sharing(history, STANDBY, "Failover", lambda _payload: ""),
     ]
     with Cluster(seed, history, faults or FAULTS, exercise=True) as cluster:
-        make_namespaces(cluster)
+        cluster.make_namespaces(NAMESPACES, BUNDLES)
         cluster.topics += TOPICS
         history.trimmed.add(TRIMMED)
         cluster.start_brokers()
@@ -97,14 +93,6 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         evidence = cluster.evidence
     count(evidence, history, shares)
     return history, evidence
-
-
-def make_namespaces(cluster: Cluster) -> None:
-    """As an operator makes them, before anything is produced."""
-    for name, policies in NAMESPACES.items():
-        record = NamespaceRecord(boundaries=initial_boundaries(BUNDLES), policies=dict(policies))
-        put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
-        cluster.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
 
 
 def start_clients(cluster: Cluster, shares: list[Sharing]) -> None:

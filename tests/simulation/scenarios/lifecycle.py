@@ -15,10 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from magnetar.errors import MagnetarError
-from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord
-from magnetar.metadata.store import Put
-from magnetar.names import NamespaceName, TopicName, initial_boundaries
+from magnetar.names import TopicName
 from tests.simulation.kernel.checks import HistoryViolated, Violation
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Outcome, Position
@@ -86,7 +83,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
     day = _Day(history)
     settings = small(expiry_check_s=0.5, backlog_quota_check_s=0.3)
     with Cluster(seed, history, faults or FAULTS, settings=settings, exercise=True) as cluster:
-        _make_namespaces(cluster)
+        cluster.make_namespaces(NAMESPACES, BUNDLES)
         cluster.topics += (CHUNKED, EXPIRING, HELD)
         cluster.start_brokers()
         for name, main in day.clients().items():
@@ -101,13 +98,6 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         evidence = cluster.evidence
     day.count(evidence)
     return history, evidence
-
-
-def _make_namespaces(cluster: Cluster) -> None:
-    for name, policies in NAMESPACES.items():
-        record = NamespaceRecord(boundaries=initial_boundaries(BUNDLES), policies=dict(policies))
-        put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
-        cluster.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
 
 
 async def _terminate_now_and_then(cluster: Cluster, endings: Endings, until_s: float) -> None:

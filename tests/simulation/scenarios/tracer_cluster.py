@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,11 +137,16 @@ class Cluster(World):
 
     def start_brokers(self) -> None:
         """The first life of each. What the tracer publishes is kept for ever, so that it can be read back."""
-        namespace = NamespaceRecord(initial_boundaries(DEFAULT_BUNDLES), {"retention_policies": FOR_EVER})
-        put = Put(keys.namespace(NamespaceName("public", "default")), namespace.encode())
-        self.store.execute(lambda core, _now: core.transact((), (put,)))
+        self.make_namespaces({"default": {"retention_policies": FOR_EVER}}, DEFAULT_BUNDLES)
         for name in BROKERS:
             self.node(name, self.run_broker, restarts=True, tolerated=(MagnetarError, OSError))
+
+    def make_namespaces(self, policies: Mapping[str, Mapping[str, Any]], bundles: int) -> None:
+        """Namespaces of the tenant `public` by name, as an operator makes them before anything is produced."""
+        for name, given in policies.items():
+            record = NamespaceRecord(boundaries=initial_boundaries(bundles), policies=dict(given))
+            put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
+            self.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
 
     async def run_broker(self, environment: Environment) -> None:
         """One life of a broker process: the same incarnation logic as production, ended by its first failure."""

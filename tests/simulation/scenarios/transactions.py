@@ -16,10 +16,6 @@ from functools import partial
 
 from dev.histories.anomalies import Anomaly, anomalies
 from dev.histories.transactions import Fate, History
-from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord
-from magnetar.metadata.store import Put
-from magnetar.names import NamespaceName, initial_boundaries
 from magnetar.server.participant import topic_transactions
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History as PlainHistory
@@ -93,7 +89,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
     with CoordinatorCluster(seed, PlainHistory(), faults or FAULTS, txn_inquire_s=INQUIRE_S) as cluster:
         # As many as the default sizes of records let it be: here they are so small that a name of the longest kind would not fit.
         cluster.patch.setattr(topic_transactions, "held_max_of", lambda _bytes: HELD_MAX)
-        _make_namespaces(cluster)
+        cluster.make_namespaces(NAMESPACES, BUNDLES)
         cluster.start_all()
         cluster.complete(_subscribe(cluster.outsider("subscriber")), SUBSCRIBED_S)
         trouble_until_s = cluster.now + TROUBLE_S
@@ -124,13 +120,6 @@ def _count(evidence: Evidence, history: History) -> None:
     for topic in TRIMMED:
         received = {value for session in history.sessions if session.topic == topic for _, _, value in session.received}
         evidence.counts[f"trimmed: {topic}"] = len(received - {entry.value for entry in history.stored[topic]})
-
-
-def _make_namespaces(cluster: CoordinatorCluster) -> None:
-    for name, policies in NAMESPACES.items():
-        record = NamespaceRecord(boundaries=initial_boundaries(BUNDLES), policies=dict(policies))
-        put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
-        cluster.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
 
 
 def _mains(history: History) -> dict[str, Main]:
