@@ -140,12 +140,13 @@ class OwnedBundle:
     async def topic(self, name: TopicName, create: bool) -> TopicHost | None:
         """The topic, created (durably) if need be and allowed; None if it does not exist and `create` is False."""
         creating = self._creating.get(str(name))
-        if creating is None and ((found := self.topics.get(str(name))) is not None or not create):
-            return found
-        if creating is not None and not create:
-            await asyncio.wait([creating])  # whether it is there is known then
+        if not create:
+            if creating is not None:
+                await asyncio.wait([creating])  # whether it is there is known then
             return self.topics.get(str(name))
         if creating is None:
+            if (found := self.topics.get(str(name))) is not None:
+                return found
             creating = asyncio.create_task(self._create(name), name=f"create {name}")
             self._creating[str(name)] = creating
             creating.add_done_callback(lambda task: self._created(str(name), task))
