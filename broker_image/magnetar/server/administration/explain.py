@@ -32,6 +32,7 @@ from magnetar.server.administration.owned_facts import owned_facts
 from magnetar.server.administration.peers import ask_broker
 from magnetar.server.administration.topics import TopicAdministration
 from magnetar.server.storage.collecting import REWRITE
+from magnetar.server.storage.log_keys import sealed_files
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Manifest, load_manifest
 
@@ -189,12 +190,9 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         """Sealed files, by the store's keys, of every incarnation that the chain or the manifest names."""
         incarnations = {span.incarnation for span in record.chain} if record is not None else set()
         incarnations |= {found.incarnation for found in manifest.level0}
-        ranges = await asyncio.gather(*(self._broker.context.store.range(keys.logs_of(name)) for name in sorted(incarnations)))
-        found = {}
-        for item in (item for answer in ranges for item in answer.items):
-            incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
-            found[incarnation, int(number)] = LogFileRecord.decode(item.value)
-        return found
+        store = self._broker.context.store
+        found = await asyncio.gather(*(sealed_files(store, keys.logs_of(name)) for name in sorted(incarnations)))
+        return {file: noted for files in found for file, noted in files.items()}
 
     def _recovery(
         self, record: BundleRecord | None, owned: dict[str, Any] | None, sealed: dict[LogFile, LogFileRecord]

@@ -31,7 +31,7 @@ from magnetar.metadata.store import Compare, Delete
 from magnetar.names import BundleName, bundles_of
 from magnetar.server.bundles.ownership import Ownership
 from magnetar.server.context import BrokerContext
-from magnetar.server.storage.log_keys import LogKeys
+from magnetar.server.storage.log_keys import LogKeys, sealed_files
 from magnetar.storage import collection, names
 from magnetar.storage.collection import BundleFacts, LogFile
 from magnetar.storage.document import decode_document
@@ -69,7 +69,7 @@ class Collector:
         # Before the facts: a term that is about to begin has its start in one of the files from here on.
         pinned_from = self._ownership.first_file_needed
         incarnation = self._context.incarnation
-        files = await self._sealed(keys.logs_of(incarnation))
+        files = await sealed_files(self._context.store, keys.logs_of(incarnation))
         candidates = {file: record for file, record in files.items() if file[1] < pinned_from}
         for incarnation, number in await self._given_up(candidates, self._own):
             await self._context.log.set_aside(number, files[incarnation, number].length)
@@ -89,7 +89,11 @@ class Collector:
         for name in listed:
             if name.endswith(names.SPARE_SUFFIX) and name.split("/")[1] in dead:
                 await self._context.volume.remove(name)
-        files = {file: record for file, record in (await self._sealed(keys.LOGS)).items() if file[0] not in claimed | registered}
+        files = {
+            file: record
+            for file, record in (await sealed_files(self._context.store)).items()
+            if file[0] not in claimed | registered
+        }
         for incarnation, number in await self._given_up(files, self._dead):
             await self._delete(incarnation, number)
         await self._end_unused(claimed - registered)
@@ -97,7 +101,7 @@ class Collector:
     async def _complete_keys(self, incarnation: str) -> None:
         """Seal and note the files of a dead incarnation whose owner did not come to it: without a key none of them could ever go."""
         volume, store = self._context.volume, self._context.store
-        noted = set(await self._sealed(keys.logs_of(incarnation)))
+        noted = set(await sealed_files(self._context.store, keys.logs_of(incarnation)))
         for sealed in await fence(volume, incarnation):
             if (incarnation, sealed.number) in noted:
                 continue
@@ -130,14 +134,6 @@ class Collector:
         return brokers | {CoordinatorClaimRecord.decode(item.value).incarnation for item in claims}
 
     # --- facts -----------------------------------------------------------------------------------------------------------------
-
-    async def _sealed(self, prefix: str) -> dict[LogFile, LogFileRecord]:
-        """Sealed log files by the store's keys."""
-        found = {}
-        for item in (await self._context.store.range(prefix)).items:
-            incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
-            found[incarnation, int(number)] = LogFileRecord.decode(item.value)
-        return found
 
     async def _given_up(self, files: dict[LogFile, LogFileRecord], grace: collection.Grace) -> list[LogFile]:
         """Of `files` those that may be deleted now."""
@@ -253,7 +249,7 @@ class Collector:
 
     async def _forget_split(self, revisions: dict[str, int]) -> None:
         """Delete records (of these revisions) of bundles that were split and have left no objects, once no log file names them."""
-        named = {bundle for record in (await self._sealed(keys.LOGS)).values() for bundle in record.bundles}
+        named = {bundle for record in (await sealed_files(self._context.store)).values() for bundle in record.bundles}
         for name in self._split.over(revisions.keys() - named, self._context.clock.wall_ms()):
             bundle = BundleName.parse(name)
             compare = Compare(keys.bundle(bundle), "mod", "=", revisions[name])

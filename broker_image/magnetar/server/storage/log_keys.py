@@ -1,6 +1,6 @@
 """Keys of sealed log files.
 
-Owns: `logs/<incarnation>/<n>`, the store's note of whose bundles a sealed file holds. Imports: metadata, names.
+Owns: `logs/<incarnation>/<n>`, the store's note of whose bundles a sealed file holds. Imports: metadata, names, storage's names of files.
 Invariants: a roll never waits for the store: the key follows when the store answers; a file without a key is never given up; whoever writes a
 file's key, its owner or the collector for a dead one, writes the same.
 """
@@ -15,13 +15,24 @@ import structlog
 from magnetar.errors import NamespaceNotFound, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import LogFileRecord
+from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName
 from magnetar.server.background import watch_over
 from magnetar.server.context import BrokerContext
+from magnetar.storage.collection import LogFile
 
 log = structlog.get_logger(__name__)
 
 STORE_RETRY_S = 0.1
+
+
+async def sealed_files(store: MetadataStore, prefix: str = keys.LOGS) -> dict[LogFile, LogFileRecord]:
+    """Sealed log files as the store has them, of all incarnations or of one (`keys.logs_of`). Raises StoreError."""
+    found = {}
+    for item in (await store.range(prefix)).items:
+        incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
+        found[incarnation, int(number)] = LogFileRecord.decode(item.value)
+    return found
 
 
 class LogKeys:

@@ -15,7 +15,7 @@ import structlog
 
 from magnetar.errors import CorruptData
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogFileRecord, LogPosition, LogRange
+from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition, LogRange
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName, topic_of_sidecar
 from magnetar.server.bundles.bundle import RecoveredBundle, RecoveredTopic
@@ -23,6 +23,7 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.participant.topic_transactions import TopicTransactions
 from magnetar.server.storage.catalog import BundleCatalog
 from magnetar.server.storage.entry_index import EntryIndex, Run
+from magnetar.server.storage.log_keys import sealed_files
 from magnetar.server.storage.log_scans import LogScans, Take
 from magnetar.storage.checkpoint import TopicValues, read_checkpoint
 from magnetar.storage.fencing import SealedFile
@@ -95,9 +96,8 @@ async def _recover(
 
 async def noted_lengths(store: MetadataStore, incarnation: str) -> dict[int, int]:
     """The lengths by number of the sealed files of an incarnation, as the store has them. Raises StoreError."""
-    prefix = keys.logs_of(incarnation)
-    items = (await store.range(prefix)).items
-    return {int(item.key.removeprefix(prefix)): LogFileRecord.decode(item.value).length for item in items}
+    files = await sealed_files(store, keys.logs_of(incarnation))
+    return {number: record.length for (_, number), record in files.items()}
 
 
 def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[int, int]) -> None:
