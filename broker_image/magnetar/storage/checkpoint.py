@@ -7,7 +7,7 @@ the log from there again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -87,7 +87,10 @@ class TopicCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State of `bundle` (its full name) in `epoch`, at `position` of the log of `incarnation`."""
+    """State of `bundle` (its full name) in `epoch`, at `position` of the log of `incarnation`.
+
+    Of one that was read, each topic is parsed when it is asked for: asking may raise CorruptData.
+    """
 
     bundle: str
     epoch: int
@@ -156,15 +159,34 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     """Parse the object `name`; its topics are `TopicCheckpoint`. Raises CorruptData."""
     body = decode_document(KIND, VERSION, data, name)
     try:
-        return Checkpoint(
-            body["bundle"],
-            body["epoch"],
-            body["incarnation"],
-            LogPosition(*body["position"]),
-            {topic: _topic(*fields) for topic, fields in body["topics"].items()},
-        )
+        position, topics = LogPosition(*body["position"]), _StoredTopics(name, body["topics"])
+        return Checkpoint(body["bundle"], body["epoch"], body["incarnation"], position, topics)
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptData(f"{name}: does not hold a checkpoint: {error!r}") from error
+        raise _malformed(name, error) from error
+
+
+class _StoredTopics(Mapping[str, TopicCheckpoint]):
+    """Topics as they lie in the object `name`. There may be very many: whoever needs them all pauses between them."""
+
+    def __init__(self, name: str, fields: dict[str, list[Any]]) -> None:
+        self._name, self._fields = name, fields
+
+    def __getitem__(self, topic: str) -> TopicCheckpoint:
+        fields = self._fields[topic]
+        try:
+            return _topic(*fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _malformed(self._name, error) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+def _malformed(name: str, error: Exception) -> CorruptData:
+    return CorruptData(f"{name}: does not hold a checkpoint: {error!r}")
 
 
 def _topic(

@@ -1,4 +1,4 @@
-"""A checkpoint of many topics is made in turns, and what happens between them is in the log behind it."""
+"""A checkpoint of many topics is made, and taken by a successor, in turns; what happens while it is made is in the log behind it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from magnetar.metadata.records import LogRange
 from magnetar.names import TopicName
 from magnetar.server.bundles import bundle
 from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.server.storage import recovery
 from magnetar.server.storage.log_scans import LogScans
 from magnetar.server.storage.recovery import BundleReplay
 from magnetar.transactions.ids import TxnId
@@ -24,7 +25,7 @@ FIRST, MIDDLE, LAST = 0, 1, 2
 
 
 class Pauses:
-    """Stands for asyncio in the bundle's module: whoever makes a checkpoint waits at its first pause until it is `resumed`."""
+    """Stands for asyncio in a module: whoever makes or takes a checkpoint there waits at its first pause until it is `resumed`."""
 
     def __init__(self) -> None:
         self.reached, self.resumed, self.count = asyncio.Event(), asyncio.Event(), 0
@@ -115,3 +116,29 @@ def test_others_have_a_turn_for_each_slice(tmp_path: Path, monkeypatch: pytest.M
             return pauses.count
 
     assert [asyncio.run(scenario(slice_bytes)) for slice_bytes in (1, 1 << 20)] == [3, 0]
+
+
+def test_others_have_a_turn_while_a_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three topics, of which one has a subscription: one by one, or in one go; first parsed, then hosted, and all are there."""
+
+    async def scenario(taken: int) -> tuple[int, int]:
+        loading, hosting = Pauses(), Pauses()
+        loading.resumed.set()
+        hosting.resumed.set()
+        async with three_topics(tmp_path / str(taken)) as (peer, owned, topics):
+            await peer.subscribe(1, str(topics[FIRST]), subscription="s", initialPosition=1)
+            pointer, _ = await owned.write_checkpoint(owned.context.log.position)
+            with monkeypatch.context() as patch:
+                patch.setattr(recovery, "TAKEN_PER_TURN_MAX", taken)
+                patch.setattr(recovery, "asyncio", loading)
+                replay = BundleReplay(owned.name, 1 << 40)
+                await replay.load(owned.context, pointer)
+                patch.setattr(bundle, "HOSTED_PER_TURN_MAX", taken)
+                patch.setattr(bundle, "asyncio", hosting)
+                held, owned.topics = owned.topics, {}
+                await owned.host(replay.topics)
+                assert held.keys() == owned.topics.keys()
+                owned.topics = held
+            return loading.count, hosting.count
+
+    assert [asyncio.run(scenario(taken)) for taken in (1, 3, 5)] == [(3, 3), (1, 1), (0, 0)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -50,6 +50,8 @@ log = structlog.get_logger(__name__)
 MANIFEST_AGE_MAX_S = 1.0
 CHECKPOINT_SLICE_BYTES = 32 << 10
 """A checkpoint is made in turns of so much, one or two milliseconds each."""
+HOSTED_PER_TURN_MAX = 200
+"""Topics and subscriptions of a bundle that begins: a few milliseconds, in which nobody else is served."""
 DELETED_NAMES_MAX = 10_000
 """Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
 DIRTY_RETRY_S = 1.0
@@ -119,10 +121,17 @@ class OwnedBundle:
         self._dirty: dict[SubscriptionHost, list[Callable[[], None]]] = {}
         """Cursors with what is not in the log, and who wants to hear when it is."""
         self._dirty_timer: asyncio.TimerHandle | None = None
-        self.topics: dict[str, TopicHost] = {
-            topic: TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
-            for topic, found in recovered.topics.items()
-        }
+        self.topics: dict[str, TopicHost] = {}
+
+    async def host(self, topics: Mapping[str, RecoveredTopic]) -> None:
+        """Serve what recovery found, before anybody else knows of this bundle. Others have their turns on the way."""
+        hosted = 0
+        for topic, found in topics.items():
+            self.topics[topic] = TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
+            hosted += 1 + len(found.core.subscriptions)
+            if hosted >= HOSTED_PER_TURN_MAX:
+                hosted = 0
+                await asyncio.sleep(0)
 
     def append(self, record: Encoded, on_durable: Durable | None) -> None:
         """Write a record of this term; `on_durable` gets its place. Raises LimitExceeded."""

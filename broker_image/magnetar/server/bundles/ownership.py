@@ -295,6 +295,7 @@ class Ownership:
             preloaded = await self._preloads.take(name, assigned.record)
             recovered = await recover_bundle(self._context, BundleName.parse(name), assigned.record, epoch, self._scans, preloaded)
             policies, owned = self.policies.version, self._make(BundleName.parse(name), epoch, recovered)
+            await owned.host(recovered.topics)
         except Exception as error:
             # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes. Whatever it is, it is
             # about what is stored of this bundle: an end of ours would pass it on to the next broker, and that one's to the one after it.
