@@ -59,7 +59,13 @@ async def reconcile(world: World, key: Key) -> float | None:
         )
     pods = await _drivers(world, job)
     decided = plan_job(_view(world, job, run, pods, record))
-    await _perform(world, job, cluster, run, pods, decided)
+    if decided.stop:
+        # First that the attempt is not used up: the pod may be gone before anybody looks again.
+        await _write_status(world, job, run, decided, record)
+        await _stop(world, job, pods)
+        return decided.again_s
+    if decided.create:
+        await _create(world, job, cluster, run, pods, decided)
     await _write_status(world, job, run, decided, record)
     return decided.again_s
 
@@ -128,20 +134,22 @@ def attempt_of(pod: Manifest) -> Attempt:
         exit_code=ended.get("exitCode"),
         finished_ms=wall_ms_of(ended["finishedAt"]) if ended.get("finishedAt") else 0,
         message=message,
+        stopped=broker_pods.is_terminating(pod),
     )
 
 
 # --- effects ------------------------------------------------------------------------------------------------------------------
 
 
-async def _perform(world: World, job: DataJob, cluster: BrokerCluster, run: str, pods: list[Manifest], decided: JobPlan) -> None:
-    """Stop drivers, or make one."""
-    if decided.stop:
-        for pod in pods:
-            if not attempt_of(pod).is_over and not broker_pods.is_terminating(pod) and await world.api.delete(pod):
-                await world.events.normal(job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped")
-    if not decided.create:
-        return
+async def _stop(world: World, job: DataJob, pods: list[Manifest]) -> None:
+    """Stop the job's drivers. Raises KubernetesError."""
+    for pod in pods:
+        if not attempt_of(pod).is_over and not broker_pods.is_terminating(pod) and await world.api.delete(pod):
+            await world.events.normal(job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped")
+
+
+async def _create(world: World, job: DataJob, cluster: BrokerCluster, run: str, pods: list[Manifest], decided: JobPlan) -> None:
+    """Make the driver of an attempt. Raises KubernetesError."""
     for pod in pods:
         if not _is_of(pod, run):
             await world.api.delete(pod)  # of an earlier run, and over; its record stays

@@ -2,7 +2,8 @@
 
 Owns: the state machine of one run. Imports: clock's arithmetic, magnetar.metadata.records, conditions. Pure.
 Invariants: the durable record decides whether a run succeeded, so a driver that ended before anybody saw its pod is not mistaken for a failed one;
-at most one driver of a job is alive; every state that is not final asks to be looked at again.
+at most one driver of a job is alive; an attempt that was stopped on purpose is not used up, and its number is given again once its pod has gone;
+every state that is not final asks to be looked at again.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ LOOK_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One driver pod of the run. `exit_code` is None while it has none; `finished_ms` is 0 while it is unknown."""
+    """One driver pod of the run. `exit_code` is None while it has none; `finished_ms` is 0 while it is unknown; `stopped`: it was told to go."""
 
     number: int
     phase: str
     exit_code: int | None = None
     finished_ms: int = 0
     message: str = ""
+    stopped: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -38,7 +40,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What is known about the wanted run. `last_attempt` is the highest number ever made for it, as the status remembers."""
+    """What is known about the wanted run. `last_attempt` is the highest number that was used for it, as the status remembers."""
 
     suspended: bool
     attempts_max: int
@@ -68,11 +70,16 @@ def plan_job(view: JobView) -> JobPlan:
     if view.record is not None and view.record.state == RECORD_SUCCEEDED:
         return JobPlan(SUCCEEDED, Reason.SUCCEEDED, view.record.message or "the run succeeded", last, again_s=None)
     alive = next((attempt for attempt in view.attempts if not attempt.is_over), None)
+    # A kubelet shows a pod that it has stopped as Failed until the object goes, which says nothing about the attempt.
+    leaving = next((attempt for attempt in view.attempts if attempt.stopped and attempt.number == last), None)
     if view.suspended:
         # A driver that is stopped on purpose used no attempt up: its number is given again.
-        return JobPlan(
-            SUSPENDED, Reason.SUSPENDED, Reason.SUSPENDED.meaning, last - 1 if alive else last, stop=alive is not None, again_s=None
-        )
+        used = last - 1 if alive is not None or leaving is not None else last
+        stop = alive is not None and not alive.stopped
+        return JobPlan(SUSPENDED, Reason.SUSPENDED, Reason.SUSPENDED.meaning, used, stop=stop, again_s=None)
+    if leaving is not None and last > view.last_attempt:
+        message = f"attempt {last} was stopped; it begins again when its pod has gone"
+        return JobPlan(PENDING, Reason.PENDING, message, last - 1)
     if alive is not None:
         running = alive.phase == "Running"
         message = alive.message or f"attempt {alive.number} {'is at work' if running else 'waits for its pod'}"

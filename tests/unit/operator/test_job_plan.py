@@ -69,13 +69,38 @@ def test_suspending_stops_the_driver_and_costs_no_attempt() -> None:
     assert resumed.create == 2
 
 
+def test_a_driver_that_is_shown_as_failed_while_it_goes_costs_no_attempt() -> None:
+    """What a kubelet makes of a pod that it stops for a suspension; with a single attempt the run would be over without having run."""
+    once = replace(FRESH, attempts_max=1, last_attempt=1)
+    for seen in (Attempt(1, "Running"), Attempt(1, "Running", stopped=True), Attempt(1, "Failed", 143, stopped=True)):
+        suspended = plan_job(replace(once, suspended=True, attempts=(seen,)))
+        assert (suspended.state, suspended.attempt, suspended.stop) == (SUSPENDED, 0, not seen.stopped)
+        once = replace(once, last_attempt=suspended.attempt)
+    for going in (Attempt(1, "Running", stopped=True), Attempt(1, "Failed", 143, stopped=True)):
+        resumed = plan_job(replace(once, attempts=(going,)))
+        assert (resumed.state, resumed.create, resumed.attempt) == (PENDING, 0, 0)
+    gone = plan_job(once)
+    assert (gone.state, gone.create) == (PENDING, 1)
+
+
+def test_a_driver_that_failed_before_it_was_suspended_has_used_its_attempt_up() -> None:
+    assert plan_job(replace(FRESH, suspended=True, last_attempt=1, attempts=(FAILED_POD,))).attempt == 1
+
+
+def test_a_driver_that_somebody_else_deletes_has_used_its_attempt_up() -> None:
+    evicted = plan_job(replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Failed", 143, stopped=True),)))
+    assert evicted.create == 2
+
+
 phases = st.sampled_from(["Pending", "Running", "Succeeded", "Failed"])
 views = st.builds(
     JobView,
     suspended=st.booleans(),
     attempts_max=st.integers(1, 4),
     last_attempt=st.integers(0, 4),
-    attempts=st.lists(st.builds(Attempt, st.integers(1, 4), phases, st.sampled_from([None, 0, 1, 2])), max_size=3).map(tuple),
+    attempts=st.lists(
+        st.builds(Attempt, st.integers(1, 4), phases, st.sampled_from([None, 0, 1, 2]), stopped=st.booleans()), max_size=3
+    ).map(tuple),
     record=st.sampled_from([None, SUCCESS, STARTED, FAILURE]),
     other_driver=st.sampled_from(["", "other"]),
     now_ms=st.integers(0, 10**9),
@@ -92,6 +117,7 @@ def test_any_view_leads_on(view: JobView) -> None:
         assert not view.other_driver
         assert not view.suspended
         assert plan.create == plan.attempt <= max(view.attempts_max, 1)
+        assert plan.create not in {attempt.number for attempt in view.attempts}, "its pod's name is taken"
     assert (plan.again_s is None) == (plan.state in (SUCCEEDED, FAILED, SUSPENDED))
     if plan.state == RUNNING:
         assert alive
