@@ -44,8 +44,8 @@ async def look(world: World, cluster: BrokerCluster, children: dict[Identity, Ma
     pods = [pod for pod in found if is_mine(cluster, pod)]
     seen = await _sight(world, cluster, pods)
     claims: list[Manifest] = []
-    if seen.members is None and not is_known(cluster):
-        # Only whether a cluster may be begun depends on them.
+    if seen.members is None and (stateful_set is None or not is_known(cluster)):
+        # They say whether a cluster may be begun, and how many members a set that is gone had.
         found = await world.api.list(PERSISTENT_VOLUME_CLAIM, cluster.namespace, selector)
         claims = [claim for claim in found if is_claim(cluster, claim)]
     view = view_of(cluster, managed, stateful_set, children.get(("ConfigMap", name)), pods, claims, seen)

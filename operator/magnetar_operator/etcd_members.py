@@ -59,7 +59,8 @@ class EtcdPod:
 class EtcdView:
     """One look at everything.
 
-    `replicas`: of the StatefulSet, None if there is none yet. `pods` and `claims` by ordinal. `known`: this resource's etcd has been up before.
+    `replicas`: of the StatefulSet, None if there is none. `pods` and `claims` by ordinal; claims are looked at only while `members` is None and the
+    set is not there or the etcd is not known. `known`: this resource's etcd has been up before.
     `members` is None unless a quorum has just confirmed the list. `voices` by ordinal. `door`: the ordinal that may start without data now, as
     the config map says it.
     """

@@ -88,6 +88,7 @@ class EtcdKubelet:
     def _round(self) -> None:
         found = self._scene.stateful_set(SET)
         if found is None:
+            self._collect()
             return
         revision = hashlib.sha256(json.dumps(found["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
         wanted = [f"{SET}-{ordinal}" for ordinal in range(found["spec"]["replicas"])]
@@ -109,6 +110,14 @@ class EtcdKubelet:
         }  # fmt: skip
         if {key: found.get("status", {}).get(key, 0) for key in status} != status:
             self._scene.merge(f"{self._scene.core('statefulsets', SET, '/apis/apps/v1')}/status", {"status": status})
+
+    def _collect(self) -> None:
+        """What the garbage collector does when the set is gone: its pods go, their volumes stay."""
+        for pod in self._scene.pods():
+            if pod["metadata"]["name"].startswith(f"{SET}-"):
+                self._scene.plane.request("DELETE", self._scene.core("pods", pod["metadata"]["name"]), {"gracePeriodSeconds": 0})
+        for name in list(self._processes):
+            self._end(name)
 
     def _make(self, name: str, owner: dict[str, Any], revision: str) -> dict[str, Any]:
         template = owner["spec"]["template"]

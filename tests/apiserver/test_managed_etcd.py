@@ -98,6 +98,42 @@ def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says
     asyncio.run(scenario())
 
 
+def claim(scene: Scene, ordinal: int, labels: dict[str, str]) -> None:
+    """A member's claim, as a StatefulSet's controller makes it."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    body = {"metadata": {"name": f"data-{SET}-{ordinal}", "labels": labels}, "spec": spec}
+    scene.plane.must("POST", scene.core("persistentvolumeclaims"), body)
+
+
+def test_a_set_that_was_deleted_while_no_operator_ran_comes_back_with_all_its_members(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pod of three would never be a quorum, so that nobody could say that there are to be three."""
+    kubelet = EtcdKubelet(scene, tmp_path)
+    kubelet.play_dns(monkeypatch)
+
+    async def scenario() -> None:
+        async with kubelet.at_work():
+            async with running_operator(scene.namespace, "one"):
+                scene.create("BrokerCluster", "main", {"replicas": 0, "etcd": {"managed": {"replicas": 3}}})
+                await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
+                identity, before = etcd_of(scene)["clusterId"], ids(scene)
+            found = scene.stateful_set(SET)
+            assert found is not None
+            for ordinal in range(3):
+                claim(scene, ordinal, found["spec"]["selector"]["matchLabels"])
+            scene.delete(scene.core("statefulsets", SET, "/apis/apps/v1"))
+            await until("no pod is left", lambda: not scene.pods(), TIMEOUT_S)
+            async with running_operator(scene.namespace, "two"):
+                again = await until("another set", lambda: scene.stateful_set(SET), TIMEOUT_S)
+                assert again["spec"]["replicas"] == 3
+                whole = lambda: ids(scene) == before and settled(scene, 3)  # noqa: E731
+                await until("the same three members", whole, TIMEOUT_S)
+                assert etcd_of(scene)["clusterId"] == identity
+
+    asyncio.run(scenario())
+
+
 def leader(scene: Scene) -> str:
     return next(name for name, role in roles(scene).items() if role == "Leader")
 

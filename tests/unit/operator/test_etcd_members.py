@@ -64,6 +64,12 @@ def test_volumes_of_an_earlier_life_are_started_and_not_begun_anew() -> None:
     assert (nothing.door.ordinal, nothing.door.bootstrap) == (0, True)
 
 
+def test_a_set_that_is_gone_is_made_again_with_as_many_pods_as_there_are_volumes() -> None:
+    """Fewer would be no quorum of its members, and nobody could say how many there are to be; none of them begins anew."""
+    plan = plan_members(EtcdView(3, claims=frozenset({0, 1, 2}), known=True))
+    assert (plan.replicas, plan.door.ordinal, plan.step, plan.reason) == (3, None, None, Reason.ETCD_NO_QUORUM)
+
+
 def test_a_learner_is_promoted_only_when_it_has_caught_up_and_the_door_is_closed() -> None:
     members = (Member(10, 0), Member(11, 1, learner=True))
     behind = view(3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 10)})
