@@ -5,7 +5,7 @@ Owns: reading the inputs of one round, writing its outputs. Imports: storage, si
 Source: DESIGN 6 (segments; rewriting).
 Invariants: an entry keeps its bytes, its position and its append time; every entry taken from a log file is compared with its client's checksum,
 so damage is never carried over; segments span no gap; memory is bounded by one segment; between two reads the loop serves others, and no more
-than `rewrite_bytes_per_s` are read.
+than `rewrite_bytes_per_s` are read; of all objects that a round writes at most the last shared one is small.
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class RoundWriter:
         if host is None:
             return
         ledgers = host.core.ledgers
-        own = sum(_size(part) for part in parts) >= SHARED_TOPIC_BYTES_MAX
         writer: RunSegmentWriter | None = None
         expected, append_ms = -1, 0
         for part in sorted(parts, key=lambda found: found.first):
@@ -102,7 +101,7 @@ class RoundWriter:
                     if ordinal is None:
                         continue  # trimmed while we read it
                     if writer is not None and (ordinal != expected or writer.length >= SEGMENT_BYTES_MAX):
-                        await self._finish(topic, writer, own)
+                        await self._finish(topic, writer)
                         writer = None
                     if writer is None:
                         writer = RunSegmentWriter({"topic": topic, "bundle": str(self._bundle.name), "made_by": "rewrite"})
@@ -111,7 +110,7 @@ class RoundWriter:
                     writer.add(alive if alive.append_ms == append_ms else alive._replace(append_ms=append_ms))
                     expected = ordinal + len(alive.lengths)
         if writer is not None:
-            await self._finish(topic, writer, own)
+            await self._finish(topic, writer)
 
     async def finish(self) -> Written:
         """Write what is left; everything is durable on return."""
@@ -120,13 +119,14 @@ class RoundWriter:
 
     # --- outputs ---------------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, topic: str, writer: RunSegmentWriter, own: bool) -> None:
+    async def _finish(self, topic: str, writer: RunSegmentWriter) -> None:
+        """A segment that would be small as an object (`level_one.shared_objects`) shares one, whatever else its topic has: so merging ends."""
         pieces, footer = writer.finish()
         first, last = footer.blocks[0], footer.blocks[-1]
         size = sum(block.bytes for block in footer.blocks)
         ends = (first.first_ledger, first.first_entry), (last.last_ledger, last.last_entry)
         reference = SegmentReference("", writer.length, footer.rows, size, *ends)
-        if own:
+        if writer.length >= SHARED_TOPIC_BYTES_MAX:
             await self._put(pieces, [(topic, 0, reference)])
             return
         if self._shared_bytes + writer.length > SEGMENT_BYTES_MAX:
@@ -190,10 +190,6 @@ class RoundWriter:
     async def _pace(self, size: int) -> None:
         """Let the loop serve others, and keep to the rate."""
         await asyncio.sleep(size / self._context.settings.rewrite_bytes_per_s)
-
-
-def _size(part: Part) -> int:
-    return sum(part.run.lengths) if isinstance(part, LogPart) else part.reference.bytes
 
 
 def _existing(run: RunColumns, ledgers: LedgerTable) -> list[RunColumns]:
