@@ -2,8 +2,9 @@
 
 Owns: the intent before writing, the one transaction that commits, and what a driver that did not commit cleans up. Imports:
 metadata, storage. Invariants: the view changes in one compare-and-swap or not at all; before it no reader can see an output,
-after it every output is durable; the horizon never goes back; a conflict removes the intent first and then the outputs, so that
-no file is deleted that could still be committed; a crash leaves an intent and files whose names carry it, for the collector.
+after it every output is durable; the horizon never goes back; whoever gives up removes the intent first, and the outputs only if it
+was there, so that no file is deleted that could still be committed or has been; a crash leaves an intent and files whose names
+carry it, for the collector.
 """
 
 from __future__ import annotations
@@ -85,9 +86,12 @@ class Committer:
         )
 
     async def _abandon(self, plan: CompactionPlan, intent: str) -> None:
-        """The intent first: from then on nobody can commit these files, and only then may they go."""
-        await self.store.delete(keys.intent(intent))
-        await self._remove_losers(plan, intent, set())
+        """The intent first: from then on nobody can commit these files, and only then may they go.
+
+        If it is not there a commit of ours may have removed it: the files are the new view, or the collector's.
+        """
+        if await self.store.delete(keys.intent(intent)):
+            await self._remove_losers(plan, intent, set())
 
     async def _remove_losers(self, plan: CompactionPlan, intent: str, kept: set[str]) -> None:
         """Remove outputs of this intent that are not in the view: those of repeated task attempts."""

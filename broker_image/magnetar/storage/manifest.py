@@ -243,8 +243,13 @@ async def commit_manifest(
             result = await store.transact(
                 [Compare(key, "mod", "=", revision), *extra_compares], [Put(key, pointer.encode()), *extra_operations]
             )
-        except StoreUnavailable:
-            if (await load_manifest(store, volume, bundle))[1] == new_name:
+        except StoreUnavailable as unknown:
+            # By the pointer alone: a read of the object may fail as well, and whoever hears of that error takes it for a commit that failed.
+            try:
+                found = await store.get(key)
+            except StoreError:
+                raise unknown from None
+            if found is not None and ManifestPointer.decode(found.value).object == new_name:
                 return CommitResult(Outcome.COMMITTED, edited, new_name)
             raise
         if result.succeeded:

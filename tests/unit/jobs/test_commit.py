@@ -1,12 +1,33 @@
-"""What a compaction's commit compares."""
+"""What a compaction's commit compares, and what is left of one that failed."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.errors import StorageError
+from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
 from magnetar.names import BundleName, TopicName
-from magnetar.storage.manifest import Compacted, Manifest, TopicSegments
-from magnetar_jobs.commit import edit_of
+from magnetar.storage import names
+from magnetar.storage.manifest import (
+    CommitResult,
+    Compacted,
+    Manifest,
+    SegmentReference,
+    TopicSegments,
+    commit_manifest,
+    load_manifest,
+)
+from magnetar.storage.posix import PosixVolume
+from magnetar_jobs import commit
+from magnetar_jobs.commit import Committer, edit_of
+from magnetar_jobs.execution import Written
 from magnetar_jobs.inputs import BEFORE_ALL
 from magnetar_jobs.planning import CompactionPlan
+from tests.unit.storage.logs import CLOCK, run_on_volume
 
 BUNDLE = BundleName.parse("a/b/0x00000000_0x40000000")
 TOPIC = TopicName.parse("persistent://a/b/c")
@@ -22,3 +43,35 @@ def test_a_bundle_that_was_split_under_the_job_is_planned_again() -> None:
         edited = edit(Manifest(str(BUNDLE), generation))
         assert edited is not None
         assert edited.topic(str(TOPIC)) == TopicSegments(compacted=COMPACTED)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_was_committed_is_kept_whatever_fails_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, committed: bool
+) -> None:
+    """An error on the way back does not say that nothing was committed: outputs go only with an intent that is still there."""
+    plan = CompactionPlan(BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0)
+
+    async def fails(*arguments: Any) -> CommitResult:
+        if committed:
+            await commit_manifest(*arguments)
+        raise StorageError("the network is away")
+
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+        outputs: list[str] = []
+
+        async def write(intent: str) -> Written:
+            outputs.append(names.segment(BUNDLE, f"{intent}-0"))
+            await volume.put_if_absent(outputs[0], b"the new view")
+            return Written((SegmentReference(outputs[0], 12, 1, 12, (3, 9), (3, 9), 0),), 1, 1)
+
+        monkeypatch.setattr(commit, "commit_manifest", fails)
+        with pytest.raises(StorageError, match="the network is away"):
+            await Committer(store, volume, CLOCK, "job", "run").commit(plan, write)
+        compacted = (await load_manifest(store, volume, BUNDLE))[0].topic(str(TOPIC)).compacted
+        listed = [segment.object for segment in compacted.segments] if compacted is not None else []
+        assert await volume.list(names.segments_of(BUNDLE)) == listed == (outputs if committed else [])
+        assert (await store.range(keys.INTENTS)).items == ()
+
+    run_on_volume(tmp_path, script)

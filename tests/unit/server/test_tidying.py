@@ -12,17 +12,26 @@ from typing import Any
 
 import pytest
 
-from magnetar.errors import CorruptData
+from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import IntentRecord
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.server.storage import tidying
 from magnetar.server.storage.rewriting import RoundWriter, Written
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage import names
-from magnetar.storage.manifest import Compacted, Manifest, TopicSegments, commit_manifest, load_manifest
+from magnetar.storage.manifest import (
+    CommitResult,
+    Compacted,
+    Manifest,
+    TopicSegments,
+    commit_manifest,
+    commit_rewrite,
+    load_manifest,
+)
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.transactions.ids import TxnId
 from tests.unit.server.brokers import CLOCK, TOPIC, Node, Peer, entry, open_peer, running_broker, volume_in
@@ -302,6 +311,33 @@ def test_a_compaction_that_commits_first_makes_the_round_start_again(tmp_path: P
             manifest = await found.manifest(TOPIC)
             assert (manifest.level0, len(manifest.topic(TOPIC).level1)) == ((), 1)
             assert manifest.topic(TOPIC).compacted is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_round_that_was_committed_is_kept_whatever_fails_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error on the way back does not say that nothing was committed: every entry is where the manifest says."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            await found.publish(TOPIC, 10)
+            await found.roll()
+            bundle = (await found.host(TOPIC)).bundle
+
+            async def fails(*arguments: Any) -> CommitResult:
+                await commit_rewrite(*arguments)
+                raise StorageError("the network is away")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(tidying, "commit_rewrite", fails)
+                with pytest.raises(StorageError, match="the network is away"):
+                    await found.broker.maintenance.tidier.tidy(bundle)
+            await found.round()
+            manifest = await found.manifest(TOPIC)
+            assert manifest.level0 == ()
+            listed = [segment.object for segment in manifest.topic(TOPIC).level1]
+            assert await found.broker.context.volume.list("segments") == listed != []
+            assert await found.read_all(TOPIC) == found.sent[TOPIC]
 
     asyncio.run(scenario())
 

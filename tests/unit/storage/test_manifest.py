@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import CorruptData, StoreUnavailable
+from magnetar.errors import CorruptData, StorageError, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import ManifestPointer
@@ -148,6 +148,35 @@ def test_a_commit_whose_answer_was_lost_is_recognised(tmp_path: Path) -> None:
         result = await commit_rewrite(LostAnswers(store), volume, CLOCK, BUNDLE, with_segment(SEGMENT))  # type: ignore[arg-type]
         assert result.outcome == Outcome.COMMITTED
         assert (await load_manifest(store, volume, BUNDLE))[0].topic(TOPIC).level1 == (SEGMENT,)
+
+    run_on_volume(tmp_path, script)
+
+
+def test_a_commit_whose_answer_was_lost_is_recognised_by_its_pointer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails the store's answer may fail a read of the volume as well; and if the store says nothing at all, the outcome is unknown."""
+
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+        await store.put(keys.intent("job-1"), b"")
+        lost = LostAnswers(store)
+
+        async def unreadable(name: str, *_: int) -> bytes:
+            raise StorageError(f"{name}: the network is away")
+
+        assert await store.get(keys.manifest(BUNDLE)) is None, "so that nothing is read before"
+        with monkeypatch.context() as patch:
+            patch.setattr(volume, "read", unreadable)
+            assert (await commit_rewrite(lost, volume, CLOCK, BUNDLE, with_segment(SEGMENT))).outcome == Outcome.COMMITTED  # type: ignore[arg-type]
+
+        async def refuses(key: str) -> None:
+            raise StoreError(f"{key}: not now")
+
+        await store.put(keys.intent("job-1"), b"")
+        loaded = iter([store.get, refuses])
+        patched = LostAnswers(store)
+        patched.get = lambda key: next(loaded)(key)
+        with pytest.raises(StoreUnavailable, match="the answer was lost"):
+            await commit_rewrite(patched, volume, CLOCK, BUNDLE, with_segment(NEWER))  # type: ignore[arg-type]
 
     run_on_volume(tmp_path, script)
 

@@ -294,10 +294,13 @@ class Tidier:
         return result
 
     async def _abandon(self, intent: str, written: Written) -> None:
-        """The intent first: from then on nobody can commit these files, and only then may they go."""
-        await self._context.store.delete(keys.intent(intent))
+        """The intent first: from then on nobody can commit these files, and only then may they go.
+
+        If it is not there a commit of ours may have removed it: the files are what readers have now, or the collector's.
+        """
+        removed = await self._context.store.delete(keys.intent(intent))
         self._unresolved.remove(intent)
-        for name in written.objects:
+        for name in written.objects if removed else ():
             await self._context.volume.remove(name)
 
     async def _resolve(self) -> None:
