@@ -59,7 +59,7 @@ class Collector:
         self._dead = collection.Grace(kept_ms)
         self._objects = collection.Grace(kept_ms)
         self._split = collection.Grace(kept_ms)
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: dict[str, tuple[str, Manifest]] = {}
         self._complete: set[str] = set()
 
     # --- our own log -----------------------------------------------------------------------------------------------------------
@@ -172,6 +172,7 @@ class Collector:
             facts[name] = BundleFacts(record, manifest, deleted, children)
         for name in {child for found in facts.values() for child in found.children} - listed:
             facts[name] = BundleFacts(records.get(name), await self._manifest_of(BundleName.parse(name)))
+        self._manifests = {name: held for name, held in self._manifests.items() if name in facts}
         return facts
 
     async def _records(self, revisions: dict[str, int] | None = None) -> dict[str, BundleRecord]:
@@ -190,16 +191,18 @@ class Collector:
         item = await self._context.store.get(keys.manifest(bundle))
         if item is None:
             return Manifest(str(bundle), 0)
-        return await self._read(ManifestPointer.decode(item.value).object)
+        return await self._read(str(bundle), ManifestPointer.decode(item.value).object)
 
-    async def _read(self, name: str) -> Manifest:
-        """A manifest object; those read in this round are remembered, since they never change."""
-        found = self._manifests.get(name)
-        if found is None:
-            try:
-                found = self._manifests[name] = await read_manifest(self._context.volume, name)
-            except FileNotFoundError as error:
-                raise StorageError(f"{name} went while it was read; the next round sees the one after it") from error
+    async def _read(self, bundle: str, name: str) -> Manifest:
+        """The manifest object `name`, to which the bundle's pointer points; the last one of each bundle is remembered, since none changes."""
+        held = self._manifests.get(bundle)
+        if held is not None and held[0] == name:
+            return held[1]
+        try:
+            found = await read_manifest(self._context.volume, name)
+        except FileNotFoundError as error:
+            raise StorageError(f"{name} went while it was read; the next round sees the one after it") from error
+        self._manifests[bundle] = name, found
         return found
 
     async def _intents(self) -> list[tuple[str, IntentRecord, int]]:
@@ -229,7 +232,7 @@ class Collector:
             for item in (await self._context.store.range(keys.MANIFESTS)).items
         }
         # As of one revision: a split moves segments from one bundle's manifest to those of others.
-        referring = [await self._read(pointer.object) for pointer in pointers.values()]
+        referring = [await self._read(bundle, pointer.object) for bundle, pointer in pointers.items()]
         for bundle, found in _by_bundle(manifests).items():
             if bundle in split:
                 given_up += found
@@ -242,8 +245,7 @@ class Collector:
         for name in self._objects.over(given_up, self._context.clock.wall_ms()):
             log.info("collector.removed", object=name)
             await volume.remove(name)
-        kept = {pointer.object for pointer in pointers.values()}
-        self._manifests = {name: manifest for name, manifest in self._manifests.items() if name in kept}
+        self._manifests = {bundle: held for bundle, held in self._manifests.items() if bundle in pointers}
         left = {bundle for listed in (checkpoints, manifests, segments) for bundle in _by_bundle(listed)}
         await self._forget_split({name: revisions[name] for name in split - left})
 
