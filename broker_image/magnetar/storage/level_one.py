@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.storage.index import Run
@@ -102,9 +102,12 @@ def shared_objects(manifest: Manifest) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size < SHARED_TOPIC_BYTES_MAX}
 
 
-def choose_merge(manifest: Manifest, *, bytes_max: int = ROUND_BYTES_MAX) -> frozenset[str]:
-    """Small objects to be merged into larger ones: the smallest, once there are SHARED_OBJECTS_MAX of them; else none."""
-    sizes = shared_objects(manifest)
+def choose_merge(manifest: Manifest, damaged: Collection[str] = frozenset(), *, bytes_max: int = ROUND_BYTES_MAX) -> frozenset[str]:
+    """Small objects to be merged into larger ones: the smallest, once there are SHARED_OBJECTS_MAX of them; else none.
+
+    Those that are `damaged` stay as they are, and keep no others from being merged.
+    """
+    sizes = {name: size for name, size in shared_objects(manifest).items() if name not in damaged}
     if len(sizes) < SHARED_OBJECTS_MAX:
         return frozenset()
     chosen: list[str] = []

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.metadata import keys
 from magnetar.server.storage import rewriting
 from magnetar.storage import level_one
 from magnetar.storage.manifest import Manifest
 from tests.unit.server.brokers import TOPIC
-from tests.unit.server.test_tidying import World, world
+from tests.unit.server.test_tidying import World, flip, world
 
 SMALL_BYTES = 64 << 10
 OBJECT_BYTES = 128 << 10
@@ -55,5 +56,38 @@ def test_small_stretches_between_large_ones_are_merged_once(tmp_path: Path) -> N
             assert await found.broker.maintenance.tidier.tidy(host.bundle) is None
             assert await found.read_all(TOPIC) == entries
             assert len(entries) == 2 * level_one.SHARED_OBJECTS_MAX
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("harm", ["damaged", "missing"])
+def test_a_damaged_small_object_stays_and_the_others_are_merged(tmp_path: Path, harm: str) -> None:
+    """It is named with its object and topic, and left out for a while: log files are rewritten and other objects merged without it."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            for number in range(level_one.SHARED_OBJECTS_MAX):
+                await rewritten(found, 20 << 10, number)
+            context, tidier = found.broker.context, found.broker.maintenance.tidier
+            bundle = (await found.host(TOPIC)).bundle
+            hurt = (await found.manifest(TOPIC)).topic(TOPIC).level1[2]
+            if harm == "damaged":
+                flip(tmp_path / hurt.object, hurt.length // 2)
+            else:
+                (tmp_path / hurt.object).unlink()
+            assert await tidier.tidy(bundle) is None, "found out"
+            assert [(damage["file"], damage["topic"]) for damage in context.damage.listed()] == [(hurt.object, TOPIC)]
+            await rewritten(found, 20 << 10, level_one.SHARED_OBJECTS_MAX)
+            assert await tidier.tidy(bundle) is not None
+            manifest = await found.manifest(TOPIC)
+            assert manifest.level0 == ()
+            assert hurt in manifest.topic(TOPIC).level1
+            assert small_objects(manifest) <= 2
+            assert await tidier.tidy(bundle) is None
+            assert (await context.store.range(keys.INTENTS)).items == ()
+            await found.round()
+            kept = {*await context.volume.list("segments"), hurt.object}
+            assert kept == {segment.object for segment in manifest.topic(TOPIC).level1}, "what was merged goes"
 
     asyncio.run(scenario())

@@ -65,9 +65,9 @@ class Written:
 
 
 class DamagedInput(StorageError):
-    """A log file whose entries do not pass: it stays as it is."""
+    """A log file or a segment object, `file` on the volume, whose entries do not pass or that is missing: it stays as it is."""
 
-    def __init__(self, file: LevelZero, error: CorruptData) -> None:
+    def __init__(self, file: str, error: CorruptData) -> None:
         super().__init__(str(error))
         self.file, self.error = file, error
 
@@ -84,7 +84,7 @@ class RoundWriter:
         self.written = Written()
 
     async def write_topic(self, topic: str, parts: Sequence[Part]) -> None:
-        """Everything of `parts` that still exists. Raises DamagedInput, CorruptData, StorageError, FileNotFoundError."""
+        """Everything of `parts` that still exists. Raises DamagedInput, StorageError."""
         host = self._bundle.topics.get(topic)
         merged = {(part.reference.object, part.reference.offset) for part in parts if isinstance(part, SegmentPart)}
         if merged:
@@ -156,22 +156,28 @@ class RoundWriter:
     # --- inputs ----------------------------------------------------------------------------------------------------------------
 
     async def _runs(self, topic: str, part: Part) -> AsyncIterator[RunColumns]:
-        if isinstance(part, LogPart):
-            try:
-                async for run in self._log_runs(topic, part):
-                    yield run
-            except CorruptData as error:
-                raise DamagedInput(part.file, error) from error
-            return
-        segment = await OpenSegment.open(self._context.volume, part.reference)
+        name = names.log_file(part.file.incarnation, part.file.file) if isinstance(part, LogPart) else part.reference.object
+        try:
+            runs = self._log_runs(topic, name, part) if isinstance(part, LogPart) else self._segment_runs(part.reference)
+            async for run in runs:
+                yield run
+        except FileNotFoundError as error:
+            missing = CorruptData(f"{name} is missing; restore it from a backup", file=name, topic=topic)
+            raise DamagedInput(name, missing) from error
+        except CorruptData as error:
+            damage = error if error.file else CorruptData(str(error), file=name, topic=topic)
+            raise DamagedInput(name, damage) from error
+
+    async def _segment_runs(self, reference: SegmentReference) -> AsyncIterator[RunColumns]:
+        segment = await OpenSegment.open(self._context.volume, reference)
         for number, entry in enumerate(segment.footer.blocks):
             await self._pace(entry.length)
             for run in runs_of(await segment.block(number)):
                 yield run
 
-    async def _log_runs(self, topic: str, part: LogPart) -> AsyncIterator[RunColumns]:
+    async def _log_runs(self, topic: str, name: str, part: LogPart) -> AsyncIterator[RunColumns]:
         """A run in pieces of up to READ_BYTES_MAX (at least one entry), verified."""
-        run, name = part.run, names.log_file(part.file.incarnation, part.file.file)
+        run = part.run
         low, at = 0, run.offset
         while low < len(run.lengths):
             high, size = low + 1, run.lengths[low]

@@ -66,8 +66,8 @@ class Tidier:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._shares: dict[tuple[str, int, str], _Share] = {}
-        self._damaged: dict[tuple[str, str, int], float] = {}
-        """By bundle, incarnation and file: what one bundle has in a file may be whole where another's is not."""
+        self._damaged: dict[tuple[str, str], float] = {}
+        """By bundle and log file or segment object: what one bundle has in a file may be whole where another's is not."""
         self._unresolved: list[str] = []
 
     async def tidy(self, bundle: OwnedBundle) -> CommitResult | None:
@@ -83,7 +83,7 @@ class Tidier:
         view = _View(bundle, manifest, now_ms - age_ms)
         states = [state for file in manifest.level0 if (state := await self._state_if_sound(view, file)) is not None]
         chosen = choose(states, now_ms, age_ms, settings.rewrite_garbage_share)
-        merge = choose_merge(manifest)
+        merge = choose_merge(manifest, self._damaged_of(str(bundle.name)))
         dead = _dead_segments(bundle, manifest)
         if not (chosen.drop or chosen.rewrite or chosen.partly or merge or dead or view.asked()):
             return None
@@ -100,16 +100,21 @@ class Tidier:
 
     def _is_damaged(self, bundle: OwnedBundle, file: LevelZero) -> bool:
         """Whether what the bundle has in the file was found to be damaged lately: it is left alone for a while."""
-        return self._damaged.get((str(bundle.name), file.incarnation, file.file), 0.0) > self._context.clock.monotonic()
+        return _name_of(file) in self._damaged_of(str(bundle.name))
 
-    async def _note_damage(self, bundle: OwnedBundle, file: LevelZero, error: CorruptData) -> None:
+    def _damaged_of(self, bundle: str) -> set[str]:
+        """What was found to be damaged of a bundle lately."""
+        now = self._context.clock.monotonic()
+        return {place[1] for place, until in self._damaged.items() if place[0] == bundle and until > now}
+
+    async def _note_damage(self, bundle: OwnedBundle, name: str, error: CorruptData) -> None:
         """Unless the file is gone because a commit of ours that we have not heard of has replaced it. Raises StoreError, StorageError."""
         await bundle.catalog.refresh()
-        if file not in bundle.catalog.manifest.level0:
+        if name not in _listed(bundle.catalog.manifest):
             return
-        self._damaged[str(bundle.name), file.incarnation, file.file] = self._context.clock.monotonic() + DAMAGED_RETRY_S
-        about = _about(str(bundle.name), file.incarnation, file.file)
-        self._context.damage.note(WHAT, about, error, bundle=str(bundle.name))
+        place = str(bundle.name), name
+        self._damaged[place] = self._context.clock.monotonic() + DAMAGED_RETRY_S
+        self._context.damage.note(WHAT, _about(*place), error, bundle=str(bundle.name))
 
     def forget_others(self, served: Collection[str]) -> None:
         """What is damaged of bundles that are not served here any more is for whoever has them to name."""
@@ -117,10 +122,12 @@ class Tidier:
 
     def _forget_unlisted(self, bundle: str, manifest: Manifest) -> None:
         """Nobody needs a file any more that a bundle has no longer listed."""
-        listed = {(bundle, file.incarnation, file.file) for file in manifest.level0}
-        self._forget_damage([place for place in self._damaged if place[0] == bundle and place not in listed])
+        places = [place for place in self._damaged if place[0] == bundle]
+        if places:
+            listed = _listed(manifest)
+            self._forget_damage([place for place in places if place[1] not in listed])
 
-    def _forget_damage(self, places: Iterable[tuple[str, str, int]]) -> None:
+    def _forget_damage(self, places: Iterable[tuple[str, str]]) -> None:
         for place in places:
             if self._damaged.pop(place, None) is not None:
                 self._context.damage.clear(WHAT, _about(*place))
@@ -133,9 +140,9 @@ class Tidier:
         try:
             state = await self._state(view, file)
         except CorruptData as error:
-            await self._note_damage(bundle, file, error)
+            await self._note_damage(bundle, _name_of(file), error)
             return None
-        self._forget_damage([(str(bundle.name), file.incarnation, file.file)])
+        self._forget_damage([(str(bundle.name), _name_of(file))])
         return state
 
     async def _state(self, view: _View, file: LevelZero) -> FileState:
@@ -310,9 +317,19 @@ class Tidier:
             self._unresolved.remove(intent)
 
 
-def _about(bundle: str, incarnation: str, file: int) -> str:
+def _about(bundle: str, name: str) -> str:
     """How the table of damage names what a bundle has in a file."""
-    return f"{bundle} {names.log_file(incarnation, file)}"
+    return f"{bundle} {name}"
+
+
+def _name_of(file: LevelZero) -> str:
+    return names.log_file(file.incarnation, file.file)
+
+
+def _listed(manifest: Manifest) -> set[str]:
+    """Everything that a round may read: log files, and objects of segments."""
+    objects = {segment.object for topic in manifest.topics.values() for segment in topic.level1}
+    return objects.union(map(_name_of, manifest.level0))
 
 
 def valid_runs(file: LevelZero, index: LevelZeroIndex, topic: str) -> list[Run]:
