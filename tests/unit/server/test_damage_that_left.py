@@ -1,4 +1,4 @@
-"""What rewriting has found to be damaged is listed for as long as a bundle served here needs it."""
+"""What rewriting has found out about files, damage too, is kept for as long as a bundle served here has them listed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.storage import names
 from magnetar.storage.manifest import commit_manifest
 from tests.unit.server.brokers import CLOCK, TOPIC
-from tests.unit.server.test_tidying import World, flip, world
+from tests.unit.server.test_tidying import OTHER, World, flip, world
 
 
 @asynccontextmanager
@@ -45,6 +45,37 @@ def test_damage_of_a_bundle_that_has_left_is_named_no_more(tmp_path: Path) -> No
             assert bundles_named(found) == [str(child)]
 
     asyncio.run(scenario())
+
+
+def test_nothing_is_remembered_of_files_that_no_bundle_served_here_lists(tmp_path: Path) -> None:
+    """One bundle was divided, and another has its file listed no more."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, rewrite_age_s=3600.0) as found:
+            for topic in (TOPIC, OTHER):
+                await found.publish(topic, 3)
+            await found.roll()
+            maintenance, ownership = found.broker.maintenance, found.broker.ownership
+            divided, other = (await found.host(TOPIC)).bundle, (await found.host(OTHER)).bundle
+            await maintenance.round()
+            assert remembered(found) == {(str(divided.name), TOPIC), (str(other.name), OTHER)}
+            await ownership.split(divided.name, ((divided.name.low + divided.name.high) // 2,))
+            await maintenance.round()
+            child = await ownership.bundle_of(divided.topics[TOPIC].name)
+            assert remembered(found) == {(str(child), TOPIC), (str(other.name), OTHER)}
+            await other.topics[OTHER].trim(other.topics[OTHER].core.ledgers.end)
+            await maintenance.round()
+            assert (await found.manifest(OTHER)).level0 == ()
+            await maintenance.round()
+            assert remembered(found) == {(str(child), TOPIC)}
+
+    asyncio.run(scenario())
+
+
+def remembered(found: World) -> set[tuple[str, str]]:
+    """Of which bundles and topics the tidier knows what files have of them."""
+    shares = found.broker.maintenance.tidier._shares
+    return {(bundle, topic) for bundle, files in shares.items() for topics in files.values() for topic in topics}
 
 
 def test_damage_of_a_file_that_is_listed_no_more_is_named_no_more(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class Tidier:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self._shares: dict[tuple[str, int, str], _Share] = {}
+        self._shares: dict[str, dict[str, dict[str, _Share]]] = {}
+        """By bundle served here, listed log file and topic."""
         self._damaged: dict[tuple[str, str], float] = {}
         """By bundle and log file or segment object: what one bundle has in a file may be whole where another's is not."""
         self._unresolved: list[str] = []
@@ -117,11 +118,15 @@ class Tidier:
         self._context.damage.note(WHAT, _about(*place), error, bundle=str(bundle.name))
 
     def forget_others(self, served: Collection[str]) -> None:
-        """What is damaged of bundles that are not served here any more is for whoever has them to name."""
+        """Bundles that are not served here any more: what is damaged of them is for whoever has them to name."""
+        self._shares = {bundle: files for bundle, files in self._shares.items() if bundle in served}
         self._forget_damage([place for place in self._damaged if place[0] not in served])
 
     def _forget_unlisted(self, bundle: str, manifest: Manifest) -> None:
         """Nobody needs a file any more that a bundle has no longer listed."""
+        shares = self._shares.get(bundle, {})
+        for name in shares.keys() - set(map(_name_of, manifest.level0)):
+            del shares[name]
         places = [place for place in self._damaged if place[0] == bundle]
         if places:
             listed = _listed(manifest)
@@ -149,8 +154,9 @@ class Tidier:
         bundle, size, live, last_ms = view.bundle, 0, 0, 0
         pinned = wanted = False
         index = await bundle.catalog.index(file)
+        known = self._shares.setdefault(str(bundle.name), {}).setdefault(_name_of(file), {})
         for topic in filter(bundle.catalog.holds, index.topics()):
-            share = self._share(view, file, index, topic)
+            share = known[topic] = _share(view, file, index, topic, known.get(topic))
             size += share.bytes
             live += share.live_bytes
             last_ms = max(last_ms, share.last_append_ms)
@@ -158,27 +164,6 @@ class Tidier:
             wanted = wanted or view.wants(file, index, topic)
         loose = view.loose_bytes(file, index) if pinned and (wanted or last_ms <= view.old_ms) else 0
         return FileState(file, size, live, last_ms, pinned, loose, wanted)
-
-    def _share(self, view: _View, file: LevelZero, index: LevelZeroIndex, topic: str) -> _Share:
-        sidecar_of = topic_of_sidecar(topic)
-        host = view.bundle.topics.get(sidecar_of or topic)
-        state = (host.core.created_ms, host.core.ledgers.first) if host is not None else (-1, -1)
-        key = (*state, file.epochs)  # a file may be listed again with a later term of ours in it
-        place = (file.incarnation, file.file, topic)
-        known = self._shares.get(place)
-        if known is None or known.key != key:
-            runs = valid_runs(file, index, topic)
-            size = sum(sum(run.lengths) for run in runs)
-            last_ms = max((run.append_ms for run in runs), default=0)
-            if sidecar_of is not None and host is not None:
-                live, pinned = sidecar_share(host, runs, view.end_of(host), view.segments(sidecar_of))
-                known = _Share(key, size, live, last_ms, pinned)
-            else:
-                live = sum(existing_bytes(host, run) for run in runs) if host is not None else 0
-                known = _Share(key, size, live, last_ms)
-            if not known.pinned:
-                self._shares[place] = known
-        return known
 
     async def _a_job_works_on(self, bundle: OwnedBundle) -> bool:
         """Whether a job has registered an intent for this bundle: it compares its inputs when it commits, and would have worked in vain."""
@@ -294,10 +279,6 @@ class Tidier:
         else:
             result = await commit_manifest(context.store, context.volume, context.clock, bundle.name, change.apply)
         bundle.catalog.take(result.manifest)
-        if result.outcome is Outcome.COMMITTED:
-            for file in change.files:
-                for place in [known for known in self._shares if known[:2] == (file.incarnation, file.file)]:
-                    del self._shares[place]
         return result
 
     async def _abandon(self, intent: str, written: Written) -> None:
@@ -402,6 +383,24 @@ class _View:
             used, complete = host.transactions, manifest.topic(name).complete
             if used is not None and complete is not None and host.core.ledgers.ordinal_after(complete) >= used.wanted_below:
                 used.wanted_below = 0
+
+
+def _share(view: _View, file: LevelZero, index: LevelZeroIndex, topic: str, known: _Share | None) -> _Share:
+    """What a file has of a topic; `known` if that is as it was."""
+    sidecar_of = topic_of_sidecar(topic)
+    host = view.bundle.topics.get(sidecar_of or topic)
+    state = (host.core.created_ms, host.core.ledgers.first) if host is not None else (-1, -1)
+    key = (*state, file.epochs)  # a file may be listed again with a later term of ours in it
+    if known is not None and known.key == key and not known.pinned:
+        return known
+    runs = valid_runs(file, index, topic)
+    size = sum(sum(run.lengths) for run in runs)
+    last_ms = max((run.append_ms for run in runs), default=0)
+    if sidecar_of is not None and host is not None:
+        live, pinned = sidecar_share(host, runs, view.end_of(host), view.segments(sidecar_of))
+        return _Share(key, size, live, last_ms, pinned)
+    live = sum(existing_bytes(host, run) for run in runs) if host is not None else 0
+    return _Share(key, size, live, last_ms)
 
 
 def _dead_segments(bundle: OwnedBundle, manifest: Manifest) -> dict[str, list[SegmentReference]]:
