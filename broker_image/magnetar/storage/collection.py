@@ -23,20 +23,20 @@ LogFile = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class BundleFacts:
-    """What the store says of one bundle: its record (None: there is none) and its manifest.
+    """What the store says of one bundle: its record (None: there is none) and its manifest (None: it cannot be read).
 
     `deleted` means that its namespace does not exist, and no record of it but perhaps that of its split. `children` are the bundles that
     splits have made of it.
     """
 
     record: BundleRecord | None
-    manifest: Manifest
+    manifest: Manifest | None
     deleted: bool = False
     children: tuple[str, ...] = ()
 
     def lists(self, file: LogFile) -> bool:
-        """Whether the bundle's manifest names the log file."""
-        return any((entry.incarnation, entry.file) == file for entry in self.manifest.level0)
+        """Whether the bundle's manifest names the log file, or may do so."""
+        return self.manifest is None or any((entry.incarnation, entry.file) == file for entry in self.manifest.level0)
 
     def replays(self, file: LogFile) -> bool:
         """Whether whoever recovers the bundle reads the log file: it lies in the chain since the checkpoint pointed to."""
@@ -44,7 +44,7 @@ class BundleFacts:
 
     def covered(self, number: int, epochs: Iterable[int]) -> bool:
         """Whether the manifest has taken in everything that these terms wrote into file `number` of their incarnation."""
-        reached = self.manifest.covered
+        reached = self.manifest.covered if self.manifest is not None else None
         return reached is not None and all((epoch, number) < reached for epoch in epochs)
 
 

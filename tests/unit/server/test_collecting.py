@@ -11,11 +11,14 @@ from magnetar.names import BundleName, TopicName
 from magnetar.server.broker import Broker
 from magnetar.storage import names
 from magnetar.storage.document import encode_document
+from magnetar.storage.log_format import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from magnetar.storage.manifest import Manifest, commit_manifest
+from magnetar.storage.seals import publish_seal
+from magnetar.storage.volume import Volume
 from tests.unit.server.brokers import CLOCK, TOPIC, running_broker
-from tests.unit.server.test_tidying import world
+from tests.unit.server.test_tidying import OTHER, world
 
-DEAD, CLAIMED = "broker-7.0000000000000007", "broker-8.0000000000000008"
+DEAD, CLAIMED, ALSO_DEAD = "broker-7.0000000000000007", "broker-8.0000000000000008", "broker-9.0000000000000009"
 
 
 def test_what_a_dead_incarnation_set_aside_is_deleted_and_nothing_of_the_living(tmp_path: Path) -> None:
@@ -70,5 +73,72 @@ def test_of_each_bundle_one_manifest_is_remembered_also_by_who_never_leads(tmp_p
                 await collector.collect_own()
             assert (await found.manifest(TOPIC)).generation > 20
             assert manifests_held() <= before
+
+    asyncio.run(scenario())
+
+
+async def dead_log(volume: Volume, incarnation: str) -> None:
+    """The log of an incarnation that died before it wrote anything: one file with a header, which is not noted."""
+    header = encode_file_header(FileHeader(incarnation, 0, CLOCK.wall_ms()))
+    await (await volume.create_log(names.log_file(incarnation, 0), 1 << 20, header)).close()
+
+
+def test_a_damaged_log_of_one_dead_incarnation_is_named_and_those_of_others_go(tmp_path: Path) -> None:
+    """The damaged one, which comes first, stays as it is until it has been restored."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, replaced_kept_s=0.0) as broker:
+            volume, collector = broker.context.volume, broker.maintenance.collector
+            for incarnation in (DEAD, ALSO_DEAD):
+                await dead_log(volume, incarnation)
+            await publish_seal(volume, DEAD, 0, FILE_HEADER_BYTES + 100)  # and nothing is there
+            await collector.collect_dead()
+            left = {name.split("/")[1] for name in await volume.list(names.LOGS)}
+            assert left == {DEAD, broker.incarnation}
+            assert [damage["file"] for damage in broker.context.damage.listed()] == [names.log_file(DEAD, 0)]
+            await volume.remove(names.sealed(DEAD, 0))
+            collector.forget_unmet()
+            await collector.collect_dead()
+            collector.forget_unmet()
+            assert broker.context.damage.listed() == []
+            assert {name.split("/")[1] for name in await volume.list(names.LOGS)} == {broker.incarnation}
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: Path) -> None:
+    """Its own bundle keeps everything, the manifests of before too: they are what there is to go back to."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            await found.publish(TOPIC, 1)
+            await found.publish(OTHER, 1)
+            await found.roll()
+            await noted(found.broker, 1)
+            volume, collector = found.broker.context.volume, found.broker.maintenance.collector
+            damaged, sound = [await found.broker.ownership.bundle_of(TopicName.parse(topic)) for topic in (TOPIC, OTHER)]
+            for bundle in (damaged, sound):
+                await next_generation(found.broker, bundle)
+            orphans = [names.segment(damaged, "rewrite-1-0"), names.segment(sound, "rewrite-2-0")]
+            for name in orphans:
+                await volume.put_if_absent(name, b"x")
+            before = await volume.list(names.manifests_of(damaged))
+            assert [len(before), len(await volume.list(names.manifests_of(sound)))] == [2, 2]
+            current = tmp_path / before[-1]
+            data = current.read_bytes()
+            current.write_bytes(b"?" + data[1:])
+            await collector.collect_own()
+            await collector.collect_objects()
+            assert await volume.list(names.manifests_of(damaged)) == before
+            assert len(await volume.list(names.manifests_of(sound))) == 1
+            assert await volume.list(names.SEGMENTS) == sorted(orphans), "which of the namespace's segments it lists, nobody knows"
+            assert [damage["bundle"] for damage in found.broker.context.damage.listed()] == [str(damaged)]
+            current.write_bytes(data)
+            collector.forget_unmet()
+            await collector.collect_objects()
+            collector.forget_unmet()
+            assert found.broker.context.damage.listed() == []
+            assert await volume.list(names.manifests_of(damaged)) == before[-1:]
+            assert await volume.list(names.SEGMENTS) == []
 
     asyncio.run(scenario())

@@ -286,6 +286,17 @@ def test_a_deleted_bundle_has_passed_and_an_unknown_one_has_not() -> None:
     assert dead_log_files(SEALED, {BUNDLES[0]: BundleFacts(None, Manifest(BUNDLES[0], 0))}) == []
 
 
+def test_a_bundle_whose_manifest_cannot_be_read_keeps_what_it_may_list_and_what_it_replays_and_nothing_else() -> None:
+    """It may list whatever it wrote in; and its chain counts as that of any other bundle does, also where it wrote no entries."""
+    replayed, other = ("b.1", 0), ("c.1", 0)
+    files = {**SEALED, replayed: LogFileRecord(1000, {BUNDLES[1]: (9,)}), other: LogFileRecord(1000, {BUNDLES[1]: (9,)})}
+    second = BundleFacts(BundleRecord(BundleState.FREE, 9), Manifest(BUNDLES[1], 3, covered=(9, 1)))
+    assert dead_log_files(files, {BUNDLES[0]: BundleFacts(owned(), None), BUNDLES[1]: second}) == [other]
+    parent = BundleFacts(BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), children=CHILDREN)
+    split = {BUNDLES[0]: parent, CHILDREN[0]: passed(CHILDREN[0]), CHILDREN[1]: BundleFacts(owned(), None)}
+    assert dead_log_files(SEALED, split) == []
+
+
 def test_a_child_without_a_record_has_not_passed() -> None:
     """The facts were read at different moments: whatever its manifest says, nobody knows its chain."""
     parent = BundleFacts(BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), children=CHILDREN)

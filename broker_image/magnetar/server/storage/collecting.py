@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from magnetar.errors import StorageError
+from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     BundleRecord,
@@ -61,6 +61,22 @@ class Collector:
         self._split = collection.Grace(kept_ms)
         self._manifests: dict[str, tuple[str, Manifest]] = {}
         self._complete: set[str] = set()
+        self._damaged: set[tuple[str, str]] = set()
+        self._met: set[tuple[str, str]] = set()
+
+    def forget_unmet(self) -> None:
+        """After a round: damage that was not met in it is over, or for somebody else to name."""
+        for what, about in self._damaged - self._met:
+            self._context.damage.clear(what, about)
+        self._damaged, self._met = self._met, set()
+
+    def _note(self, what: str, about: str, error: Exception, bundle: str = "") -> None:
+        """What cannot be read keeps its own files; everything else is collected all the same. It is damage unless it may pass by itself."""
+        if isinstance(error, CorruptData):
+            self._met.add((what, about))
+            self._context.damage.note(what, about, error, bundle=bundle)
+        else:
+            log.warning("collector.unread", what=what, about=about, error=str(error))
 
     # --- our own log -----------------------------------------------------------------------------------------------------------
 
@@ -85,7 +101,10 @@ class Collector:
         registered = await self._registered()
         dead = incarnations - claimed - registered - {self._context.incarnation}
         for incarnation in sorted(dead - self._complete):
-            await self._complete_keys(incarnation)
+            try:
+                await self._complete_keys(incarnation)
+            except (StorageError, FileNotFoundError) as error:
+                self._note(LOG_OF_THE_DEAD, incarnation, error)
         for name in listed:
             if name.endswith(names.SPARE_SUFFIX) and name.split("/")[1] in dead:
                 await self._context.volume.remove(name)
@@ -120,11 +139,13 @@ class Collector:
         for incarnation in sorted(set(claims) - needed):
             try:
                 claim = decode_document("claim", 1, await self._context.volume.read(names.claim(incarnation)), incarnation)
+                if self._context.clock.wall_ms() - int(claim["created_ms"]) > UNUSED_CLAIM_MS:
+                    log.info("collector.fences", incarnation=incarnation)
+                    await fence(self._context.volume, incarnation)
             except FileNotFoundError:
                 continue
-            if self._context.clock.wall_ms() - int(claim["created_ms"]) > UNUSED_CLAIM_MS:
-                log.info("collector.fences", incarnation=incarnation)
-                await fence(self._context.volume, incarnation)
+            except StorageError as error:
+                self._note(LOG_OF_THE_DEAD, incarnation, error)
 
     async def _registered(self) -> set[str]:
         """Incarnations that live, as far as the store knows: of brokers, and of transaction coordinators."""
@@ -186,22 +207,31 @@ class Collector:
         """What is known of every transaction coordinator's number."""
         return [CoordinatorRecord.decode(item.value) for item in (await self._context.store.range(keys.COORDINATORS)).items]
 
-    async def _manifest_of(self, bundle: BundleName) -> Manifest:
-        """The bundle's manifest, an empty one if it has none. Raises CorruptData, StoreError."""
+    async def _manifest_of(self, bundle: BundleName) -> Manifest | None:
+        """The bundle's manifest, an empty one if it has none; None if it cannot be read. Raises StoreError."""
         item = await self._context.store.get(keys.manifest(bundle))
         if item is None:
             return Manifest(str(bundle), 0)
         return await self._read(str(bundle), ManifestPointer.decode(item.value).object)
 
-    async def _read(self, bundle: str, name: str) -> Manifest:
-        """The manifest object `name`, to which the bundle's pointer points; the last one of each bundle is remembered, since none changes."""
+    async def _read(self, bundle: str, name: str) -> Manifest | None:
+        """The manifest object `name`, to which the bundle's pointer points; the last one of each bundle is remembered, since none changes.
+
+        None if it cannot be read. Raises StoreError.
+        """
         held = self._manifests.get(bundle)
         if held is not None and held[0] == name:
             return held[1]
         try:
             found = await read_manifest(self._context.volume, name)
-        except FileNotFoundError as error:
-            raise StorageError(f"{name} went while it was read; the next round sees the one after it") from error
+        except FileNotFoundError:
+            item = await self._context.store.get(keys.manifest(BundleName.parse(bundle)))
+            if item is not None and ManifestPointer.decode(item.value).object == name:
+                self._note(MANIFEST, bundle, CorruptData(f"{name} is missing; restore it from a backup", file=name), bundle)
+            return None  # or superseded meanwhile: the next round sees the one after it
+        except StorageError as error:
+            self._note(MANIFEST, bundle, error, bundle)
+            return None
         self._manifests[bundle] = name, found
         return found
 
@@ -232,16 +262,20 @@ class Collector:
             for item in (await self._context.store.range(keys.MANIFESTS)).items
         }
         # As of one revision: a split moves segments from one bundle's manifest to those of others.
-        referring = [await self._read(bundle, pointer.object) for bundle, pointer in pointers.items()]
+        referring = {bundle: await self._read(bundle, pointer.object) for bundle, pointer in pointers.items()}
+        # What a manifest that cannot be read lists is of its namespace, and its predecessors are what there is to go back to.
+        unread = {bundle for bundle, manifest in referring.items() if manifest is None}
+        readable = [manifest for manifest in referring.values() if manifest is not None]
+        kept = {BundleName.parse(bundle).namespace for bundle in unread}
         for bundle, found in _by_bundle(manifests).items():
             if bundle in split:
                 given_up += found
-            elif bundle in pointers:
+            elif bundle in pointers and bundle not in unread:
                 pointer = pointers[bundle]
                 given_up += collection.superseded_manifests(found, pointer.object, pointer.generation)
         for bundle, found in _by_bundle(segments).items():
-            if bundle in pointers or bundle in split:
-                given_up += collection.orphaned_segments(found, intents, referring)
+            if (bundle in pointers or bundle in split) and BundleName.parse(bundle).namespace not in kept:
+                given_up += collection.orphaned_segments(found, intents, readable)
         for name in self._objects.over(given_up, self._context.clock.wall_ms()):
             log.info("collector.removed", object=name)
             await volume.remove(name)
@@ -289,6 +323,8 @@ class Collector:
         self._context.metrics.files_collected.inc()
 
 
+LOG_OF_THE_DEAD, MANIFEST = "log of a dead broker", "manifest"
+"""What may be damaged, as the table of damage names it: by incarnation, and by bundle."""
 REWRITE = "rewrite"
 """Kind of the intents of level-1 rewriting, whose `run` is the incarnation that writes."""
 

@@ -57,6 +57,7 @@ class Maintenance:
             await self._quietly("files of the dead", self.collector.collect_dead)
             await self._quietly("objects", self.collector.collect_objects)
             await self._quietly("backup of the metadata store", self.backups.keep_up)
+        self.collector.forget_unmet()
 
     async def _quietly(self, what: str, work: Callable[..., object], *arguments: str) -> None:
         try:
