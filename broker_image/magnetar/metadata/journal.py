@@ -139,13 +139,17 @@ def _frame_at(data: bytes, position: int, salt: int) -> tuple[int, bytes] | None
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a journal holds: everything acknowledged; `length` is where its valid part ends, `snapshot_bytes` where frame 0 does."""
+    """What a journal holds: everything acknowledged.
+
+    `length` is where its valid part ends, `last_frame` where the last frame of it begins, `snapshot_bytes` where frame 0 ends.
+    """
 
     salt: int
     snapshot: Snapshot
     changes: tuple[Change, ...]
     frames: int
     length: int
+    last_frame: int
     snapshot_bytes: int
 
 
@@ -171,7 +175,8 @@ def recover(data: bytes, name: str) -> Recovered:
         behind = data.find(MARKER, behind + 1)
     changes = tuple(change for payload in payloads[1:] for change in decode_changes(payload))
     snapshot_bytes = HEADER_BYTES + _FRAME.size + len(payloads[0])
-    return Recovered(salt, decode_snapshot(payloads[0]), changes, len(payloads), position, snapshot_bytes)
+    last_frame = position - _FRAME.size - len(payloads[-1])
+    return Recovered(salt, decode_snapshot(payloads[0]), changes, len(payloads), position, last_frame, snapshot_bytes)
 
 
 # --- the file -----------------------------------------------------------------------------------------------------------------
@@ -193,7 +198,10 @@ class JournalFile:
 
     @classmethod
     def create(cls, path: Path, salt: int, snapshot: Snapshot) -> JournalFile:
-        """A new file holding `snapshot`, durable under its name on return; it replaces an older one atomically."""
+        """A new file holding `snapshot`, durable under its name on return; it replaces an older one atomically.
+
+        An OSError that tells of missing space left the older file in its place, and in use.
+        """
         content = encode_header(salt) + encode_frame(salt, 0, encode_snapshot(snapshot))
         unfinished = path.with_suffix(".new")
         descriptor = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -201,20 +209,31 @@ class JournalFile:
             _write_all(descriptor, content)
             os.fsync(descriptor)
             unfinished.rename(path)
-            sync_directory(path.parent)
         except OSError:
             os.close(descriptor)
             raise
+        try:
+            sync_directory(path.parent)
+        except OSError as error:
+            os.close(descriptor)
+            # Whatever it is, the older file has no name any more: what would be written to it is gone at the next start.
+            raise OSError(errno.EIO, f"{path}: a new journal has its name, but that could not be made durable: {error}") from error
         return cls(path, descriptor, salt, 1, len(content), len(content))
 
     @classmethod
     def open(cls, path: Path) -> tuple[JournalFile, Recovered]:
-        """Read an existing file and cut its torn tail. Raises CorruptData, FileNotFoundError."""
-        recovered = recover(path.read_bytes(), str(path))
+        """Read an existing file, cut its torn tail, make the rest durable. Raises CorruptData, FileNotFoundError."""
+        data = path.read_bytes()
+        recovered = recover(data, str(path))
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         os.ftruncate(descriptor, recovered.length)
+        # After a flush that failed the page cache may hold, as clean pages, what is not on disk; only a write makes them dirty again. None but
+        # the last frame can be meant: each is begun after the one before it was flushed. And the first, with the header, is one of its own.
+        begin = recovered.last_frame if recovered.frames > 1 else 0
+        os.lseek(descriptor, begin, os.SEEK_SET)
+        _write_all(descriptor, data[begin : recovered.length])
         os.fsync(descriptor)
-        os.lseek(descriptor, recovered.length, os.SEEK_SET)
+        sync_directory(path.parent)
         return cls(path, descriptor, recovered.salt, recovered.frames, recovered.length, recovered.snapshot_bytes), recovered
 
     def append(self, changes: Iterable[Change], give_up: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -129,6 +130,64 @@ def test_appending_after_a_cut_continues_the_file(tmp_path: Path) -> None:
     file.close()
     assert journal.recover(path.read_bytes(), "test").changes[-1].revision == 99
     assert file.size == os.stat(path).st_size
+
+
+@pytest.mark.parametrize("frames", [1, 4])
+def test_what_was_read_is_made_durable_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+    """After a flush that failed the last frame is read from the cache but is not on disk, and no flush will bring it there unless it is written."""
+    ends = frame_ends()
+    path, begin, end = tmp_path / "j", ends[frames - 2] if frames > 1 else 0, ends[frames - 1]
+    path.write_bytes(file_bytes()[:end] + b"torn")
+    done: list[tuple[str, int, int]] = []
+    write, fsync, synced = os.write, os.fsync, journal.sync_directory
+
+    def writes(descriptor: int, data: memoryview) -> int:
+        done.append(("write", os.lseek(descriptor, 0, os.SEEK_CUR), len(data)))
+        return write(descriptor, data)
+
+    def flushes(descriptor: int) -> None:
+        done.append(("fsync", os.fstat(descriptor).st_size, 0))
+        fsync(descriptor)
+
+    def syncs(directory: Path) -> None:
+        synced(directory)
+        done.append(("directory", 0, 0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", writes)
+        patch.setattr(os, "fsync", flushes)
+        patch.setattr(journal, "sync_directory", syncs)
+        file, _ = journal.JournalFile.open(path)
+    file.close()
+    assert [step for step in done if step[0] != "fsync" or step[1] == end] == [
+        ("write", begin, end - begin),
+        ("fsync", end, 0),
+        ("directory", 0, 0),
+    ]
+    assert path.read_bytes() == file_bytes()[:end]
+
+
+def test_a_new_file_whose_name_may_not_last_is_an_error_that_nobody_goes_on_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No space for the directory's entry: the older file has no name any more, so it must not be taken for one that was not shortened."""
+    file = journal.JournalFile.create(tmp_path / "j", SALT, SNAPSHOT)
+    failed = threading.Event()
+    errors: list[OSError] = []
+
+    def fails(error: OSError) -> None:
+        errors.append(error)
+        failed.set()
+
+    def no_space(directory: Path) -> None:
+        raise OSError(errno.ENOSPC, f"no space in {directory}")
+
+    monkeypatch.setattr(journal, "sync_directory", no_space)
+    writer = journal.JournalWriter(file, lambda *_: None, lambda _: None, fails, lambda: None)
+    writer.replace(SNAPSHOT)
+    assert failed.wait(30)
+    assert errors[0].errno == errno.EIO
+    assert "could not be made durable" in str(errors[0])
 
 
 def test_replacing_leaves_one_file_that_starts_with_the_snapshot(tmp_path: Path) -> None:
