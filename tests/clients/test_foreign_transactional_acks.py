@@ -109,6 +109,24 @@ def test_cumulative_acknowledgements(app: Client, topic: str) -> None:
     rest_is_empty(again, app, topic)
 
 
+@pytest.mark.parametrize("driver", ["java"], indirect=True)
+def test_cumulative_acknowledgements_within_a_batch(app: Client, topic: str) -> None:
+    """Transaction after transaction, each a few messages further into one batch, and behind an acknowledgement without one; a commit is for good."""
+    consumer = app.consumer(topic, "s", batch_index_ack=True)
+    app.producer(topic, batching=True, batching_max_messages=10, batching_delay_ms=60_000).send_all(NUMBERS)
+    received = consumer.receive(10)
+    assert [message.id.batch_index for message in received] == list(range(10))
+    consumer.ack_cumulative(received[0])
+    for number in (2, 5):
+        txn = app.transaction()
+        consumer.ack_cumulative(received[number], txn=txn)
+        txn.commit()
+    consumer.close()
+    again = app.consumer(topic, "s", batch_index_ack=True)
+    assert again.values(4) == NUMBERS[6:]
+    rest_is_empty(again, app, topic)
+
+
 def test_parts_of_a_batch(app: Client, topic: str) -> None:
     """Two of four messages of one entry in a committed transaction, one more in an aborted one: two are left."""
     consumer = app.consumer(topic, "s", type="Shared", batch_index_ack=True)

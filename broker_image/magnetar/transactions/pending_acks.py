@@ -5,9 +5,9 @@ topics, ids, participant_records, open_parts, fences. Pure: made with the first 
 none.
 Source: PIP-31 1.11 (PENDING_ACK), facts on transactions 2.5 (what Pulsar does, and where it is wrong).
 Invariants: conflicts are found before anything is logged or held, and an acknowledgement is held as a whole or not at all; no message is held
-by two transactions; what a transaction holds already it may acknowledge again; a cumulative acknowledgement holds what it covers at that time, so
-that transactions end in any order. Unlike the buffer's, these changes act at once: what a checkpoint holds of them too early a client was not told
-yet, and an end comes only after its coordinator's decision is durable.
+by two transactions; what a transaction holds already it may acknowledge again; a cumulative acknowledgement holds what it covers and nobody has
+acknowledged at that time, so that transactions end in any order. Unlike the buffer's, these changes act at once: what a checkpoint holds of them too
+early a client was not told yet, and an end comes only after its coordinator's decision is durable.
 """
 
 from __future__ import annotations
@@ -139,11 +139,7 @@ class PendingAcks:
         covered = IntervalSet(fresh)
         messages: dict[int, tuple[int, int]] = {}
         for ordinal, mask, size in partial:
-            if size < 1:
-                raise NotAllowed(
-                    f"batch_size: {size} of message {self._name(ordinal)} is out of range; send that of its batch with the ack_set"
-                )
-            wanted = self._fresh_messages(txn, held, ordinal, ((1 << size) - 1) & ~mask)
+            wanted = self._fresh_messages(txn, held, ordinal, self._messages_named(ordinal, mask, size))
             if wanted and ordinal not in covered:
                 messages[ordinal] = (messages.get(ordinal, (0, 0))[0] | wanted, size)
         if not fresh and not messages:
@@ -168,6 +164,7 @@ class PendingAcks:
     ) -> tuple[PendingAck | None, bool]:
         """Hold everything up to and including `ordinal`; with `mask` (and its batch's `size`) of that entry only the messages whose bit is 0.
 
+        What of that is acknowledged already is passed over, as long as there is anything else: a batch may be acknowledged bit by bit.
         As `acknowledge`; raises NotAllowed on Shared and Key_Shared too.
         """
         if self._subscription.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
@@ -177,10 +174,32 @@ class PendingAcks:
         self._check_open(txn)
         cursor, held = self._subscription.cursor, self._held.get(txn)
         if ordinal < cursor.mark_delete and (held is None or ordinal not in held.entries):
-            raise TransactionConflict(f"message {self._name(ordinal)} and all before it are acknowledged already: abort {txn}")
-        end = ordinal if mask else ordinal + 1
-        runs = list(cursor.unacknowledged(cursor.mark_delete, end))
-        return self._acknowledge(txn, handle, runs, [(ordinal, mask, size)] if mask else [], opens_holes=False)
+            raise self._nothing_left(txn, ordinal)
+        runs = list(cursor.unacknowledged(cursor.mark_delete, ordinal if mask else ordinal + 1))
+        if not mask:
+            return self._acknowledge(txn, handle, runs, [], opens_holes=False)
+        named = self._messages_named(ordinal, mask, size)
+        left = named & self._not_acknowledged(held, ordinal)
+        if named and not left and not runs:
+            raise self._nothing_left(txn, ordinal)
+        return self._acknowledge(txn, handle, runs, [(ordinal, ((1 << size) - 1) & ~left, size)], opens_holes=False)
+
+    def _messages_named(self, ordinal: int, mask: int, size: int) -> int:
+        """Which messages of a batch of `size` an ack set's `mask` acknowledges (bit 1 = does). Raises NotAllowed."""
+        if size < 1:
+            raise NotAllowed(
+                f"batch_size: {size} of message {self._name(ordinal)} is out of range; send that of its batch with the ack_set"
+            )
+        return ((1 << size) - 1) & ~mask
+
+    def _not_acknowledged(self, held: _Held | None, ordinal: int) -> int:
+        """Which messages of an entry are not acknowledged (bit 1 = is not; all bits if all are); what `held` has counts as not."""
+        cursor = self._subscription.cursor
+        own = 0 if held is None else -1 if ordinal in held.entries else held.messages.get(ordinal, 0)
+        return own | (0 if cursor.is_acknowledged(ordinal) else cursor.partial.get(ordinal, -1))
+
+    def _nothing_left(self, txn: TxnId, ordinal: int) -> TransactionConflict:
+        return TransactionConflict(f"message {self._name(ordinal)} and all before it are acknowledged already: abort {txn}")
 
     def _check_open(self, txn: TxnId) -> None:
         if txn in self._held:

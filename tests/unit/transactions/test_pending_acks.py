@@ -134,6 +134,44 @@ def test_another_transaction_ends_while_a_cumulative_acknowledgement_is_pending(
     assert (subscription.cursor.mark_delete, subscription.backlog) == (6, 3)
 
 
+def test_cumulative_acknowledgements_go_on_within_a_batch() -> None:
+    """Transaction after transaction, as a consumer does that acknowledges every few messages: what is acknowledged already is passed over."""
+    _, subscription, pending = stage(entries=3, kind=SubscriptionType.EXCLUSIVE)
+    assert pending.acknowledge_cumulative(A, "c", 0, 0b1110, 4)[0] == PendingAck(A, (), ((15, 0, 4, (0b1110,)),))
+    pending.end(A, COMMIT, 0)
+    assert subscription.cursor.partial == {0: 0b1110}
+    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4)[0] == PendingAck(B, (), ((15, 0, 4, (0b1001,)),))
+    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4) == (None, False), "a repetition is no conflict"
+    with pytest.raises(TransactionConflict, match="15:0 and all before it are acknowledged already"):
+        pending.acknowledge_cumulative(B, "c", 0, 0b1110, 4)
+    with pytest.raises(TransactionConflict, match=r"15:0 is held by transaction \(0,1\)"):
+        pending.acknowledge_cumulative(C, "c", 0, 0b1000, 4)
+    pending.end(B, ABORT, 0)
+    assert pending.acknowledge_cumulative(C, "c", 0, 0b1000, 4)[0] is not None, (
+        "what an abort has given back comes again, and is acknowledged"
+    )
+    pending.end(C, COMMIT, 0)
+    assert subscription.cursor.partial == {0: 0b1000}
+    following = TxnId(0, 3)
+    subscription.acknowledge("c", [], [(1, 0b1010)])
+    assert pending.acknowledge_cumulative(following, "c", 1, 0b1000, 4)[0] == PendingAck(
+        following, ((15, 0, 0),), ((15, 1, 4, (0b1101,)),)
+    ), "also what was acknowledged one by one, without a transaction"
+    pending.end(following, COMMIT, 0)
+    assert (subscription.cursor.mark_delete, subscription.cursor.partial) == (1, {1: 0b1000})
+
+
+def test_a_cumulative_acknowledgement_ends_within_an_entry_that_is_acknowledged() -> None:
+    """As a whole, by somebody: what lies before it is held, as if the acknowledgement were of the whole entry."""
+    _, subscription, pending = stage(entries=3, kind=SubscriptionType.EXCLUSIVE)
+    subscription.acknowledge("c", [(1, 2)])
+    assert pending.acknowledge_cumulative(A, "c", 1, 0b100, 3)[0] == PendingAck(A, ((15, 0, 0),))
+    pending.end(A, COMMIT, 0)
+    assert subscription.cursor.mark_delete == 2
+    with pytest.raises(NotAllowed, match="batch_size: 0 of message 15:2"):
+        pending.acknowledge_cumulative(B, "c", 2, 0b100, 0)
+
+
 def test_an_aborted_cumulative_acknowledgement_comes_again_in_order() -> None:
     """With all that was delivered behind it, as a redelivery of the type."""
     _, subscription, pending = stage(kind=SubscriptionType.FAILOVER)

@@ -37,7 +37,7 @@ class Transactional(Course):
         self.events += [
             (14, self.acknowledge_in_transaction),
             (10, self.acknowledge_partly_in_transaction),
-            (3, self.acknowledge_cumulatively_in_transaction),
+            (8, self.acknowledge_cumulatively_in_transaction),
             (10, self.end_transaction),
             (2, self.void_transaction),
         ]
@@ -165,20 +165,45 @@ class Transactional(Course):
 
     def acknowledge_cumulatively_in_transaction(self) -> None:
         txn, ordinal = self.random.choice(list(self.whole)), min(self.any_ordinal(), self.ledgers.end - 1)
+        if self.masks and self.random.random() < 0.7:  # where a consumer is that acknowledges batches bit by bit
+            ordinal = min(self.masks)
         if ordinal < 0:
             return
         if not self.cumulative and self.held:
             with pytest.raises(NotAllowed):
                 self.pending.acknowledge_cumulative(txn, None, ordinal)
             return
-        fresh = set(range(ordinal + 1)) - self.acknowledged - self.whole[txn]
+        size = self.batch_sizes[ordinal]
+        mask = self.random.getrandbits(size) if self.random.random() < 0.6 else 0
+        fresh = set(range(ordinal + (not mask))) - self.acknowledged - self.whole[txn]
+        bits = self.bits_of_cumulative(txn, ordinal, self.full(ordinal) & ~mask) if mask else {}
         others = any(known in self.held_whole(txn) or self.held_bits(known, txn) for known in fresh)
-        if others or (ordinal < self.subscription.cursor.mark_delete and ordinal not in self.whole[txn]):
-            self.refused(txn, lambda: self.pending.acknowledge_cumulative(txn, None, ordinal))
+        others = others or any(
+            known in self.held_whole(txn) or self.held_bits(known, txn) & wanted for known, wanted in bits.items()
+        )
+        if others or self.nothing_left_of_cumulative(txn, ordinal, mask):
+            self.refused(txn, lambda: self.pending.acknowledge_cumulative(txn, None, ordinal, mask, size))
             return
-        change, _ = self.pending.acknowledge_cumulative(txn, self.any_consumer(), ordinal)
-        assert (change is None) == (not fresh)
-        self.held_now(txn, fresh, {}, change)
+        change, _ = self.pending.acknowledge_cumulative(txn, self.any_consumer(), ordinal, mask, size)
+        assert (change is None) == (not fresh and not bits)
+        self.held_now(txn, fresh, bits, change)
+
+    def bits_of_cumulative(self, txn: TxnId, ordinal: int, named: int) -> dict[int, int]:
+        """What a cumulative acknowledgement newly holds of its last batch: what nobody has acknowledged, whoever holds it besides the transaction."""
+        if ordinal in self.acknowledged or ordinal in self.whole[txn]:
+            return {}
+        wanted = named & self.masks.get(ordinal, self.full(ordinal)) & ~self.bits[txn].get(ordinal, 0)
+        return {ordinal: wanted} if wanted else {}
+
+    def nothing_left_of_cumulative(self, txn: TxnId, ordinal: int, mask: int) -> bool:
+        """Whether everything that a cumulative acknowledgement names is acknowledged, and not held by its own transaction."""
+        if ordinal in self.whole[txn]:
+            return False
+        if ordinal < self.subscription.cursor.mark_delete:
+            return True
+        named = self.full(ordinal) & ~mask
+        left = self.masks.get(ordinal, self.full(ordinal)) | self.bits[txn].get(ordinal, 0)
+        return bool(mask and named) and ordinal == self.subscription.cursor.mark_delete and not named & left
 
     def refused(self, txn: TxnId, attempt: Callable[[], object]) -> None:
         """A conflict changes nothing, and names the other holder if there is one."""
