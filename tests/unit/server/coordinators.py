@@ -113,13 +113,15 @@ Verdict = Callable[[api.BaseCommand], Refusal | None]
 class TopicServer:
     """What a coordinator sees of a broker: it is registered, owns every topic, and is told how transactions end.
 
-    `verdict` says what it answers; while `silent` it answers nothing. `told` has every END_TXN_ON_* in order.
+    `verdict` says what it answers; while `silent` it answers nothing. `told` has every END_TXN_ON_* in order. `lookups` are what it refuses the
+    next look-ups with.
     """
 
     def __init__(self, store: MemoryStore, verdict: Verdict = lambda _command: None) -> None:
         self._store, self.verdict, self.silent = store, verdict, False
         self.told: asyncio.Queue[tuple[str, TxnId, Action]] = asyncio.Queue()
         self.low_watermarks: list[int] = []
+        self.lookups: list[Refusal] = []
         self._table = ConnectionTable(SETTINGS)
         self._table.open_gate()
 
@@ -135,6 +137,10 @@ class TopicServer:
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
         if command.type == api.BaseCommand.Type.LOOKUP:
+            if self.lookups:
+                refused = self.lookups.pop(0)
+                connection.queue(commands.lookup_failed(command.lookup.request_id, refused.code, refused.message))
+                return
             connection.queue(commands.lookup_connect(command.lookup.request_id, self._url))
             return
         partition = command.type == api.BaseCommand.Type.END_TXN_ON_PARTITION

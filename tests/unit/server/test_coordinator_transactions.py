@@ -11,10 +11,20 @@ import pytest
 from magnetar.errors import TransactionCoordinatorNotFound, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CoordinatorRecord,
+    CoordinatorSetRecord,
+    CoordinatorState,
+    NamespaceRecord,
+    PartitionedTopicRecord,
+)
+from magnetar.names import BundleName, TopicName
 from magnetar.server.coordinator import retired
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.coordinator.life import Coordinator
+from magnetar.server.topics.topic_registry import PLAIN_TOPIC
 from magnetar.storage import names
 from magnetar.transactions.coordinator_events import Caller
 from magnetar.transactions.ids import TxnId
@@ -27,6 +37,7 @@ from tests.unit.server.secured import authenticator, show, token
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
 A, B = "persistent://public/default/a", "persistent://public/default/b"
+OF_LOST = TopicName.parse("persistent://public/lost/a")
 TIMEOUT_S = 120.0
 
 
@@ -122,6 +133,56 @@ def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) 
             broker.verdict = lambda _command: verdicts.pop(0)
             assert code(await peer.end(await peer.begin(A))) is None
             assert verdicts == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (keys.partitioned_topic(OF_LOST), PLAIN_TOPIC),
+        (keys.bundle(BundleName(OF_LOST.namespace_name, 0, 1 << 31)), BundleRecord(BundleState.OWNED, 1, "broker-0.1").encode()),
+        (keys.namespace(OF_LOST.namespace_name), NamespaceRecord((0, 1 << 31), {}).encode()),
+    ],
+    ids=["a topic is entered", "bundles are recorded", "it was put back meanwhile"],
+)
+def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(tmp_path: Path, key: str, value: bytes) -> None:
+    """No broker finds it for a while. What the store knows of it says that a topic may be there: it is asked when it is found again."""
+
+    async def scenario() -> None:
+        store, topic = MemoryStore(CLOCK), str(OF_LOST)
+        await store.put(key, value)
+        async with (
+            topic_server(store) as broker,
+            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            txn = await peer.begin(topic)
+            assert code(await peer.acknowledge(txn, topic, "shop")) is None
+            broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")] * 4
+            assert code(await peer.end(txn)) is None
+            told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
+            assert told == {(topic, txn, COMMIT), (f"{topic}/shop", txn, COMMIT)}
+            assert broker.lookups == []
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_was_deleted_has_ended_its_topics(tmp_path: Path) -> None:
+    """Nothing in the store says that one of them may come back: the entry of that name is a partitioned topic's, the bundle was split."""
+
+    async def scenario() -> None:
+        store, bundle = MemoryStore(CLOCK), BundleName(OF_LOST.namespace_name, 0, 1 << 31)
+        await store.put(keys.partitioned_topic(OF_LOST), PartitionedTopicRecord(2, {}).encode())
+        await store.put(keys.bundle(bundle), BundleRecord(BundleState.DELETED, 1).encode())
+        async with (
+            topic_server(store) as broker,
+            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
+            broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")]
+            assert code(await peer.end(await peer.begin(str(OF_LOST)))) is None
+            assert (broker.lookups, broker.told.qsize()) == ([], 0)
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from magnetar.errors import StorageFull, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.memory import MemoryStore
+from magnetar.names import TopicName
 from magnetar.network import AsyncioNetwork, P
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
 from magnetar.server.bundles.load import ProcessUsage
@@ -158,6 +159,36 @@ def test_a_transaction_ends_at_a_topic_that_nobody_has_looked_up(tmp_path: Path)
             assert coordinator._life is not None
             assert coordinator._life.service.transactions is not None
             assert (coordinator._life.service.transactions.live, len(broker.ownership.owned)) == (0, 1)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_committed_outlives_the_loss_of_its_namespaces_record(tmp_path: Path) -> None:
+    """The record is gone when the transaction is decided, and put back: then its message is there, and what follows it."""
+
+    async def scenario() -> None:
+        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+        topic = "persistent://public/default/out"
+        async with standalone(volume, store) as (broker, coordinator), Client(broker.service_url) as client:
+            output = await client.create_producer(topic)
+            reader = await client.create_reader(topic, EARLIEST)
+            key, namespaces = keys.namespace(TopicName.parse(topic).namespace_name), broker.views.namespaces
+            async with client.transaction() as txn:
+                await output.send(b"committed", txn=txn)
+                lost = await store.get(key)
+                assert lost is not None
+                await store.delete(key)
+                async with asyncio.timeout(ANSWER_S):
+                    while namespaces.get("public/default") is not None:
+                        await asyncio.sleep(0.01)
+            assert coordinator._life is not None
+            assert coordinator._life.service.transactions is not None
+            assert coordinator._life.service.transactions.live == 1, "it has not ended at its topic"
+            await store.put(key, lost.value)
+            assert (await reader.receive(ANSWER_S)).value == b"committed"
+            await output.send(b"later")
+            assert (await reader.receive(ANSWER_S)).value == b"later"
         await store.close()
 
     asyncio.run(scenario())

@@ -28,7 +28,7 @@ from magnetar.server.connections.connection_table import ConnectionTable
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
-from magnetar.server.coordinator.participants import Participants, WireParticipants
+from magnetar.server.coordinator.participants import ConfirmedParticipants, Participants, WireParticipants
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.service import CoordinatorService
 from magnetar.server.coordinator.transaction_log import TransactionLog
@@ -148,7 +148,9 @@ class Coordinator:
             participants = self._peers = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
         self._others = OtherCoordinators(store, ports.network, credentials, timeout_s, ports.tls)
         self.service.begin(
-            Transactions(core, self._log, participants, ports.clock, settings, self.metrics, self.fail),
+            Transactions(
+                core, self._log, ConfirmedParticipants(participants, store), ports.clock, settings, self.metrics, self.fail
+            ),
             claim,
             RetiredNumbers(store, ports.volume, ports.clock, limits_of(settings)),
             self._others,

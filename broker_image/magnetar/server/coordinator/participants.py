@@ -4,7 +4,8 @@ Owns: the port by which a coordinator reaches its participants, and its implemen
 END_TXN_ON_SUBSCRIPTION (that of a standalone server is `participant.ending.OwnParticipants`). Imports: client (connections), metadata, wire.
 Source: facts on transactions 2.1 and 2.3.
 Invariants: one call is one attempt, which ends within its time; whoever a topic was last served by is asked first, and looked up anew once that
-fails; TopicNotFound and SubscriptionNotFound are what the owner of the bundle says, so the participant does not exist any more.
+fails; SubscriptionNotFound is what the owner of the bundle says; TopicNotFound is what any broker says of a namespace without a record, and leaves
+`ConfirmedParticipants` only if the store does not know the topic either: a lost record costs an outage, not messages.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from magnetar.client.connection import Connection, Credentials
 from magnetar.client.failures import ConnectionLost, failure_of
 from magnetar.client.pool import Address, Pool
 from magnetar.clock import Clock
-from magnetar.errors import MagnetarError, ServiceNotReady
+from magnetar.errors import MagnetarError, NamespaceNotFound, ServiceNotReady, TopicNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import IncarnationRecord
+from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, PartitionedTopicRecord
 from magnetar.metadata.store import MetadataStore
+from magnetar.names import TopicName
 from magnetar.network import Network
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
@@ -44,6 +46,47 @@ class Participants(Protocol):
     async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
         """Have a subscription commit or abort what a transaction acknowledged there."""
         ...
+
+
+class ConfirmedParticipants:
+    """Others, whose word that a topic does not exist is believed only if the store confirms it; otherwise it is one for now, ServiceNotReady."""
+
+    def __init__(self, others: Participants, store: MetadataStore) -> None:
+        self._others, self._store = others, store
+
+    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+        try:
+            await self._others.end_on_partition(topic, txn, action, low_watermark)
+        except TopicNotFound as error:
+            await self._confirm(topic, error)
+            raise
+
+    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+        try:
+            await self._others.end_on_subscription(topic, subscription, txn, action, low_watermark)
+        except TopicNotFound as error:
+            await self._confirm(topic, error)
+            raise
+
+    async def _confirm(self, topic: str, told: TopicNotFound) -> None:
+        """Raises ServiceNotReady if a topic may yet be there, StoreError.
+
+        A topic's entry goes after the topic. A topic whose entry is still to be written is in one of the bundles of its namespace.
+        """
+        name = TopicName.parse(topic)
+        entry = await self._store.get(keys.partitioned_topic(name))
+        if entry is not None and not PartitionedTopicRecord.decode(entry.value).partitions:
+            raise ServiceNotReady(f"topic {topic} is still entered in the metadata store, although a broker says: {told}") from told
+        namespace = name.namespace_name
+        if await self._store.get(keys.namespace(namespace)) is not None:
+            if isinstance(told, NamespaceNotFound):
+                raise ServiceNotReady(f"namespace {namespace} of topic {topic} is there (again); look the topic up again") from told
+            return
+        bundles = (await self._store.range(keys.bundles_in(namespace))).items
+        if any(BundleRecord.decode(item.value).state is not BundleState.DELETED for item in bundles):
+            raise ServiceNotReady(
+                f"namespace {namespace} of topic {topic} has bundles and no record: create it again if it was lost"
+            ) from told
 
 
 class WireParticipants:
@@ -108,11 +151,14 @@ class WireParticipants:
             raise failure_of(body.error, body.message)
 
     async def _connection_to(self, topic: str) -> tuple[Connection, Pool]:
-        """A connection to the broker of a topic. Raises ServiceNotReady while no broker is registered."""
+        """A connection to the broker of a topic. Raises NamespaceNotFound, ServiceNotReady while no broker is registered."""
         if (place := self._places.get(topic)) is not None and self._pool is not None:
             return await self._pool.get(place), self._pool
         pool = await self._any_broker()
-        place = await pool.locate(topic)
+        try:
+            place = await pool.locate(topic)
+        except TopicNotFound as error:  # a look-up finds an owner for any topic of a namespace that is there
+            raise NamespaceNotFound(str(error)) from error
         self._places[topic] = place
         if len(self._places) > PLACES_MAX:
             del self._places[next(iter(self._places))]
