@@ -57,6 +57,8 @@ from magnetar.transactions.records import (
 
 ENDING = {Action.COMMIT: "COMMITTING", Action.ABORT: "ABORTING"}
 ENDED = {Action.COMMIT: "COMMITTED", Action.ABORT: "ABORTED"}
+OVER_HELD_MAX = 1_000
+"""Deadlines that mean nothing any more which may be held, besides twice as many as transactions: an older one may be open for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +233,7 @@ class CoordinatorCore:
                 self._end(found, found.action, now_ms)
             # A clock that was ahead must not keep a transaction open for longer than it was to be.
             found.deadline_ms = min(found.opened_ms, now_ms) + found.timeout_ms
-        self._deadlines = [(found.deadline_ms, least) for least, found in self._live.items() if found.action is None]
-        heapq.heapify(self._deadlines)
+        self._collect_deadlines()
         self._forget(now_ms)
         return [Drive(least) for least, found in self._live.items() if found.action is not None]
 
@@ -400,6 +401,8 @@ class CoordinatorCore:
     def _end(self, found: _Transaction, action: Action, at_ms: int) -> None:
         del self._live[found.least]
         self._participant_bytes -= found.bytes
+        if len(self._deadlines) > 2 * len(self._live) + OVER_HELD_MAX:
+            self._collect_deadlines()
         kept_ms = max(found.timeout_ms, self.limits.outcome_kept_ms)
         self._remember(Outcome(found.least, action, at_ms + kept_ms, found.owner))
 
@@ -412,6 +415,11 @@ class CoordinatorCore:
     def _forget(self, now_ms: int) -> None:
         while self._forgetting and self._forgetting[0][0] <= now_ms:
             del self._outcomes[heapq.heappop(self._forgetting)[1]]
+
+    def _collect_deadlines(self) -> None:
+        """Those of open transactions."""
+        self._deadlines = [(found.deadline_ms, least) for least, found in self._live.items() if found.action is None]
+        heapq.heapify(self._deadlines)
 
     def _is_over(self, least: int) -> bool:
         """Whether a deadline means nothing any more."""

@@ -15,7 +15,7 @@ from magnetar.errors import (
     NotAllowed,
     TransactionNotFound,
 )
-from magnetar.transactions.coordinator import CoordinatorCore, Limits
+from magnetar.transactions.coordinator import OVER_HELD_MAX, CoordinatorCore, Limits
 from magnetar.transactions.coordinator_events import (
     Answer,
     Await,
@@ -195,6 +195,21 @@ def test_an_open_transaction_is_aborted_at_its_deadline() -> None:
     assert found.handle(Ticked(99)) == []
     assert found.handle(Ticked(100)) == [Write((Decided(slow, ABORT, 100),), (Drive(slow),))]
     assert found.status(decided) == "COMMITTING"
+
+
+def test_one_that_is_open_for_long_keeps_no_deadlines_of_others() -> None:
+    """Deadlines of ended transactions go while an older one is above them in the heap, and those of open ones stay."""
+    found = core()
+    slow = begin(found, timeout_ms=MINUTE)
+    for _ in range(3 * OVER_HELD_MAX):
+        end(found, begin(found, timeout_ms=2 * MINUTE), COMMIT)
+        assert len(found._deadlines) <= 2 * found.live + OVER_HELD_MAX + 1
+    late = begin(found, timeout_ms=3 * MINUTE)
+    assert found.due_ms == MINUTE
+    found.handle(Ticked(MINUTE))
+    assert (found.status(slow), found.status(late)) == ("ABORTED", "OPEN")
+    found.handle(Ticked(3 * MINUTE))
+    assert found.status(late) == "ABORTED"
 
 
 def test_the_low_watermark_waits_for_participants() -> None:
