@@ -165,7 +165,14 @@ async def _read_state(world: World, cluster: BrokerCluster, children: dict[Ident
 
 def _plan_roll(cluster: BrokerCluster, observed: Observed, moves: Moves) -> RollPlan:
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
-    return roll_of(observed.pods, brokers, moves.scale.replicas, scaling=moves.holds_rolls)
+    return roll_of(observed.pods, brokers, moves.scale.replicas, scaling=moves.holds_rolls, awaits=_store_awaited(observed))
+
+
+def _store_awaited(observed: Observed) -> str:
+    """What a broker's drain and its successor's start would have to wait for."""
+    if observed.state is None:
+        return f"the metadata store: {observed.store_problem}"
+    return observed.etcd.restarting if observed.etcd is not None else ""
 
 
 # --- effects ------------------------------------------------------------------------------------------------------------------

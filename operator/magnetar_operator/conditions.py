@@ -143,8 +143,8 @@ class Reason(enum.Enum):
     ROLLING = "Rolling", "Pods are restarted one at a time, because their template changed.", "Wait."
     ROLL_WAITS = (
         "RollWaits",
-        "A restart waits until the other brokers are ready.",
-        "Repair the pod named; a sick outdated pod is restarted first.",
+        "A restart waits until the other pods are ready and etcd answers.",
+        "Repair the pod named, or etcd; a sick outdated pod is restarted first.",
     )
     IMAGE_UNAVAILABLE = (
         "ImageUnavailable",

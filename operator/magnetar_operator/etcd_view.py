@@ -16,7 +16,7 @@ from magnetar_operator.builders.etcd_set import START, EtcdShape, etcd_set
 from magnetar_operator.builders.object import Defaults, Manifest
 from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.etcd_admin import Figures, Sighting
-from magnetar_operator.etcd_members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView
+from magnetar_operator.etcd_members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart
 from magnetar_operator.etcd_upkeep import Upkeep
 from magnetar_operator.etcd_versions import choose_image
 from magnetar_operator.models.broker_cluster import BrokerCluster, ManagedEtcd
@@ -67,6 +67,14 @@ class EtcdLife:
     def progress(self) -> Problem | None:
         """What Progressing says."""
         return Problem(self.plan.reason, self.plan.message) if self.plan.reason in _UNDER_WAY and self.plan.reason else None
+
+    @property
+    def restarting(self) -> str:
+        """The restart that begins now, or under which there is no etcd: clients are not restarted meanwhile. "" = none."""
+        going = [broker_pods.name_of(pod) for pod in self.pods if broker_pods.is_terminating(pod)]
+        if isinstance(self.plan.step, Restart):
+            return f"the restart of etcd pod {self.plan.step.ordinal}"
+        return f"the successor of {going[0]}" if going and len(self.pods) == 1 else ""
 
     @property
     def again_s(self) -> float:

@@ -41,14 +41,20 @@ async def lost_nodes(world: World, pods: Sequence[Manifest]) -> LostNodes:
 
 
 def roll_of(
-    pods: Sequence[Manifest], stateful_set: Manifest | None, replicas: int, *, scaling: bool, what: str = "brokers"
+    pods: Sequence[Manifest],
+    stateful_set: Manifest | None,
+    replicas: int,
+    *,
+    scaling: bool,
+    what: str = "brokers",
+    awaits: str = "",
 ) -> RollPlan:
-    """The next restart among `pods`, by the newest template that the StatefulSet's controller has seen."""
+    """The next restart among `pods`, by the newest template that the StatefulSet's controller has seen; `what` and `awaits` as in `plan_roll`."""
     status = stateful_set.get("status", {}) if stateful_set is not None else {}
     # Until then its update revision is that of an older template.
     seen = stateful_set is not None and status.get("observedGeneration") == stateful_set["metadata"].get("generation")
     view = broker_pods.rolling_view(pods, stateful_set)
-    return plan_roll(view, status.get("updateRevision", "") if seen else "", replicas, scaling, what)
+    return plan_roll(view, status.get("updateRevision", "") if seen else "", replicas, scaling, what, awaits)
 
 
 async def restart(world: World, owner: CustomResource, pods: Sequence[Manifest], roll: RollPlan) -> None:

@@ -2,8 +2,8 @@
 
 Owns: the decision, why a pod needs a restart, and what is said of it. Imports: names, builders.object, conditions. Pure.
 Invariants: at most one broker is restarted at a time; an outdated pod that is sick goes first, because restarting it costs nobody anything; a healthy
-one goes only while every other broker is ready; nothing is restarted while the number of brokers changes. Deleting a pod is a drain: it gets SIGTERM
-and the grace period to hand its bundles over.
+one goes only while every other broker is ready and the metadata store answers; nothing is restarted while the number of brokers changes. Deleting a
+pod is a drain: it gets SIGTERM and the grace period to hand its bundles over.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ class RollPlan:
         return None
 
 
-def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: bool, what: str = "brokers") -> RollPlan:
-    """The next restart. `revision` is the StatefulSet's update revision ("" = not known yet); `what` the pods are, in the plural."""
+def plan_roll(
+    pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: bool, what: str = "brokers", awaits: str = ""
+) -> RollPlan:
+    """The next restart. `revision` is the StatefulSet's update revision ("" = not known yet); `what` the pods are, in the plural; `awaits` is what a
+    healthy pod waits for ("" = nothing), because it could not hand over what it has, nor its successor begin. A sick one hands nothing over in any
+    case, and only by its restart a bad template is replaced by a good one."""
     ordered = sorted(pods, key=lambda pod: names.ordinal_of(pod.name))
     outdated = [pod for pod in ordered if revision and pod.revision != revision and not pod.terminating]
     pending = tuple((pod.name, pod.difference) for pod in outdated)
@@ -59,6 +63,8 @@ def plan_roll(pods: Sequence[BrokerPod], revision: str, replicas: int, scaling: 
     sick = next((pod.name for pod in outdated if not pod.ready), "")
     if sick:
         return RollPlan(sick, pending)
+    if awaits:
+        return RollPlan(pending=pending, waits_for=awaits)
     unready = next((pod.name for pod in ordered if not pod.ready), "")
     if unready or len(ordered) < replicas:
         return RollPlan(pending=pending, waits_for=unready or f"{replicas - len(ordered)} {what} that do not exist yet")

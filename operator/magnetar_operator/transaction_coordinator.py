@@ -191,7 +191,8 @@ def _fleet(resource: TransactionCoordinator, observed: ObservedCoordinators) -> 
 
 def _plan_roll(resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan) -> RollPlan:
     scaling = scale.reason is not None
-    return roll_of(observed.pods, _set_of(resource, observed), scale.replicas, scaling=scaling, what="coordinators")
+    awaits = f"the metadata store: {observed.store_problem}" if observed.state is None else ""
+    return roll_of(observed.pods, _set_of(resource, observed), scale.replicas, scaling=scaling, what="coordinators", awaits=awaits)
 
 
 # --- effects ------------------------------------------------------------------------------------------------------------------

@@ -8,12 +8,15 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,16 @@ class EtcdProcess:
         with (self._directory / "etcd.log").open("ab") as output:
             self._process = subprocess.Popen(arguments, stdout=output, stderr=output)
         _wait(f"{client}/health", self._process, self._directory / "etcd.log", None)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It answers nobody meanwhile, and forgets nothing."""
+        assert self._process is not None, "it has been started"
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -291,3 +291,33 @@ def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_
             await until("an Event for each", lambda: len(scene.events("Restarting")) == 2)
 
     asyncio.run(scenario())
+
+
+def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A successor could not take its number, and whoever looks for the number's transactions would find nobody."""
+    path = scene.path(PATH, "tx")
+
+    def uids() -> set[str]:
+        return {pod["metadata"]["uid"] for pod in scene.pods()}
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene, "tx-coordinator")
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace), kubelet.at_work():
+            claims = Claims(scene, brokers, "tx-coordinator")
+            async with claims.at_work():
+                scene.create("BrokerCluster", "main", external(cluster_etcd))
+                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+                await until("Ready", lambda: ready(scene))
+            before = uids()
+            waits = lambda: scene.condition(path, "Progressing").get("reason") == "RollWaits"  # noqa: E731
+            with cluster_etcd.frozen():
+                scene.merge(path, {"spec": {"config": {"lease_ttl_s": 5}}})
+                await until("the roll waits, or begins", lambda: waits() or uids() != before)
+                assert uids() == before
+                assert "the metadata store" in scene.condition(path, "Progressing")["message"]
+                assert scene.condition(path)["reason"] == "MetadataStoreUnavailable"
+            async with claims.at_work():
+                assert await replaced(scene, before, 2) >= 1
+                await until("Ready", lambda: ready(scene))
+
+    asyncio.run(scenario())

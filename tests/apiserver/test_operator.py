@@ -184,6 +184,37 @@ def test_a_change_of_settings_rolls_one_broker_at_a_time(scene: Scene, cluster_e
     asyncio.run(scenario())
 
 
+def test_healthy_brokers_are_not_restarted_while_the_metadata_store_is_away(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A broker could hand nothing over, and its successor could not begin. A sick one is restarted, or a bad template would stay."""
+    path = scene.path("brokerclusters", "main")
+
+    def uids() -> dict[str, str]:
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in scene.pods()}
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene)
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace), kubelet.at_work():
+            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=3))
+            await until("Ready", lambda: scene.condition(path).get("status") == "True")
+            before = uids()
+            waits = lambda: scene.condition(path, "Progressing").get("reason") == "RollWaits"  # noqa: E731
+            with cluster_etcd.frozen():
+                scene.merge(path, {"spec": {"config": {"keep_alive_s": 11}}})
+                await until("the roll waits, or begins", lambda: waits() or uids() != before)
+                assert uids() == before
+                assert cluster_etcd.endpoint in scene.condition(path, "Progressing")["message"]
+                assert scene.condition(path)["reason"] == "MetadataStoreUnavailable"
+                kubelet.sick.add("main-broker-1")
+                await until("the sick one is restarted", lambda: uids().get("main-broker-1") not in (None, before["main-broker-1"]))
+                kubelet.sick.clear()
+                await until("the other two wait", lambda: "2 pods" in scene.condition(path, "Progressing")["message"] and waits())
+                assert {name for name, uid in uids().items() if uid == before[name]} == {"main-broker-0", "main-broker-2"}
+            assert await replaced(scene, set(before.values()), 3) >= 2
+            await until("Ready", lambda: scene.condition(path).get("status") == "True")
+
+    asyncio.run(scenario())
+
+
 def test_what_belongs_to_others_is_left_alone_and_bad_specs_are_told(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     """A service of that name stays its owner's; a paused cluster is not touched."""
 

@@ -8,10 +8,12 @@ from typing import Any
 from magnetar_operator import etcd_start, names
 from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.object import Defaults
+from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import desired, identity_of
 from magnetar_operator.etcd_admin import Figures, Sighting
-from magnetar_operator.etcd_members import Door, EtcdPlan, EtcdPod, Member, Voice
-from magnetar_operator.etcd_view import is_known, pod_of, shape_of, status_of
+from magnetar_operator.etcd_members import Door, EtcdPlan, EtcdPod, Member, Restart, Voice
+from magnetar_operator.etcd_upkeep import Upkeep
+from magnetar_operator.etcd_view import EtcdLife, is_known, pod_of, shape_of, status_of
 from magnetar_operator.models.broker_cluster import ManagedEtcd
 from magnetar_operator.models.etcd import EtcdStatus
 from tests.unit.operator.samples import DEFAULTS, cluster
@@ -93,6 +95,19 @@ def test_an_etcd_is_begun_anew_only_by_the_name_of_the_lost_one() -> None:
         children = {identity_of(item): item for item in desired(resource, DEFAULTS, 1, {})}
         tokens.add(children["ConfigMap", "main-etcd"]["data"]["ETCD_INITIAL_CLUSTER_TOKEN"])
     assert len(tokens) == 2
+
+
+def test_clients_are_not_restarted_beside_a_member_or_while_the_only_one_is_away() -> None:
+    def life(plan: EtcdPlan, *pods: dict[str, Any]) -> EtcdLife:
+        return EtcdLife(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
+
+    going = pod()
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    restart = EtcdPlan(1, step=Restart(0, "Image"), reason=Reason.ETCD_ROLLING)
+    assert life(restart, pod()).restarting == "the restart of etcd pod 0"
+    assert life(EtcdPlan(1), going).restarting == "the successor of main-etcd-0"
+    assert life(EtcdPlan(3), going, pod(), pod()).restarting == "", "the others are a quorum"
+    assert life(EtcdPlan(1), pod()).restarting == ""
 
 
 def test_sizes_in_the_status_change_only_with_a_tenth_of_themselves() -> None:

@@ -30,6 +30,12 @@ def test_a_healthy_one_waits_while_any_other_is_not_ready() -> None:
     assert (plan.restart, plan.waits_for) == ("", "main-broker-1")
 
 
+def test_a_healthy_one_waits_for_the_metadata_store_and_a_sick_one_does_not() -> None:
+    plan = plan_roll([pod(0), pod(1)], NEW, 2, scaling=False, awaits="etcd")
+    assert (plan.restart, plan.waits_for, len(plan.pending)) == ("", "etcd", 2)
+    assert plan_roll([pod(0), pod(1, ready=False)], NEW, 2, scaling=False, awaits="etcd").restart == "main-broker-1"
+
+
 def test_nothing_is_restarted_before_the_controller_has_seen_the_template() -> None:
     assert plan_roll([pod(0)], "", 1, scaling=False).restart == ""
 
@@ -39,10 +45,10 @@ pods = st.lists(st.tuples(st.sampled_from([NEW, OLD]), st.booleans(), st.boolean
 )
 
 
-@given(pods, st.integers(0, 6), st.booleans())
-def test_a_restart_never_takes_the_second_broker(found: list[BrokerPod], replicas: int, scaling: bool) -> None:
-    """Whoever is restarted is outdated; if it was ready, every other broker is, and none is on its way."""
-    plan = plan_roll(found, NEW, replicas, scaling)
+@given(pods, st.integers(0, 6), st.booleans(), st.sampled_from(["", "the metadata store"]))
+def test_a_restart_never_takes_the_second_broker(found: list[BrokerPod], replicas: int, scaling: bool, awaits: str) -> None:
+    """Whoever is restarted is outdated; if it was ready, every other broker is, none is on its way, and nothing is waited for."""
+    plan = plan_roll(found, NEW, replicas, scaling, awaits=awaits)
     if not plan.restart:
         return
     (chosen,) = (one for one in found if one.name == plan.restart)
@@ -52,3 +58,4 @@ def test_a_restart_never_takes_the_second_broker(found: list[BrokerPod], replica
     if chosen.ready:
         assert all(one.ready for one in found)
         assert len(found) >= replicas
+        assert not awaits
