@@ -13,7 +13,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -69,16 +69,55 @@ def index_part(head: bytes) -> bytes:
     return head[: -8 * entry_count(head)]
 
 
+@dataclass(slots=True)
+class _Collected:
+    """Runs of one topic as the index has them: rows, and entry lengths and message counts of all."""
+
+    rows: bytearray = field(default_factory=bytearray)
+    lengths: array[int] = field(default_factory=lambda: array(U32))
+    counts: array[int] = field(default_factory=lambda: array(U32))
+    bytes: int = 0
+    epochs: set[int] = field(default_factory=set)
+    last: tuple[int, int] = (-1, -1)
+    sorted: bool = True
+
+    def add(
+        self, epoch: int, ledger: int, first_entry: int, append_ms: int, offset: int, lengths: array[int], counts: array[int]
+    ) -> None:
+        """A run: as the fields of `Run`."""
+        start = ledger, first_entry
+        if start < self.last:
+            self.sorted = False
+        self.last = start
+        self.rows += _RUN.pack(epoch, ledger, first_entry, append_ms, offset, len(lengths))
+        self.lengths.extend(lengths)
+        self.counts.extend(counts)
+        self.bytes += sum(lengths)
+        self.epochs.add(epoch)
+
+    def in_order(self) -> _Collected:
+        """The same by position."""
+        if self.sorted:
+            return self
+        found = _Collected()
+        for run in sorted(_runs(self.rows, self.lengths, self.counts), key=_start):
+            found.add(*run)
+        return found
+
+
 class IndexBuilder:
-    """Collects the runs of one log file, in any order."""
+    """Collects the runs of one log file, in any order.
+
+    Each is laid out as it comes: `encode` only puts topics together, since a file of tiny runs has hundreds of thousands of them.
+    """
 
     def __init__(self, incarnation: str, number: int) -> None:
         self._incarnation, self._number = incarnation, number
-        self._topics: dict[str, list[Run]] = {}
+        self._topics: dict[str, _Collected] = {}
 
     def add(self, record: EntriesRecord, payload_offset: int) -> None:
         """A record found by a scan; its payload begins at `payload_offset` of the file."""
-        run = Run(
+        self._topic(record.topic).add(
             record.epoch,
             record.ledger,
             record.first_entry,
@@ -87,49 +126,45 @@ class IndexBuilder:
             record.lengths,
             record.message_counts,
         )
-        self._topics.setdefault(record.topic, []).append(run)
 
     def add_head(self, head: Buffer, payload_offset: int) -> None:
         """A record as its writer remembers it: `index_part` of the first buffer of `encode_entries`."""
         epoch, ledger, first_entry, append_ms, topic, _, lengths, counts, _, entries_at = decode_entries_head(
             head[RECORD_HEADER_BYTES:]
         )
-        run = Run(epoch, ledger, first_entry, append_ms, payload_offset + entries_at, lengths, counts)
-        self._topics.setdefault(topic, []).append(run)
+        self._topic(topic).add(epoch, ledger, first_entry, append_ms, payload_offset + entries_at, lengths, counts)
+
+    def _topic(self, topic: str) -> _Collected:
+        found = self._topics.get(topic)
+        if found is None:
+            found = self._topics[topic] = _Collected()
+        return found
 
     def epochs(self) -> dict[str, list[int]]:
         """The epochs in which each topic was written, rising."""
-        return {topic: sorted({run.epoch for run in runs}) for topic, runs in self._topics.items()}
+        return {topic: sorted(found.epochs) for topic, found in self._topics.items()}
 
     def encode(self, length: int) -> bytes:
         """The index object for the file sealed at `length`."""
         incarnation = self._incarnation.encode()
-        topics = sorted(self._topics.items())
-        runs = [sorted(found, key=_start) for _, found in topics]
-        flat = [run for found in runs for run in found]
-        entries = sum(len(run.lengths) for run in flat)
-        header = _HEADER.pack(_MAGIC, VERSION, len(incarnation), self._number, length, len(topics), len(flat), entries)
-        directory = []
-        for (topic, _), found in zip(topics, runs, strict=True):
-            name = topic.encode()
-            counted = sum(len(run.lengths) for run in found)
-            directory.append(_TOPIC.pack(len(name), 0, len(found), counted, sum(sum(run.lengths) for run in found)) + name)
-        lengths: array[int] = array(U32)
-        counts: array[int] = array(U32)
-        for run in flat:
-            lengths.extend(run.lengths)
-            counts.extend(run.message_counts)
-        body = b"".join(
-            [
-                header,
-                incarnation,
-                *directory,
-                *[_RUN.pack(*run[:5], len(run.lengths)) for run in flat],
-                packed(U32, lengths),
-                packed(U32, counts),
-            ]
-        )
-        return body + _CRC.pack(crc32c(body))
+        topics = [(topic.encode(), found.in_order()) for topic, found in sorted(self._topics.items())]
+        runs = sum(len(found.rows) for _, found in topics) // _RUN.size
+        entries = sum(len(found.lengths) for _, found in topics)
+        header = _HEADER.pack(_MAGIC, VERSION, len(incarnation), self._number, length, len(topics), runs, entries)
+        directory = [
+            _TOPIC.pack(len(name), 0, len(found.rows) // _RUN.size, len(found.lengths), found.bytes) + name
+            for name, found in topics
+        ]
+        lengths, counts = array(U32), array(U32)
+        for _, found in topics:
+            lengths.extend(found.lengths)
+            counts.extend(found.counts)
+        arrays = memoryview(packed(U32, lengths)), memoryview(packed(U32, counts))
+        parts: list[Buffer] = [header, incarnation, *directory, *[found.rows for _, found in topics], *arrays]
+        checksum = 0
+        for part in parts:
+            checksum = crc32c(part, checksum)
+        return b"".join([*parts, _CRC.pack(checksum)])
 
 
 class _Place(NamedTuple):
@@ -144,6 +179,17 @@ class _Place(NamedTuple):
 
 def _start(run: Run) -> tuple[int, int]:
     return run.ledger, run.first_entry
+
+
+def _runs(rows: Buffer, lengths: array[int], counts: array[int]) -> list[Run]:
+    """Runs of one topic, from their rows and the entry lengths and message counts of all."""
+    runs = []
+    first = 0
+    for epoch, ledger, entry, append_ms, offset, count in _RUN.iter_unpack(rows):
+        span = slice(first, first + count)
+        runs.append(Run(epoch, ledger, entry, append_ms, offset, lengths[span], counts[span]))
+        first += count
+    return runs
 
 
 class LevelZeroIndex:
@@ -215,15 +261,7 @@ class LevelZeroIndex:
         counts_at = 4 * self._entries
         lengths = unpacked(U32, self._body[low:high])
         counts = unpacked(U32, self._body[low + counts_at : high + counts_at])
-        runs = []
-        first = 0
-        for epoch, ledger, entry, append_ms, offset, count in _RUN.iter_unpack(
-            self._body[place.at : place.at + place.runs * _RUN.size]
-        ):
-            span = slice(first, first + count)
-            runs.append(Run(epoch, ledger, entry, append_ms, offset, lengths[span], counts[span]))
-            first += count
-        return runs
+        return _runs(self._body[place.at : place.at + place.runs * _RUN.size], lengths, counts)
 
     def extent(self, topic: str) -> TopicExtent:
         """Sums over one topic of this file. Raises KeyError for a topic that is not in it."""
