@@ -1,28 +1,34 @@
 """What a compaction reads, found out by the driver.
 
 Owns: `CompactionPlan` and the search for every file that holds entries of a topic. Imports: store, storage formats, inputs.
-Sources of files: the bundle's manifest; `logs/` (sealed files whose manifest entry may be on its way); the chain in
-the bundle's record (sealed files whose key is on its way, because their owner died).
+Sources of files: the bundle's manifest, and the chain in the bundle's record (sealed files that no manifest lists yet).
 Invariants: the files found hold a prefix of the topic's history, without a gap, up to the horizon; where they have entries of the
 topic's transaction sidecar, of which only the broker knows what they have become, that is as far as the manifest says that segments
 have everything; the horizon never goes back; a run's input is the compacted view of the run before plus what came after its horizon,
 so that retention of the originals takes nothing away.
+
+Why there is no gap. A bundle's history is written term by term, and within a term file by file: (epoch, file) is a place in it. Everything
+before the place `covered` is in what the manifest lists, or was trimmed. From there on the record's chain names every term and its files;
+they are taken in that order up to the first that is not sealed, and nothing behind that one counts, be it sealed and published under
+`logs/`: a former owner's last file may be unsealed long after its successor has sealed some. The record is read before the manifest: what
+leaves a chain has been covered before, and terms that begin meanwhile are left to the next run. A file that is taken must still be there, and
+be read. A bundle that was split has neither manifest nor chain: its children have what it had.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, LogFileRecord, LogPosition
+from magnetar.metadata.records import BundleRecord, BundleState, LogPosition
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName, sidecar_of
 from magnetar.storage import names
 from magnetar.storage.index import IndexBuilder, LevelZeroIndex
-from magnetar.storage.log_format import EntriesRecord
+from magnetar.storage.log_format import FILE_HEADER_BYTES, EntriesRecord
 from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, load_manifest
 from magnetar.storage.recovery import scan
 from magnetar.storage.seals import read_seal
@@ -38,7 +44,7 @@ FOR_EVER: Position = (HIGHEST, HIGHEST)
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A sealed log file that may hold entries of the topic: valid epochs (none given = all), and where its last term ends."""
+    """A sealed log file that may hold entries of the topic: the epochs that count, and where the last of these terms ends."""
 
     incarnation: str
     file: int
@@ -79,7 +85,7 @@ class CompactionPlan:
 
 @dataclass(slots=True)
 class Holdings:
-    """What the manifest of a bundle and the store say of one topic."""
+    """What the manifest of a bundle and its chain say of one topic."""
 
     manifest: Manifest
     level1: tuple[SegmentReference, ...]
@@ -87,8 +93,6 @@ class Holdings:
     trimmed: Position | None
     complete: Position | None = None
     logs: dict[tuple[str, int], LogSource] = field(default_factory=dict)
-    listed: set[tuple[str, int]] = field(default_factory=set)
-    """Log files that the manifest lists: they must be there."""
 
     @classmethod
     def of(cls, manifest: Manifest, topic: str) -> Holdings:
@@ -97,14 +101,12 @@ class Holdings:
         holdings = cls(manifest, found.level1, found.compacted, found.trimmed, found.complete)
         for entry in manifest.level0:
             holdings.add_log(LogSource(entry.incarnation, entry.file, entry.epochs))
-            holdings.listed.add((entry.incarnation, entry.file))
         return holdings
 
     def add_log(self, source: LogSource) -> None:
         """A file known from several places counts with all epochs any of them knows, up to the last end any of them knows."""
         known = self.logs.get((source.incarnation, source.file), source)
-        every = not known.epochs or not source.epochs
-        epochs = () if every else tuple(sorted({*known.epochs, *source.epochs}))
+        epochs = tuple(sorted({*known.epochs, *source.epochs}))
         end = max(known.to_offset, source.to_offset)
         self.logs[source.incarnation, source.file] = LogSource(source.incarnation, source.file, epochs, end)
 
@@ -119,7 +121,9 @@ async def plan_topic(
         except FileNotFoundError as error:
             # A rewrite came in between and its inputs were collected: the manifest names others by now.
             if attempt == ATTEMPTS_MAX:
-                raise CorruptData(f"{error} is listed for {topic} and missing; restore it from a backup") from error
+                raise CorruptData(
+                    f"{error} is listed for {topic}, or in its bundle's chain, and missing; restore it from a backup"
+                ) from error
     raise AssertionError("the loop returns or raises")
 
 
@@ -163,43 +167,53 @@ async def _plan_once(
 
 
 async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName) -> Holdings:
-    """Read manifests, `logs/` and the chain. The chain first: what leaves it meanwhile has arrived in a manifest."""
-    chain = await _chain_sources(store, volume, bundle)
-    keyed = await store.range(keys.LOGS)
+    """Read the record and then the manifest, and look which files of the chain are sealed. Raises ServiceNotReady if the bundle was split."""
+    record = await _record(store, bundle)
     manifest, _, _ = await load_manifest(store, volume, bundle)
+    if not manifest.generation:
+        await _record(store, bundle)  # a split takes the manifest away
     holdings = Holdings.of(manifest, str(topic))
-    for item in keyed.items:
-        record = LogFileRecord.decode(item.value)
-        epochs = record.bundles.get(str(bundle), ())
-        incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
+    if record is None or not record.chain:
+        return holdings
+    begin = (record.epochs[0], record.chain[0].start.file)
+    if record.checkpoint is not None and (manifest.covered is None or manifest.covered < begin):
+        raise ServiceNotReady(
+            f"the manifest of {bundle} has taken in files up to {manifest.covered}, and its chain begins at {begin}: the record or the manifest "
+            "was put back; compact again once its broker has rolled its log"
+        )
+    for term, source in _chain_files(record):
         # What the manifest has covered and does not list any more was rewritten, or trimmed: the file only waits for its collector.
-        covered = manifest.covered
-        fresh = {epoch for epoch in epochs if covered is None or (epoch, int(number)) >= covered}
-        if fresh:
-            holdings.add_log(LogSource(incarnation, int(number), tuple(sorted(fresh))))
-    known = set(holdings.logs)
-    for source in chain:
-        if (source.incarnation, source.file) not in known:
+        if manifest.covered is not None and (term, source.file) < manifest.covered:
+            continue
+        length = await read_seal(volume, source.incarnation, source.file)
+        if length is None:
+            break
+        if length > FILE_HEADER_BYTES:
             holdings.add_log(source)
     return holdings
 
 
-async def _chain_sources(store: MetadataStore, volume: Volume, bundle: BundleName) -> list[LogSource]:
-    """Sealed files that the bundle's recovery chain names."""
+async def _record(store: MetadataStore, bundle: BundleName) -> BundleRecord | None:
+    """The bundle's record; None if nobody has ever had it. Raises ServiceNotReady if it was split."""
     item = await store.get(keys.bundle(bundle))
-    if item is None:
-        return []
-    record = BundleRecord.decode(item.value)
-    sources = []
-    for part in record.chain:
-        last = part.end.file if part.end is not None else None
-        for number in itertools.count(part.start.file):
-            if (last is not None and number > last) or await read_seal(volume, part.incarnation, number) is None:
-                break
-            # The chain begins at the checkpoint, which holds no entries: those before it in this file count as well.
-            to_offset = part.end.offset if part.end is not None and number == part.end.file else HIGHEST
-            sources.append(LogSource(part.incarnation, number, (), to_offset))
-    return sources
+    record = BundleRecord.decode(item.value) if item is not None else None
+    if record is not None and record.state is BundleState.DELETED:
+        raise ServiceNotReady(f"bundle {bundle} was split just now; look its topics up again")
+    return record
+
+
+def _chain_files(record: BundleRecord) -> Iterator[tuple[int, LogSource]]:
+    """The log files of the bundle's recovery chain with their terms, in the order in which they were written; those of an owner without end."""
+    for term, part in zip(record.epochs, record.chain, strict=True):
+        # The chain begins at the checkpoint, which holds no entries: those before it in this file count as well.
+        start, end = part.start, part.end
+        if end is None:
+            for number in itertools.count(start.file):
+                yield term, LogSource(part.incarnation, number, (term,))
+        elif (end.file, end.offset) > (start.file, start.offset):  # else nothing was written: its files may be gone
+            last = end.file if end.offset > FILE_HEADER_BYTES else end.file - 1
+            for number in range(start.file, last + 1):
+                yield term, LogSource(part.incarnation, number, (term,), end.offset if number == end.file else HIGHEST)
 
 
 # --- pieces -------------------------------------------------------------------------------------------------------------------
@@ -230,15 +244,8 @@ def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
 
 
 async def _indexes(volume: Volume, holdings: Holdings) -> list[tuple[LogSource, LevelZeroIndex]]:
-    """The log files that are there, with their indexes. Raises FileNotFoundError if one is not that the manifest lists."""
-    found = []
-    for place, source in sorted(holdings.logs.items()):
-        index = await read_index(volume, *place)
-        if index is not None:
-            found.append((source, index))
-        elif place in holdings.listed:
-            raise FileNotFoundError(names.log_file(*place))
-    return found
+    """The log files with their indexes. Raises FileNotFoundError if one of them is gone: to pass it over would leave a gap."""
+    return [(source, await read_index(volume, *place)) for place, source in sorted(holdings.logs.items())]
 
 
 def _complete(holdings: Holdings, logs: Iterable[tuple[LogSource, LevelZeroIndex]], topic: str) -> Position | None:
@@ -312,16 +319,15 @@ def _part(template: Piece, start: int, stop: int, first: Position, last: Positio
     return replace(template, start=start, stop=stop, first=first, last=last, rows=rows, bytes=size)
 
 
-async def read_index(volume: Volume, incarnation: str, number: int) -> LevelZeroIndex | None:
-    """The index of a sealed log file, built from the file if its writer died before it wrote one. None if the file is gone."""
-    name = names.index(incarnation, number)
+async def read_index(volume: Volume, incarnation: str, number: int) -> LevelZeroIndex:
+    """The index of a sealed log file, built from the file if its writer died before it wrote one. Raises FileNotFoundError if the file is gone."""
+    name, log_file = names.index(incarnation, number), names.log_file(incarnation, number)
     try:
         return LevelZeroIndex.decode(await volume.read(name), name)
     except FileNotFoundError:
-        if not await volume.exists(names.log_file(incarnation, number)):
-            return None
-    length = await read_seal(volume, incarnation, number)
-    assert length is not None, f"{names.log_file(incarnation, number)} is listed and not sealed"
+        length = await read_seal(volume, incarnation, number)
+        if length is None or not await volume.exists(log_file):
+            raise FileNotFoundError(log_file) from None
     builder = IndexBuilder(incarnation, number)
     async for found in scan(volume, incarnation, LogPosition(number, 0), LogPosition(number, length)):
         if isinstance(found.record, EntriesRecord):

@@ -58,7 +58,7 @@ def test_rows_equal_what_was_written_whatever_holds_them(spark: SparkSession, to
     history.grow(40, keys=10)
     history.single("event", b"x", event_time=123)
     first = topic.write(history.entries[:20])
-    topic.write(history.entries[20:], "logs")
+    topic.write(history.entries[20:], listed="chain")
     topic.rewrite(first)
     groups = groups_of(topic, group_bytes_max=1_000)
     assert len(groups) > 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord, LogPosition, LogRange, NamespaceRecord
+from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord, LogRange, NamespaceRecord
 from magnetar.names import BundleName, TopicName, bundle_of, initial_boundaries
 from magnetar.storage import names
 from magnetar.storage.index import LevelZeroIndex
@@ -78,14 +78,14 @@ class StoredTopic:
 
     # --- what a broker does ----------------------------------------------------------------------------------------------------
 
-    def write(self, entries: Sequence[Described], listed: str = "manifest", run_entries_max: int = 3) -> str:
-        """Append entries to the log of a new incarnation and seal it; its id.
+    def write(self, *files: Sequence[Described], listed: str = "manifest", run_entries_max: int = 3) -> str:
+        """Append entries to the log of a new incarnation, file by file, and seal it; its id.
 
-        `listed` says who knows of the file by now: the `manifest`, the key in `logs`, or only the bundle's `chain`.
+        `listed` says what names the files by now: the `manifest`, or the bundle's `chain` and their keys in `logs`, or only these `keys`.
         """
-        return self.run(self._write(entries, listed, run_entries_max))
+        return self.run(self._write(files, listed, run_entries_max))
 
-    async def _write(self, entries: Sequence[Described], listed: str, run_entries_max: int) -> str:
+    async def _write(self, files: Sequence[Sequence[Described]], listed: str = "manifest", run_entries_max: int = 3) -> str:
         self._incarnations += 1
         incarnation = f"broker-0.{self._incarnations:016x}"
         sealed: list[tuple[int, int, dict[str, list[int]]]] = []
@@ -98,23 +98,28 @@ class StoredTopic:
             on_sealed=lambda number, length, epochs: sealed.append((number, length, epochs)),
         )
         await writer.open()
-        start = writer.position
-        for run in runs_of(entries, run_entries_max):
-            other = encode_run([run[0]], OTHER)
-            for encoded in (encode_run(run, str(TOPIC)), other):
-                writer.append(encoded.buffers, encoded.size, 1, None)
-        await writer.barrier()
-        end = writer.position
+        terms: list[tuple[int, LogRange]] = []
+        for number, entries in enumerate(files):
+            if number:
+                await writer.roll("test")
+            for run in runs_of(entries, run_entries_max):
+                epoch, start = run[0].ledger // 2, writer.position
+                for encoded in (encode_run(run, str(TOPIC)), encode_run([run[0]], OTHER)):
+                    writer.append(encoded.buffers, encoded.size, 1, None)
+                await writer.barrier()
+                if terms and terms[-1][0] == epoch:
+                    start = terms.pop()[1].start
+                terms.append((epoch, LogRange(incarnation, start, writer.position)))
         await writer.close()
         for number, length, epochs in sealed:
             valid = tuple(sorted(epochs.get(str(TOPIC), ())))
             if listed == "manifest" and valid:
                 await self._list(LevelZero(incarnation, number, length, valid))
-            elif listed == "logs" and valid:
+            elif valid:
                 record = LogFileRecord(length, {str(self.bundle): valid})
                 await self.store.put(keys.log_file(incarnation, number), record.encode())
         if listed == "chain":
-            await self._chain(LogRange(incarnation, LogPosition(0, start.offset), end))
+            await self.extend_chain(terms)
         return incarnation
 
     async def _list(self, entry: LevelZero) -> None:
@@ -126,10 +131,13 @@ class StoredTopic:
             lambda manifest: dataclasses.replace(manifest, level0=(*manifest.level0, entry)),
         )
 
-    async def _chain(self, part: LogRange) -> None:
+    async def extend_chain(self, terms: Sequence[tuple[int, LogRange]]) -> None:
+        """These terms, by epoch, have come after those in the bundle's record."""
         item = await self.store.get(keys.bundle(self.bundle))
-        known = BundleRecord.decode(item.value).chain if item is not None else ()
-        record = BundleRecord(BundleState.FREE, 1, chain=(*known, part))
+        known = BundleRecord.decode(item.value) if item is not None else BundleRecord(BundleState.FREE, 0)
+        chain = (*known.chain, *(part for _, part in terms))
+        epochs = (*known.epochs, *(epoch for epoch, _ in terms))
+        record = dataclasses.replace(known, epoch=epochs[-1], chain=chain, epochs=epochs)
         await self.store.put(keys.bundle(self.bundle), record.encode())
 
     def rewrite(self, incarnation: str) -> None:
