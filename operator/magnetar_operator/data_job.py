@@ -1,8 +1,8 @@
 """Reconciling a `DataJob`.
 
-Owns: the order of steps and the driver pods. Imports: world, job_plan, builders, magnetar.metadata.
+Owns: the order of steps and the driver pods. Imports: world, job_plan, pod_care, builders, magnetar.metadata.
 Invariants: drivers have deterministic names, so making one twice is refused; nothing is decided about a run while its record cannot be read; only
-drivers that this resource owns are touched.
+drivers that this resource owns are touched, and by force only one that was told to go and whose node is lost.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from magnetar_operator.job_plan import FAILED, PENDING, SUCCEEDED, SUSPENDED, At
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.data_job import DataJob, Run
 from magnetar_operator.planning import Create, Update, plan
+from magnetar_operator.pod_care import delete_lost, lost_nodes
 from magnetar_operator.resources import BY_KIND, POD
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
@@ -58,6 +59,7 @@ async def reconcile(world: World, key: Key) -> float | None:
             world, job, run, Reason.STORE_UNAVAILABLE, f"the run's record cannot be read: {str(error) or 'no answer in time'}"
         )
     pods = await _drivers(world, job)
+    await _let_go(world, job, pods)
     decided = plan_job(_view(world, job, run, pods, record))
     if decided.stop:
         # First that the attempt is not used up: the pod may be gone before anybody looks again.
@@ -146,6 +148,16 @@ async def _stop(world: World, job: DataJob, pods: list[Manifest]) -> None:
     for pod in pods:
         if not attempt_of(pod).is_over and not broker_pods.is_terminating(pod) and await world.api.delete(pod):
             await world.events.normal(job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped")
+
+
+async def _let_go(world: World, job: DataJob, pods: list[Manifest]) -> None:
+    """End the wait for drivers that were told to go and whose node cannot say that they have. Raises KubernetesError.
+
+    One that runs on all the same does no harm: of two commits the second fails, and a success stays recorded. Nobody waits for a driver, so that
+    Kubernetes' own eviction decides when the pods of a silent node are to go: each costs an attempt.
+    """
+    going = [pod for pod in pods if broker_pods.is_terminating(pod)]
+    await delete_lost(world, job, going, await lost_nodes(world, going))
 
 
 async def _create(world: World, job: DataJob, cluster: BrokerCluster, run: str, pods: list[Manifest], decided: JobPlan) -> None:

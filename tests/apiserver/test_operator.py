@@ -266,6 +266,20 @@ def test_a_standby_takes_over_after_a_planned_stop(scene: Scene, cluster_etcd: E
     asyncio.run(scenario())
 
 
+def make_lost_node(scene: Scene, node: str) -> None:
+    """A node whose kubelet has been silent for long."""
+    scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+    lost = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "NodeStatusUnknown"}
+    scene.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [lost]}})
+
+
+def bind(scene: Scene, pod: str, node: str) -> None:
+    """What the scheduler does."""
+    target = {"kind": "Node", "name": node}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+    scene.plane.must("POST", f"{scene.core('pods', pod)}/binding", binding)
+
+
 def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     """Its pod waits for a kubelet that will never answer; without force its name, and so its successor, would wait too."""
 
@@ -273,25 +287,12 @@ def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd:
         kubelet = Kubelet(scene)
         node = f"node-{scene.namespace}"
         async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace), kubelet.at_work():
-            scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
-            lost = {
-                "type": "Ready",
-                "status": "Unknown",
-                "lastTransitionTime": "2020-01-01T00:00:00Z",
-                "reason": "NodeStatusUnknown",
-            }
-            scene.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [lost]}})
+            make_lost_node(scene, node)
             scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=1))
             await until("one broker", lambda: scene.cluster().get("status", {}).get("readyReplicas") == 1)
             before = scene.get(scene.core("pods", "main-broker-0"))
             assert before is not None
-            binding = {
-                "apiVersion": "v1",
-                "kind": "Binding",
-                "metadata": {"name": "main-broker-0"},
-                "target": {"kind": "Node", "name": node},
-            }
-            scene.plane.must("POST", f"{scene.core('pods', 'main-broker-0')}/binding", binding)
+            bind(scene, "main-broker-0", node)
             kubelet.sick.add("main-broker-0")
             await until(
                 "a successor",
@@ -301,6 +302,42 @@ def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd:
                 ),
             )
             (event,) = await until("an event", lambda: scene.events("NodeLost"))
+            assert node in event
+
+    asyncio.run(scenario())
+
+
+def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Its pod would stay Running for ever, and with it the attempt; until it is told to go nobody touches it."""
+
+    async def scenario() -> None:
+        node = f"node-{scene.namespace}"
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
+            make_lost_node(scene, node)
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}}
+            scene.create("DataJob", "prices", spec)
+
+            def driver(attempt: int) -> dict[str, Any] | None:
+                items = scene.plane.must("GET", f"{scene.core('pods')}?labelSelector=magnetar.io/job=prices")["items"]
+                return next((pod for pod in items if pod["metadata"]["labels"]["magnetar.io/attempt"] == str(attempt)), None)
+
+            first = await until("the first driver", lambda: driver(1))
+            name = first["metadata"]["name"]
+            bind(scene, name, node)
+            unready = {"type": "Ready", "status": "False"}
+            scene.merge(f"{scene.core('pods', name)}/status", {"status": {"phase": "Running", "conditions": [unready]}})
+            path = scene.path("datajobs", "prices")
+            await until("at work", lambda: (scene.get(path) or {})["status"]["state"] == "Running")
+            await operator.controller.enqueue_all()
+            await quiet(operator)
+            assert not scene.events("NodeLost")
+
+            scene.delete(scene.core("pods", name))
+            await until("the next attempt", lambda: driver(2))
+            assert driver(1) is None
+            (event,) = await until("an event", lambda: scene.events("NodeLost"))
+            assert name in event
             assert node in event
 
     asyncio.run(scenario())
