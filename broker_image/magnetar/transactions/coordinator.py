@@ -234,8 +234,13 @@ class CoordinatorCore:
             # A clock that was ahead must not keep a transaction open for longer than it was to be.
             found.deadline_ms = min(found.opened_ms, now_ms) + found.timeout_ms
         self._collect_deadlines()
-        self._forget(now_ms)
+        self.forget(now_ms)
         return [Drive(least) for least, found in self._live.items() if found.action is not None]
+
+    def forget(self, now_ms: int) -> None:
+        """Outcomes that were to be kept until now are not known any more; nothing is decided, unlike by Ticked."""
+        while self._forgetting and self._forgetting[0][0] <= now_ms:
+            del self._outcomes[heapq.heappop(self._forgetting)[1]]
 
     # --- events ----------------------------------------------------------------------------------------------------------------
 
@@ -366,7 +371,7 @@ class CoordinatorCore:
             found = self._live.get(least)
             if found is not None and found.action is None:
                 writes.append(self._decision(found, Action.ABORT, now_ms))
-        self._forget(now_ms)
+        self.forget(now_ms)
         return writes
 
     # --- steps -----------------------------------------------------------------------------------------------------------------
@@ -410,10 +415,6 @@ class CoordinatorCore:
         self._outcomes[outcome.least] = outcome
         heapq.heappush(self._forgetting, (outcome.forget_ms, outcome.least))
         while len(self._outcomes) > self.limits.outcomes_max:
-            del self._outcomes[heapq.heappop(self._forgetting)[1]]
-
-    def _forget(self, now_ms: int) -> None:
-        while self._forgetting and self._forgetting[0][0] <= now_ms:
             del self._outcomes[heapq.heappop(self._forgetting)[1]]
 
     def _collect_deadlines(self) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import TransactionCoordinatorNotFound, WireCode
+from magnetar.clock import SystemClock
+from magnetar.errors import TransactionCoordinatorNotFound, TransactionNotFound, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import (
@@ -24,14 +25,16 @@ from magnetar.names import BundleName, TopicName
 from magnetar.server.coordinator import retired
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.coordinator.life import Coordinator
+from magnetar.server.coordinator.retired import RetiredNumbers
 from magnetar.server.topics.topic_registry import PLAIN_TOPIC
 from magnetar.storage import names
-from magnetar.transactions.coordinator_events import Caller
+from magnetar.transactions.coordinator import Limits
+from magnetar.transactions.coordinator_events import Caller, EndRequested
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.transactions import Refusal
-from tests.unit.server.brokers import CLOCK
+from tests.unit.server.brokers import CLOCK, volume_in
 from tests.unit.server.coordinators import TransactionPeer, running_coordinator, topic_server, transaction_peer, transaction_stage
 from tests.unit.server.secured import authenticator, show, token
 
@@ -39,6 +42,15 @@ COMMIT, ABORT = Action.COMMIT, Action.ABORT
 A, B = "persistent://public/default/a", "persistent://public/default/b"
 OF_LOST = TopicName.parse("persistent://public/lost/a")
 TIMEOUT_S = 120.0
+
+
+class SetForward(SystemClock):
+    """The machine's clock, `ahead_ms` ahead."""
+
+    ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
 
 
 async def record_of(store: MemoryStore) -> CoordinatorRecord:
@@ -287,6 +299,31 @@ def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(tmp_path: Path, m
             await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(3, 3, "test/tx").encode())
             assert code(await peer.end(ended[1])) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
             assert not known._read
+
+    asyncio.run(scenario())
+
+
+def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_forget_them(tmp_path: Path) -> None:
+    """Also while what the number has left stays in memory: else participants that ask would be told for ever that the end is under way."""
+
+    async def scenario() -> None:
+        store, clock = MemoryStore(CLOCK), SetForward()
+        async with running_coordinator(tmp_path, store, tcid=1) as other, transaction_peer(other) as peer:
+            txn, left_open = await peer.begin(tcid=1), await peer.begin(tcid=1)
+            assert code(await peer.end(txn)) is None
+            await other.stop()
+        asked = EndRequested(None, txn.least, COMMIT, Caller(), 0)
+        async with volume_in(tmp_path) as volume:
+            known = RetiredNumbers(store, volume, clock, Limits(outcome_kept_ms=1_000_000))
+            await known.ask(1, asked)
+            core = await known.core_of(1)
+            clock.ahead_ms = 900_000
+            await known.ask(1, asked)
+            clock.ahead_ms = 2_000_000
+            with pytest.raises(TransactionNotFound, match="ended so long ago"):
+                await known.ask(1, asked)
+            assert await known.core_of(1) is core, "it was not read again"
+            assert core.status(left_open.least) == "OPEN", "only its own coordinator may end it"
 
     asyncio.run(scenario())
 

@@ -80,6 +80,7 @@ class RetiredNumbers:
             revision, record = await self.check(tcid)
             if held is None or held[0] != revision:
                 held = revision, await self._recovered(tcid, record)
+            held[1].forget(self._clock.wall_ms())  # nobody ticks it
             self._read[tcid] = held  # the last one that was used
             if len(self._read) > READ_MAX:
                 self._read.popitem(last=False)
