@@ -12,7 +12,7 @@ import sys
 import time
 import tracemalloc
 
-from magnetar.storage.transaction_format import participant_document, participant_state
+from magnetar.storage.transaction_format import participant_pieces, participant_state
 from magnetar.transactions.buffer import TransactionBuffer
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import ParticipantState
@@ -31,7 +31,7 @@ def main() -> None:
         each_us = (time.perf_counter() - begun) / transactions * 1e6
         held = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        document = json.dumps(participant_document(ParticipantState(buffer.to_state())))
+        document = b"".join(participant_pieces(ParticipantState(buffer.to_state())))
         begun = time.perf_counter()
         state = participant_state(json.loads(document)).buffer
         assert state is not None

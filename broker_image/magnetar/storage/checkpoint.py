@@ -16,7 +16,7 @@ from magnetar.metadata.records import LogPosition
 from magnetar.names import BundleName
 from magnetar.storage import names
 from magnetar.storage.document import close_document, decode_document, document_json
-from magnetar.storage.transaction_format import participant_document, participant_state
+from magnetar.storage.transaction_format import participant_pieces, participant_state
 from magnetar.storage.volume import Volume
 from magnetar.transactions.participant_records import ParticipantState
 
@@ -123,15 +123,32 @@ class CheckpointEncoder:
 
     def add(self, name: str, topic: TopicValues) -> None:
         """One more topic, as it is now."""
+        for _ in self.add_in_pieces(name, topic):
+            pass
+
+    def add_in_pieces(self, name: str, topic: TopicValues) -> Iterator[None]:
+        """As `add`, to be gone through to its end: a topic that was much used with transactions takes long."""
         assert name > self._last or len(self._parts) == 2, (name, self._last)
         separator = b"," if len(self._parts) > 2 else b""
-        self._parts.append(b"%s%s:%s" % (separator, document_json(name), document_json(_fields(topic))))
-        self.size += len(self._parts[-1])
         self._last = name
+        for piece in _pieces(separator, name, topic):
+            self._parts.append(piece)
+            self.size += len(piece)
+            yield
 
     def finish(self) -> bytes:
         """The object's bytes."""
-        return close_document(b"%s},%s" % (b"".join(self._parts), document_json({"version": VERSION})[1:]))
+        return close_document([*self._parts, b"},", document_json({"version": VERSION})[1:]])
+
+
+def _pieces(separator: bytes, name: str, topic: TopicValues) -> Iterator[bytes]:
+    fields = document_json(_fields(topic))
+    if topic.transactions is None:
+        yield b"%s%s:%s" % (separator, document_json(name), fields)
+        return
+    yield b"%s%s:%s," % (separator, document_json(name), fields[:-1])
+    yield from participant_pieces(topic.transactions)
+    yield b"]"
 
 
 def _fields(topic: TopicValues) -> list[Any]:
@@ -151,7 +168,6 @@ def _fields(topic: TopicValues) -> list[Any]:
         [list(known) for known in topic.sequences],
         list(topic.sizes),
         [list(mark) for mark in topic.marks],
-        *([] if topic.transactions is None else [participant_document(topic.transactions)]),
     ]
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
-from magnetar.storage.document import close_document, decode_document, document_json
+from magnetar.storage.document import close_document, decode_document, document_json, json_items
 from magnetar.storage.log_format import Encoded, RecordType
 from magnetar.storage.record_framing import bounded_length, framed_records, record_header
 from magnetar.transactions.records import (
@@ -36,7 +36,6 @@ from magnetar.transactions.records import (
 T = TypeVar("T")
 
 VERSION = 1
-PIECE_ITEMS = 500
 CHECKPOINT_KIND = "coordinator-checkpoint"
 
 _HEAD = struct.Struct("<QHBB")
@@ -158,7 +157,7 @@ class CoordinatorCheckpoint:
 
 def encode_checkpoint(checkpoint: CoordinatorCheckpoint) -> bytes:
     """The object's bytes. Transactions and outcomes are lists in a fixed order, since there may be very many."""
-    return close_document(b"".join(checkpoint_pieces(checkpoint)))
+    return close_document(checkpoint_pieces(checkpoint))
 
 
 def checkpoint_pieces(checkpoint: CoordinatorCheckpoint) -> Iterator[bytes]:
@@ -167,16 +166,10 @@ def checkpoint_pieces(checkpoint: CoordinatorCheckpoint) -> Iterator[bytes]:
     head = {"epoch": checkpoint.epoch, "incarnation": checkpoint.incarnation, "kind": CHECKPOINT_KIND}
     tail = {"position": [position.file, position.offset], "tcid": checkpoint.tcid, "version": VERSION}
     yield document_json(head)[:-1] + b',"live":['
-    yield from _items(state.live, _live_values)
+    yield from json_items(state.live, _live_values)
     yield b'],"next":%d,"outcomes":[' % state.next
-    yield from _items(state.outcomes, _outcome_values)
+    yield from json_items(state.outcomes, _outcome_values)
     yield b"]," + document_json(tail)[1:]
-
-
-def _items(values: Sequence[T], plain: Callable[[T], list[Any]]) -> Iterator[bytes]:
-    for at in range(0, len(values), PIECE_ITEMS):
-        piece = document_json(list(map(plain, values[at : at + PIECE_ITEMS])))[1:-1]
-        yield b"," + piece if at else piece
 
 
 def _live_values(live: LiveTransaction) -> list[Any]:

@@ -27,7 +27,7 @@ async def write_checkpoint(volume: Volume, checkpoint: CoordinatorCheckpoint, se
     for piece in checkpoint_pieces(checkpoint):
         pieces.append(piece)
         await asyncio.sleep(0)
-    if not await volume.put_if_absent(name, close_document(b"".join(pieces))):
+    if not await volume.put_if_absent(name, close_document(pieces)):
         raise StorageError(f"{name} exists already: epoch {checkpoint.epoch} of coordinator {checkpoint.tcid} was served twice")
     return name
 

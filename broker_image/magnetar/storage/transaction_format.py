@@ -1,6 +1,6 @@
 """Bytes of what topics and subscriptions write about transactions (version 1 of the TRANSACTION record and of its part of a checkpoint).
 
-Owns: the payload of TRANSACTION records, and a topic's transactions in a checkpoint. Imports: errors, arrays, transactions' records. Pure.
+Owns: the payload of TRANSACTION records, and a topic's transactions in a checkpoint. Imports: errors, arrays, document, transactions' records. Pure.
 A payload is a fixed head {epoch, transaction, floor, operation, flags, lengths}, the topic's name, the producer's or subscription's, and words (i64).
 Invariant: written only where transactions were used: a topic that never was has neither records nor such a part.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
+from magnetar.storage.document import document_json, json_items
 from magnetar.storage.record_framing import bounded_length
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import (
@@ -38,6 +39,8 @@ from magnetar.transactions.participant_records import (
     UnbegunAcks,
 )
 
+TEXT_PIECE_NUMBERS = 3 * 4096
+"""A multiple of 3: so pieces of base64 put together are the base64 of the whole."""
 _HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
 _APPEND = struct.Struct("<8q")  # ledger, first, entries, highest, bytes, send point's ledger and entry, append ms
 _APPEND_WORDS = _APPEND.size // 8
@@ -169,21 +172,28 @@ def _exactly(words: array[int], at: int, length: int) -> tuple[int, ...]:
 # --- checkpoints --------------------------------------------------------------------------------------------------------------
 
 
-def participant_document(state: ParticipantState) -> dict[str, Any]:
-    """What a checkpoint holds of a topic's transactions: JSON values, long arrays of numbers as base64 of their bytes."""
-    document: dict[str, Any] = {
-        "pending": {
-            subscription: [[_ack_document(ack) for ack in found.pending], _fences_document(found.fences)]
-            for subscription, found in state.pending.items()
-        }
-    }
+def participant_pieces(state: ParticipantState) -> Iterator[bytes]:
+    """What a checkpoint holds of a topic's transactions: JSON, long arrays of numbers as base64 of their bytes.
+
+    There may be very much of it: it comes in pieces that take a millisecond or so each.
+    """
+    yield b"{"
     if state.buffer is not None:
-        document["buffer"] = _buffer_document(state.buffer)
-    return document
+        yield b'"buffer":'
+        yield from _buffer_pieces(state.buffer)
+        yield b","
+    yield b'"pending":{'
+    for number, (subscription, found) in enumerate(sorted(state.pending.items())):
+        yield b"%s%s:[[" % (b"," if number else b"", document_json(subscription))
+        yield from json_items(found.pending, _ack_values)
+        yield b"],"
+        yield from _fences_pieces(found.fences)
+        yield b"]"
+    yield b"}}"
 
 
 def participant_state(document: dict[str, Any]) -> ParticipantState:
-    """What `participant_document` has made. Raises KeyError, TypeError, ValueError for anything else."""
+    """What `participant_pieces` have made, parsed. Raises KeyError, TypeError, ValueError for anything else."""
     return ParticipantState(
         _buffer_state(document["buffer"]) if "buffer" in document else None,
         {
@@ -193,34 +203,24 @@ def participant_state(document: dict[str, Any]) -> ParticipantState:
     )
 
 
-def _buffer_document(state: BufferState) -> dict[str, Any]:
-    return {
-        "last": list(state.last),
-        "trimmed_to": list(state.trimmed_to),
-        "open": [
-            [
-                *found.txn,
-                found.since_ms,
-                found.size,
-                [[*span[:3], *span.send_point] for span in found.spans],
-                _names(found.producers),
-            ]
-            for found in state.open
-        ],
-        "fences": _fences_document(state.fences),
-        "committed": [[*found.txn, _names(found.producers)] for found in state.committed],
-        "translations": [
-            [
-                found.ledger,
-                list(found.targets),
-                _text(U64, found.firsts),
-                _text(U32, found.counts),
-                _text(U32, found.codes),
-                _text(I64, found.entries),
-            ]
-            for found in state.translations
-        ],
-    }
+def _buffer_pieces(state: BufferState) -> Iterator[bytes]:
+    yield b'{"committed":['
+    yield from json_items(state.committed, lambda found: [*found.txn, _names(found.producers)])
+    yield b'],"fences":'
+    yield from _fences_pieces(state.fences)
+    yield b',"last":%s,"open":[' % document_json(state.last)
+    for number, found in enumerate(state.open):
+        yield b"%s[%d,%d,%d,%d,[" % (b"," if number else b"", *found.txn, found.since_ms, found.size)
+        yield from json_items(found.spans, lambda span: [*span[:3], *span.send_point])
+        yield b"],%s]" % document_json(_names(found.producers))
+    yield b'],"translations":['
+    for number, runs in enumerate(state.translations):
+        yield b"%s[%d,%s" % (b"," if number else b"", runs.ledger, document_json(runs.targets))
+        for typecode, numbers in ((U64, runs.firsts), (U32, runs.counts), (U32, runs.codes), (I64, runs.entries)):
+            yield b","
+            yield from _text_pieces(typecode, numbers)
+        yield b"]"
+    yield b'],"trimmed_to":%s}' % document_json(state.trimmed_to)
 
 
 def _buffer_state(document: dict[str, Any]) -> BufferState:
@@ -244,8 +244,15 @@ def _buffer_state(document: dict[str, Any]) -> BufferState:
     )
 
 
-def _fences_document(fences: Iterable[FenceState]) -> list[list[Any]]:
-    return [[found.coordinator, found.floor, _text(U64, found.committed), _text(U64, found.aborted)] for found in fences]
+def _fences_pieces(fences: Iterable[FenceState]) -> Iterator[bytes]:
+    yield b"["
+    for number, found in enumerate(fences):
+        yield b"%s[%d,%d," % (b"," if number else b"", found.coordinator, found.floor)
+        yield from _text_pieces(U64, found.committed)
+        yield b","
+        yield from _text_pieces(U64, found.aborted)
+        yield b"]"
+    yield b"]"
 
 
 def _fences_state(document: list[list[Any]]) -> tuple[FenceState, ...]:
@@ -254,7 +261,7 @@ def _fences_state(document: list[list[Any]]) -> tuple[FenceState, ...]:
     )
 
 
-def _ack_document(ack: PendingAck) -> list[Any]:
+def _ack_values(ack: PendingAck) -> list[Any]:
     return [
         *ack.txn,
         [list(span) for span in ack.ranges],
@@ -283,8 +290,11 @@ def _place(numbers: list[int]) -> Place:
     return numbers[0], numbers[1]
 
 
-def _text(typecode: str, numbers: array[int]) -> str:
-    return b64encode(packed(typecode, numbers).tobytes()).decode()
+def _text_pieces(typecode: str, numbers: array[int]) -> Iterator[bytes]:
+    yield b'"'
+    for at in range(0, len(numbers), TEXT_PIECE_NUMBERS):
+        yield b64encode(packed(typecode, numbers[at : at + TEXT_PIECE_NUMBERS]).tobytes())
+    yield b'"'
 
 
 def _array(typecode: str, text: str) -> array[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.metadata.records import LogPosition
+from magnetar.storage import document, transaction_format
 from magnetar.storage.checkpoint import Checkpoint, TopicCheckpoint, decode_checkpoint
 from magnetar.storage.log_format import decode_records, encode_transaction
 from magnetar.storage.record_framing import RECORD_HEADER_BYTES
-from magnetar.storage.transaction_format import TransactionRecord, participant_document, participant_state
+from magnetar.storage.transaction_format import TransactionRecord, participant_pieces, participant_state
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import (
     NOWHERE,
@@ -190,7 +192,7 @@ GOLDEN_DOCUMENT = (
 
 def test_golden_part_of_a_checkpoint() -> None:
     """Version 1 never changes; a topic that was never used with transactions has no such part."""
-    assert json.dumps(participant_document(STATE), sort_keys=True, separators=(",", ":")) == GOLDEN_DOCUMENT
+    assert b"".join(participant_pieces(STATE)).decode() == GOLDEN_DOCUMENT
     assert participant_state(json.loads(GOLDEN_DOCUMENT)) == STATE
     assert participant_state({"pending": {}}) == ParticipantState()
     used = TopicCheckpoint(5, transactions=STATE)
@@ -200,8 +202,29 @@ def test_golden_part_of_a_checkpoint() -> None:
     assert data.count(b"pending") == 1
 
 
+def test_a_long_part_of_a_checkpoint_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are cut they are the same bytes, none is long, and a topic's state is found in them again."""
+    many = 1000
+    assert STATE.buffer is not None
+    buffer = replace(
+        STATE.buffer,
+        open=(replace(STATE.buffer.open[0], spans=tuple(Span(14, 2 * n, 1, (15, n)) for n in range(many))),) * 2,
+        fences=(FenceState(3, 7, array("Q", range(many)), array("Q")), FenceState(4, 1)),
+        translations=(TranslationState(14, (15,), *(array(code, range(many)) for code in "QIIq")),) * 2,
+    )
+    pending = PendingState(STATE.pending["s"].pending * many)
+    state = ParticipantState(buffer, {"t": pending, "s": pending})
+    whole = b"".join(participant_pieces(state))
+    monkeypatch.setattr(transaction_format, "TEXT_PIECE_NUMBERS", 30)
+    monkeypatch.setattr(document, "PIECE_ITEMS", 10)
+    pieces = list(participant_pieces(state))
+    assert b"".join(pieces) == whole
+    assert max(map(len, pieces)) < 1000 < len(whole)
+    assert participant_state(json.loads(whole)) == state
+
+
 def test_a_damaged_part_of_a_checkpoint_is_refused() -> None:
     """Anything else than what was written is CorruptData, as for the rest of a checkpoint."""
-    for document in ({}, {"pending": {"s": [1]}}, {"pending": {}, "buffer": {"last": list(NOWHERE)}}):
+    for damaged in ({}, {"pending": {"s": [1]}}, {"pending": {}, "buffer": {"last": list(NOWHERE)}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
-            participant_state(document)
+            participant_state(damaged)

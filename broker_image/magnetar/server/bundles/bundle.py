@@ -381,10 +381,10 @@ class OwnedBundle:
             host = self.topics.get(name)
             if host is None:
                 continue  # it was deleted meanwhile, behind `position`
-            encoder.add(name, host.to_state())
-            if encoder.size - paused_at >= CHECKPOINT_SLICE_BYTES:
-                paused_at = encoder.size
-                await asyncio.sleep(0)
+            for _ in encoder.add_in_pieces(name, host.to_state()):
+                if encoder.size - paused_at >= CHECKPOINT_SLICE_BYTES:
+                    paused_at = encoder.size
+                    await asyncio.sleep(0)
         written, size = await write_checkpoint(self.context.volume, encoder, self._checkpoints)
         return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position), size
 
