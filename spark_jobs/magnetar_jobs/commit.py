@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import structlog
 
 from magnetar.clock import Clock
-from magnetar.errors import MagnetarError, StoreUnavailable
+from magnetar.errors import MagnetarError, StorageError, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
 from magnetar.storage import names
-from magnetar.storage.manifest import CommitResult, Compacted, Manifest, Outcome, Rewrite, commit_manifest
+from magnetar.storage.manifest import CommitResult, Compacted, Manifest, Outcome, Rewrite, commit_manifest, load_manifest
 from magnetar.storage.volume import Volume
 from magnetar_jobs.execution import Written
 from magnetar_jobs.planning import CompactionPlan
@@ -56,18 +56,24 @@ class Committer:
     async def commit(self, plan: CompactionPlan, write: Callable[[str], Awaitable[Written]]) -> Committed:
         """Register an intent, have `write(intent)` write the new view, commit it. Raises Conflict, and whatever `write` raises.
 
+        Where `write` fails and somebody else's change came first that is a Conflict as well: what it was reading may have been given up since.
         If the outcome stays unknown (StoreUnavailable) nothing is deleted: intent and files are the collector's.
         """
         intent = f"{INTENT_PREFIX}{name_part(self.run)}-{self.clock.random_bits(64):016x}"
         record = IntentRecord("compaction", str(plan.bundle), str(plan.topic), self.job, self.run, self.clock.wall_ms())
         await self.store.transact([Compare(keys.intent(intent), "create", "=", 0)], [Put(keys.intent(intent), record.encode())])
+        written: Written | None = None
         try:
             written = await write(intent)
             result = await self._commit(plan, written, intent)
         except StoreUnavailable:
             raise
-        except Exception:
+        except Exception as error:
             await self._abandon(plan, intent)
+            newer = await self._newer(plan, intent) if written is None else None
+            if newer is not None:
+                came_first = f"generation {newer.generation} of its bundle's manifest came first"
+                raise Conflict(f"{plan.topic}: {came_first}, and reading failed ({type(error).__name__})") from error
             raise
         if result.outcome is not Outcome.COMMITTED:
             await self._abandon(plan, intent)
@@ -84,6 +90,16 @@ class Committer:
         return await commit_manifest(
             self.store, self.volume, self.clock, plan.bundle, edit, [Compare(key, "create", "!=", 0)], [Delete(key)]
         )
+
+    async def _newer(self, plan: CompactionPlan, intent: str) -> Manifest | None:
+        """The manifest, if what the plan was made from has changed in it; None also if nobody can tell now."""
+        try:
+            manifest, _, _ = await load_manifest(self.store, self.volume, plan.bundle)
+        except (StoreError, StorageError) as error:
+            log.warning("compaction.manifest_unread", topic=str(plan.topic), error=str(error))
+            return None
+        unchanged = edit_of(plan, Compacted(plan.generation + 1, plan.horizon, ()), intent)(manifest)
+        return manifest if unchanged is None else None
 
     async def _abandon(self, plan: CompactionPlan, intent: str) -> None:
         """The intent first: from then on nobody can commit these files, and only then may they go.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from magnetar.errors import StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import ManifestPointer
 from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
 from magnetar.storage.manifest import (
     CommitResult,
     Compacted,
+    LevelZero,
     Manifest,
     SegmentReference,
     TopicSegments,
@@ -23,7 +26,7 @@ from magnetar.storage.manifest import (
 )
 from magnetar.storage.posix import PosixVolume
 from magnetar_jobs import commit
-from magnetar_jobs.commit import Committer, edit_of
+from magnetar_jobs.commit import Committer, Conflict, edit_of
 from magnetar_jobs.execution import Written
 from magnetar_jobs.inputs import BEFORE_ALL
 from magnetar_jobs.planning import CompactionPlan
@@ -72,6 +75,47 @@ def test_what_was_committed_is_kept_whatever_fails_behind_it(
         compacted = (await load_manifest(store, volume, BUNDLE))[0].topic(str(TOPIC)).compacted
         listed = [segment.object for segment in compacted.segments] if compacted is not None else []
         assert await volume.list(names.segments_of(BUNDLE)) == listed == (outputs if committed else [])
+        assert (await store.range(keys.INTENTS)).items == ()
+
+    run_on_volume(tmp_path, script)
+
+
+def replaced(manifest: Manifest) -> Manifest:
+    """Another run has compacted the topic: what the view before consisted of is given up."""
+    return manifest.with_topic(str(TOPIC), TopicSegments(compacted=COMPACTED))
+
+
+def grown(manifest: Manifest) -> Manifest:
+    """A log file was taken in, which takes nothing away from anybody."""
+    return manifest.with_files([LevelZero("broker-0", 0, 5000, (1,))], (1, 1))
+
+
+def damaged(_: Manifest) -> None:
+    """Nothing was committed, and the manifest cannot be read."""
+
+
+@pytest.mark.parametrize(("change", "expected"), [(replaced, Conflict), (grown, FileNotFoundError), (damaged, FileNotFoundError)])
+def test_a_job_whose_inputs_were_replaced_while_it_read_them_is_planned_again(
+    tmp_path: Path, change: Callable[[Manifest], Manifest | None], expected: type[Exception]
+) -> None:
+    """Naive: the file that is missing fails the whole run. If nobody has changed anything, or nobody can tell, it is what went wrong."""
+    plan = CompactionPlan(BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0)
+
+    async def script(volume: PosixVolume) -> None:
+        store = MemoryStore(CLOCK)
+
+        async def write(intent: str) -> Written:
+            assert await volume.put_if_absent(names.segment(BUNDLE, f"{intent}-0"), b"half of the new view")
+            if change is damaged:
+                await store.put(keys.manifest(BUNDLE), ManifestPointer(1, names.manifest(BUNDLE, 1, 0)).encode())
+            else:
+                await commit_manifest(store, volume, CLOCK, BUNDLE, change)
+            raise FileNotFoundError("an input segment")
+
+        with pytest.raises(expected) as raised:
+            await Committer(store, volume, CLOCK, "job", "run").commit(plan, write)
+        assert isinstance(raised.value, FileNotFoundError) or isinstance(raised.value.__cause__, FileNotFoundError)
+        assert await volume.list(names.segments_of(BUNDLE)) == []
         assert (await store.range(keys.INTENTS)).items == ()
 
     run_on_volume(tmp_path, script)
