@@ -3,7 +3,8 @@
 Owns: the workers, what happens after a pass (appointment, back-off, condition), the periodic resync.
 Imports: asyncio, work_queue, world, reconcilers.
 Invariants: one bad object never stops the others, and no error ends a worker; a pass that could not finish is tried again with back-off; workers take
-nothing while this process does not lead; every known object is looked at again once per resync, so a lost event costs time, never convergence.
+nothing while this process does not lead, and nothing of a namespace that may not be read; every known object is looked at again once per resync, so a
+lost event costs time, never convergence.
 """
 
 from __future__ import annotations
@@ -36,13 +37,23 @@ RECONCILERS: dict[str, Reconciler] = {
 PASS_TIMEOUT_S = 60.0
 TERMINATING_S = 60.0
 STANDBY_POLL_S = 0.5
+REFUSED_POLL_S = 10.0
 
 
 class Controller:
     """Takes keys and reconciles them."""
 
-    def __init__(self, world: World, queue: WorkQueue, metrics: OperatorMetrics, leading: Callable[[], bool], workers: int) -> None:
-        self._world, self._queue, self._metrics, self._leading = world, queue, metrics, leading
+    def __init__(
+        self,
+        world: World,
+        queue: WorkQueue,
+        metrics: OperatorMetrics,
+        leading: Callable[[], bool],
+        refused: Callable[[str], bool],
+        workers: int,
+    ) -> None:
+        """`refused` tells whether a namespace may not be read now."""
+        self._world, self._queue, self._metrics, self._leading, self._refused = world, queue, metrics, leading, refused
         self._workers = workers
         self._promoted = asyncio.Event()
         self._measured: dict[str, PassMetrics] = {}
@@ -74,10 +85,13 @@ class Controller:
             await self._promoted.wait()
             key = await self._queue.take()
             try:
-                if self._leading():
-                    await self._reconcile(key)
-                else:
+                if not self._leading():
                     self._queue.add_after(key, STANDBY_POLL_S)
+                elif self._refused(key.namespace):
+                    # What is not known there would be taken for gone.
+                    self._queue.add_after(key, REFUSED_POLL_S)
+                else:
+                    await self._reconcile(key)
             finally:
                 self._queue.done(key)
 

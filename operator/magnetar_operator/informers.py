@@ -1,15 +1,18 @@
 """Keeping the caches warm.
 
-Owns: the feeds of the object cache (kopf's watches, periodic lists, answers to our own writes), their supervision and their age.
+Owns: the feeds of the object cache (kopf's watches, periodic lists, answers to our own writes), their supervision and their age; which of the
+watched namespaces may not be read.
 Imports: asyncio, kopf's watching, kubernetes_api, object_cache, metrics.
 Invariants: nothing is decided before every kind was listed once; a watch that ended is opened again with back-off, and everything is listed again
 then; a watch begins with a list, which does not tell what has gone since ours: after it the kind is listed again; a lost event costs at most one
-interval between lists, never convergence; a standby's caches are as warm as the leader's.
+interval between lists, never convergence; a standby's caches are as warm as the leader's; a namespace that may not be read (its roles went with it)
+costs the others nothing, and nothing is decided in it until every kind was listed there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import threading
@@ -36,6 +39,7 @@ LIST_PAGE_OBJECTS = 100
 LONG_LIST_OBJECTS = 1000
 """After a list of so many it is worth some milliseconds to give back what its pages took: 5 of 178 MiB with ten thousand objects."""
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 30.0
+FORBIDDEN = 403
 STEADY_S = 60.0
 """A watch that held for so long begins its back-off anew."""
 SHOWN_S = 1.0
@@ -58,6 +62,8 @@ class WatchedKind:
         self.last_event = 0.0
         self.watched_version = 0
         self.awaited: deque[tuple[int, float]] = deque()
+        self.refused: dict[str, str] = {}
+        """Namespaces whose list the API server has refused, and its words; never all that are watched."""
         self.compare_at = math.inf
         """When to list the kind again because its watch has begun: what went between our last list and its own, neither of them tells."""
 
@@ -76,9 +82,10 @@ class Informers:
         beat: Callable[[], None],
     ) -> None:
         self._api, self._cache, self._clock, self._metrics = api, cache, clock, metrics
-        self._namespaces = tuple(namespaces)
-        # The sentinel lives beside the Lease, whether or not clusters may.
-        self._watched_namespaces = sorted({*namespaces, own_namespace}) if namespaces else []
+        self._namespaces = tuple(dict.fromkeys(namespaces))
+        self._own_namespace = own_namespace
+        self._refused: frozenset[str] = frozenset()
+        self._refused_changed = asyncio.Event()
         self._beat = beat
         self._opening = False
         """Whether the watches were opened and none has shown anything yet."""
@@ -88,6 +95,7 @@ class Informers:
             state.last_event = now
             metrics.watch_age.labels(kind).set_function(functools.partial(self._age_s, state))
             metrics.cached.labels(kind).set_function(functools.partial(cache.count, kind))
+        metrics.refused_namespaces.set_function(lambda: len(self._refused))
         metrics.count_resources(cache.standings)
 
     def _age_s(self, state: WatchedKind) -> float:
@@ -101,6 +109,10 @@ class Informers:
     def problem(self) -> str:
         """Which kind could not be listed yet and why, or ""."""
         return next((f"{kind}: {state.problem}" for kind, state in self._kinds.items() if not state.synced.is_set()), "")
+
+    def refused(self, namespace: str) -> bool:
+        """Whether some kind may not be read in a namespace: what exists there is not known."""
+        return namespace in self._refused
 
     async def run(self, resync_s: float, defined: Callable[[], Awaitable[None]]) -> None:
         """Feed the cache until cancelled. `defined` returns once the API server knows all kinds."""
@@ -161,26 +173,45 @@ class Informers:
         inbox = Inbox(asyncio.get_running_loop(), self.seen)
         while True:
             await defined()
-            stop = threading.Event()
             started = self._clock.monotonic()
-            self._opening = True
-            watching = asyncio.create_task(watch(watching_registry(inbox.put), self._watched_namespaces, stop), name="kopf")
-            try:
-                await asyncio.shield(watching)
-                problem = "they ended by themselves"
-            except asyncio.CancelledError:
-                stop.set()
-                await asyncio.wait([watching])
-                raise
-            except Exception as error:  # whatever ends kopf, the operator needs its watches
-                problem = f"{type(error).__name__}: {error}"
-            failures = 0 if self._clock.monotonic() - started > STEADY_S else failures + 1
-            delay_s = back_off_s(self._clock, failures, RETRY_MIN_S, RETRY_MAX_S)
-            log.warning("watches.ended", error=problem, again_in_s=round(delay_s, 1))
+            problem = await self._watch_while_unchanged(inbox)
             self._metrics.watch_restarts.inc()
-            await asyncio.sleep(delay_s)
+            if problem:
+                failures = 0 if self._clock.monotonic() - started > STEADY_S else failures + 1
+                delay_s = back_off_s(self._clock, failures, RETRY_MIN_S, RETRY_MAX_S)
+                log.warning("watches.ended", error=problem, again_in_s=round(delay_s, 1))
+                await asyncio.sleep(delay_s)
             for state in self._kinds.values():
                 state.wanted.set()
+
+    async def _watch_while_unchanged(self, inbox: Inbox) -> str:
+        """Keep watches open until they end, or until other namespaces may be read than now; why they ended, "" in the latter case.
+
+        kopf ends all of its watches for one that is refused, after a minute of attempts: it gets no namespace that is.
+        """
+        self._refused_changed.clear()
+        stop, self._opening = threading.Event(), True
+        watching = asyncio.create_task(watch(watching_registry(inbox.put), self._watched_namespaces(), stop), name="kopf")
+        changed = asyncio.create_task(self._refused_changed.wait(), name="other namespaces may be read")
+        try:
+            ended, _ = await asyncio.wait([watching, changed], return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            await asyncio.wait([watching])
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([watching])
+            raise
+        finally:
+            changed.cancel()
+        if changed in ended:
+            return ""
+        error = watching.exception()
+        return f"{type(error).__name__}: {error}" if error is not None else "they ended by themselves"
+
+    def _watched_namespaces(self) -> list[str]:
+        """Those that kopf watches; none = all."""
+        # The sentinel lives beside the Lease, whether or not clusters may.
+        return sorted({*(set(self._namespaces) - self._refused), self._own_namespace}) if self._namespaces else []
 
     async def _notice_gaps(self) -> None:
         """List a kind again when its watch has begun, and when it does not show what was written."""
@@ -198,11 +229,12 @@ class Informers:
                     state.wanted.set()
 
     async def _list_again_and_again(self, state: WatchedKind, resync_s: float) -> None:
-        failures = 0
+        failures, refusals, all_due = 0, 0, self._clock.monotonic()
         while True:
+            every = state.wanted.is_set() or self._clock.monotonic() >= all_due
             state.wanted.clear()
             try:
-                complete = await self._list(state)
+                complete = await self._list(state, (self._namespaces or ("",)) if every else tuple(state.refused))
                 failures = 0 if complete else failures + 1
                 state.problem = "" if complete else "the API server answers with an older list than before"
             except KubernetesError as error:
@@ -214,31 +246,66 @@ class Informers:
                 log.warning("list.failed", kind=state.resource.kind, error=str(error))
                 await asyncio.sleep(after_s)
             if failures:
+                all_due = self._clock.monotonic()
                 await asyncio.sleep(back_off_s(self._clock, failures, RETRY_MIN_S, RETRY_MAX_S))
                 continue
             state.synced.set()
-            try:
-                async with asyncio.timeout(resync_s * self._clock.uniform(0.9, 1.1)):
+            if every:
+                all_due = self._clock.monotonic() + resync_s * self._clock.uniform(0.9, 1.1)
+            refusals = refusals + 1 if state.refused else 0
+            wait_s = all_due - self._clock.monotonic()
+            if refusals:
+                wait_s = min(wait_s, back_off_s(self._clock, refusals, RETRY_MIN_S, RETRY_MAX_S))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
                     await state.wanted.wait()
-            except TimeoutError:
-                continue
 
-    async def _list(self, state: WatchedKind) -> bool:
-        """Compare the cache with a list; False if the list was older than the last one. Raises KubernetesError."""
+    async def _list(self, state: WatchedKind, namespaces: Sequence[str]) -> bool:
+        """Compare the cache with lists of these namespaces ("" = all); False if one was older than the last one.
+
+        One that is refused is left out, unless all that are watched are. Raises KubernetesError.
+        """
+        refused: dict[str, str] = {}
+        for namespace in namespaces:
+            try:
+                if not await self._list_in(state, namespace):
+                    return False
+            except KubernetesError as error:
+                if error.status != FORBIDDEN:
+                    raise
+                refused[namespace] = str(error)
+                if len(refused) == len(self._namespaces or ("",)):
+                    raise
+        self._keep_refused(state, {name: text for name, text in state.refused.items() if name not in namespaces} | refused)
+        return True
+
+    async def _list_in(self, state: WatchedKind, namespace: str) -> bool:
+        """The same of one namespace."""
         resource = state.resource
         selector = "" if resource.kind in CUSTOM else names.WATCH_SELECTOR
-        for namespace in self._namespaces or ("",):
-            listing = self._cache.listing(resource.kind, namespace)
-            async for page in self._api.pages(resource, namespace, selector, LIST_PAGE_OBJECTS):
-                items = [item for item in page.items if not is_sentinel(item)]
-                if not self._cache.page(listing, int(page.version or 0), items):
-                    self._metrics.stale_lists.labels(resource.kind).inc()
-                    return False
-            self._cache.finish(listing)
-            self._count(state, listing)
-            if len(listing.seen) >= LONG_LIST_OBJECTS:
-                give_back()
+        listing = self._cache.listing(resource.kind, namespace)
+        async for page in self._api.pages(resource, namespace, selector, LIST_PAGE_OBJECTS):
+            items = [item for item in page.items if not is_sentinel(item)]
+            if not self._cache.page(listing, int(page.version or 0), items):
+                self._metrics.stale_lists.labels(resource.kind).inc()
+                return False
+        self._cache.finish(listing)
+        self._count(state, listing)
+        if len(listing.seen) >= LONG_LIST_OBJECTS:
+            give_back()
         return True
+
+    def _keep_refused(self, state: WatchedKind, refused: dict[str, str]) -> None:
+        """Note where a kind may not be read, and have the watches follow."""
+        state.refused = refused
+        before, self._refused = self._refused, frozenset(name for each in self._kinds.values() for name in each.refused)
+        for namespace in sorted(self._refused - before):
+            remedy = "grant the operator its role there, or take the namespace out of watchNamespaces"
+            log.warning("namespace.refused", namespace=namespace, error=refused[namespace], remedy=remedy)
+        for namespace in sorted(before - self._refused):
+            log.info("namespace.readable", namespace=namespace)
+        if self._refused != before:
+            self._refused_changed.set()
 
     def _count(self, state: WatchedKind, listing: Listing) -> None:
         """What a list told that no watch had is worth a number; the first list tells everything."""

@@ -152,6 +152,9 @@ class OperatorMetrics:
             "magnetar_operator_watch_overdue_total", "Times that a watch did not show a write of ours in time", "kind"
         )
         self.list_news = one("magnetar_operator_list_news_total", "Objects that a periodic list told of before the watch", "kind")
+        self.refused_namespaces = self._gauge(
+            "magnetar_operator_refused_namespaces", "Watched namespaces that the API server does not let the operator read"
+        )
         self.stale_lists = one("magnetar_operator_stale_lists_total", "Lists older than an earlier one", "kind")
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,12 +39,13 @@ async def running_operator(
     lease_namespace: str = OPERATOR_NAMESPACE,
     lease_name: str = "magnetar-operator",
     resync_s: float = 300.0,
+    beside: Sequence[str] = (),
 ) -> AsyncIterator[Operator]:
-    """The real operator, watching one namespace."""
+    """The real operator, watching one namespace, and those `beside` it."""
     settings = OperatorSettings(
         image="registry.example/magnetar:1",
         etcd_image="registry.example/etcd:1",
-        namespaces=(namespace,),
+        namespaces=(namespace, *beside),
         lease_name=lease_name,
         lease_namespace=lease_namespace,
         identity=identity,

@@ -6,6 +6,7 @@ Runs after all other tests of the tier (see `conftest.py`): the API server's aud
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,11 @@ EXPLAINED = {
 """Rights that the audit log need not show, and why they are there. Those of admission are proved by other tests: they fail without them."""
 
 
+def make_namespace(control_plane: ControlPlane, name: str) -> None:
+    """Make a namespace, unless it exists."""
+    assert control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})[0] in (201, 409)
+
+
 def test_nothing_the_operator_asked_for_was_forbidden(control_plane: ControlPlane) -> None:
     """In the whole tier, whatever was tested. (A namespace that is being deleted refuses what rights allow: that is no lack of them.)"""
     mine = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
@@ -70,7 +76,7 @@ def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsew
     )
     assert granted(rendered, SCOPED_ACCOUNT) == everywhere - {Right("", "nodes", "get")}
     assert "ClusterRoleBinding" not in rendered
-    control_plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": SCOPED_NAMESPACE}})
+    make_namespace(control_plane, SCOPED_NAMESPACE)
     applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
     assert applied.returncode == 0, applied.stderr
     monkeypatch.setenv("KUBECONFIG", str(control_plane.scoped_kubeconfig))
@@ -102,3 +108,50 @@ def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsew
     assert {found.namespace for found in asked} <= {namespace, SCOPED_NAMESPACE}
     for path in ("/api/v1/namespaces/default/pods", "/api/v1/pods", "/api/v1/nodes", "/apis/magnetar.io/v1alpha1/brokerclusters"):
         assert control_plane.request("GET", path, token=SCOPED_TOKEN)[0] == 403
+
+
+def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
+    control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting a watched namespace takes the operator's role in it along, and the next operator is forbidden to read it: it works in the others.
+
+    One that it may read in part is left alone, since what it cannot see would seem to be missing, and worked on as soon as the role is back.
+    """
+    gone, half = f"{namespace}-gone", f"{namespace}-half"
+    for name in (SCOPED_NAMESPACE, gone, half):
+        make_namespace(control_plane, name)
+    watched = ",".join((namespace, gone, half))
+    rendered = rendered_rights(
+        "scoped", SCOPED_NAMESPACE, "--set", f"watchNamespaces={{{watched}}},rbac.sparkRole=false,rbac.readNodes=false"
+    )
+    applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
+    assert applied.returncode == 0, applied.stderr
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.scoped_kubeconfig))
+    scenes = {name: Scene(control_plane, name) for name in (namespace, gone, half)}
+    spec = {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}}
+    lease: dict[str, Any] = {"lease_namespace": SCOPED_NAMESPACE, "lease_name": SCOPED_ACCOUNT, "beside": (gone, half)}
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{half}/roles/{SCOPED_ACCOUNT}"
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(namespace, **lease) as operator:
+            scenes[gone].create("BrokerCluster", "main", spec)
+            await until("all are worked in", scenes[gone].stateful_set)
+            assert operator.informers.problem() == ""
+        control_plane.must("DELETE", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{gone}/rolebindings/{SCOPED_ACCOUNT}")
+        control_plane.must("DELETE", f"/api/v1/namespaces/{gone}")
+        rules = control_plane.must("GET", roles)["rules"]
+        few = [{"apiGroups": [GROUP], "resources": ["brokerclusters"], "verbs": ["get", "list", "watch"]}]
+        scenes[half].merge(roles, {"rules": few})
+        scenes[half].create("BrokerCluster", "main", spec)
+        async with brokers_of(cluster_etcd.endpoint), running_operator(namespace, **lease) as operator:
+            await until("ready", lambda: operator.health.unready() == "")
+            scenes[namespace].create("BrokerCluster", "main", spec)
+            await until("the others are worked in", scenes[namespace].stateful_set)
+            assert [name for name in scenes if operator.informers.refused(name)] == [gone, half]
+            asked = requests(control_plane.audit_log, SCOPED_USER)
+            assert {found.right.verb for found in asked if found.namespace == half} <= {"list", "watch"}
+            scenes[half].merge(roles, {"rules": rules})
+            await until("the role is back", scenes[half].stateful_set)
+            assert [name for name in scenes if operator.informers.refused(name)] == [gone]
+
+    asyncio.run(scenario())
