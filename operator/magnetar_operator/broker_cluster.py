@@ -77,9 +77,10 @@ async def reconcile(world: World, key: Key) -> float | None:
     security = await secure_clients(world, cluster)
     problems += [*seen.problems, *security.all_problems]
     authority = authority_known(security, observed.child("ConfigMap", names.security(cluster.name)))
-    replicas, shape = 0 if stopped else moves.scale.replicas, observed.etcd_shape
+    replicas, shape = moves.scale.replicas, observed.etcd_shape
     observed = await _with_listener_services(world, cluster, observed, replicas)
-    wanted = desired(cluster, world.defaults, replicas, observed.children, seen.digest, shape, authority=authority)
+    have = observed.children
+    wanted = desired(cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority, stopped=stopped)
     wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking, names.security(cluster.name))
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)

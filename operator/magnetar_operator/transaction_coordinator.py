@@ -84,9 +84,9 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
         problems.append(
             Problem(Reason.RESTORING, f"the metadata store of {cluster.reference} is restored; coordinators are stopped")
         )
-    replicas = 0 if stopped else scale.replicas
-    observed = await _with_listener_services(world, resource, cluster, observed, replicas)
-    wanted = desired_coordinators(resource, cluster, world.defaults, replicas, observed.children, seen.digest)
+    observed = await _with_listener_services(world, resource, cluster, observed, scale.replicas)
+    have = observed.children
+    wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas, have, seen.digest, stopped=stopped)
     wanted = held_back(wanted, observed.children, names.coordinator_set(resource.name), security.blocking)
     problems += await apply_children(world, resource, wanted, observed.children)
     unknown = unknown_listener(resource, cluster)

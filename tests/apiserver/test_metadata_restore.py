@@ -31,6 +31,9 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 240.0
 CLOCK = SystemClock()
 TENANT = "tenants/shop"
+LISTENERS = [{"name": "nodes", "type": "NodePort"}]
+ENTRANCES = ("main-broker-nodes", "main-broker-0-nodes", "tx-coordinator-0-nodes")
+"""Services by which clients outside come: one that is made again has other ports, or another load balancer's address."""
 
 
 @pytest.fixture
@@ -91,7 +94,8 @@ def run_pod(scene: Scene, pod: dict[str, Any], storage: Path, certificates: Path
 def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_alone(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Brokers and coordinators are gone before the store is filled and come back after; another operator takes over in between."""
+    """Brokers and coordinators are gone before the store is filled and come back after, by the same addresses; another operator takes over in
+    between."""
     etcd = EtcdKubelet(scene, tmp_path)
     etcd.play_dns(monkeypatch)
     path, storage, certificates = scene.path("brokerclusters", "main"), tmp_path / "storage", tmp_path / "operator-tls"
@@ -113,6 +117,10 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
         found = [pod["metadata"]["name"] for pod in scene.pods()]
         return [name for name in found if name.startswith(("main-broker-", "tx-coordinator-"))]
 
+    def entrances() -> list[str]:
+        found = [scene.get(scene.core("services", name)) for name in ENTRANCES]
+        return [service["metadata"]["uid"] for service in found if service is not None]
+
     async def in_store(key: str) -> bytes | None:
         tls = TlsFiles.in_directory(await asyncio.to_thread(mounted, scene, certificates))
         store = EtcdStore([names.etcd_endpoint("main", scene.namespace)], tls, clock=CLOCK)
@@ -123,8 +131,8 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
             await store.close()
 
     async def lose_an_intact_store() -> None:
-        scene.create("BrokerCluster", "main", {})
-        scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+        scene.create("BrokerCluster", "main", {"listeners": LISTENERS})
+        scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}, "listeners": LISTENERS})
         await until("pods of both kinds", lambda: len(clients()) == 2, TIMEOUT_S)
         await until("etcd", lambda: scene.cluster().get("status", {}).get("etcd", {}).get("clusterId"), TIMEOUT_S)
         tls = TlsFiles.in_directory(await asyncio.to_thread(mounted, scene, certificates))
@@ -147,14 +155,18 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
                 await hands.enter_async_context(Kubelet(scene, stateful_set).at_work())
             async with running_operator(scene.namespace, "one"):
                 await lose_an_intact_store()
+                before = entrances()
+                assert len(before) == len(ENTRANCES)
                 restore("tuesday")
                 (pod,) = await until("a pod that fills the store", restorers, TIMEOUT_S)
                 assert clients() == []
+                assert entrances() == before
             async with running_operator(scene.namespace, "two"):
                 assert phase() == "Filling"
                 await asyncio.to_thread(run_pod, scene, pod, storage, certificates)
                 await until("the end", lambda: phase() == "Restored", TIMEOUT_S)
                 await until("brokers and coordinators", lambda: (scene.replicas(), coordinators()) == (1, 1), TIMEOUT_S)
+                assert entrances() == before
                 assert await in_store(TENANT) == TenantRecord().encode()
                 assert await in_store(keys.RESTORE_REQUEST) is not None
                 assert len(restorers()) == 1
