@@ -267,6 +267,30 @@ def test_the_last_id_when_everything_up_to_the_end_is_compacted(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_what_was_truncated_is_not_the_last_message_of_a_later_view(tmp_path: Path) -> None:
+    """A view is made of the one before, so it keeps what its topic has dropped since: a reader is not told to wait for that.
+
+    Made anew behind a tombstone, it has nothing but that; of what was published after the truncation it has the last again.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path, 20) as found:
+            await found.compact([3, 4], horizon=19)
+            await found.host.truncate()
+            for number in (20, 21):
+                await found.peer.send(str(number).encode(), number)
+            await found.compact([3, 4], horizon=21, generation=2)
+            assert await found.last_entry(read_compacted=True) == (1 << 64) - 1
+            assert await found.last_entry(read_compacted=False) == 21
+            assert await found.read_compacted(0) == []
+            await found.compact([3, 4], [20], horizon=21, generation=3)
+            assert await found.last_entry(read_compacted=True) == 20
+            assert await found.read_compacted(1) == [20]
+
+    asyncio.run(scenario())
+
+
 def test_a_committed_compaction_is_seen_without_being_asked_for(tmp_path: Path) -> None:
     """A job commits beside the broker: who subscribes then gets the compacted view."""
 

@@ -292,8 +292,11 @@ class BundleCatalog:
             found.message_counts.append(block.message_counts[at])
         return found
 
-    async def last_compacted(self, topic: str) -> tuple[Position, memoryview | None]:
-        """The last surviving entry of the compacted view; (EARLIEST, None) if it is empty."""
+    async def last_compacted(self, topic: str, ledgers: LedgerTable) -> tuple[Position, memoryview | None]:
+        """The last surviving entry of the compacted view; (EARLIEST, None) if it is empty, or the topic was truncated behind it.
+
+        A view keeps what its topic has dropped, and no reader gets that.
+        """
         view = self.compacted(topic)
         assert view is not None
         if not view.segments:
@@ -301,7 +304,8 @@ class BundleCatalog:
         segment = await self._segments.segment(view.segments[-1])
         block = await segment.block(len(segment.footer.blocks) - 1)
         last = len(block.entries) - 1
-        return Position(block.ledgers[last], block.entries[last]), block.payload(last)
+        position = Position(block.ledgers[last], block.entries[last])
+        return (position, block.payload(last)) if ledgers.find(position) is not None else (EARLIEST, None)
 
     # --- bringing the manifest up to date --------------------------------------------------------------------------------------
 

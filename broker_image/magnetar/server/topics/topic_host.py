@@ -455,7 +455,7 @@ class TopicHost:
         """Position and bytes of the last entry that can be delivered; (EARLIEST, None) if there is none, be it that all were trimmed."""
         end = self.core.ledgers.end
         if read_compacted and end > 0 and self.compacted_before(end - 1):
-            return await self.bundle.catalog.last_compacted(str(self.name))
+            return await self.bundle.catalog.last_compacted(str(self.name), self.core.ledgers)
         if end == self.core.ledgers.first:
             return self.core.last_message_position(), None
         request = ReadRequest(end - 1, 1)
