@@ -2,13 +2,14 @@
 
 Owns: when a namespace counts as empty, and the end of the finalizer. Imports: world, stores, namespace_record, magnetar.metadata.
 Invariants: a namespace that holds anything, or of which nobody can say so, is never deleted; the finalizer ends after a bounded time whatever
-happens, and at once where the cluster is gone or a person says so.
+happens, and at once where the cluster is gone or a person says so; that holds as well for a resource that cannot be read, or whose cluster cannot.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 
 from magnetar.errors import StoreError
 from magnetar.metadata import keys
@@ -17,11 +18,14 @@ from magnetar.metadata.store import Compare, Delete
 from magnetar.names import NamespaceName
 from magnetar_operator import names
 from magnetar_operator.conditions import Blocked, Finding, Reason, Type, wall_ms_of
+from magnetar_operator.models.base import API_VERSION, CustomResource, Metadata
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
 from magnetar_operator.namespace_record import living_bundles, number_of_topics, owner_text, unknown_contents
+from magnetar_operator.refusals import KubernetesError, NotLeading
 from magnetar_operator.resources import TOPIC_NAMESPACE
 from magnetar_operator.stores import ClusterStore
-from magnetar_operator.world import World
+from magnetar_operator.work_queue import Key
+from magnetar_operator.world import InvalidResource, World
 
 READ_TIMEOUT_S = 5.0
 DELETION_TIMEOUT_S = 120.0
@@ -38,23 +42,71 @@ async def finalize(world: World, resource: TopicNamespace, open_store: Callable[
     """
     if FINALIZER not in resource.metadata.finalizers:
         return None
-    assert resource.metadata.deletion_timestamp is not None
-    waited_s = (world.clock.wall_ms() - wall_ms_of(resource.metadata.deletion_timestamp)) / 1000
-    skipped = resource.metadata.annotations.get(names.SKIP_FINALIZER, "").lower() == "true"
+    why = _retained(resource.metadata.annotations, resource.spec.deletion_policy)
+    if why:
+        with contextlib.suppress(Blocked):
+            await _opened(resource, open_store)  # which remembers what is to be released when the resource has gone
+    else:
+        try:
+            await _delete_record(world, resource, await _opened(resource, open_store))
+        except Blocked as blocked:
+            if blocked.reason is not Reason.CLUSTER_MISSING and not _is_overdue(world, resource.metadata):
+                await _wait(world, resource, blocked)
+                return blocked.retry_s
+            why = str(blocked)
+    if why:
+        await world.events.warning(resource, "Retained", f"namespace {resource.spec.name} stays as it is: {why}")
+    await _end_finalizer(world, resource)
+    return None
+
+
+async def finalize_unreadable(world: World, key: Key, error: InvalidResource) -> None:
+    """Let a resource go that is deleted and does not fit the model, by what `finalize` goes by; its namespace stays.
+
+    Raises `error` while it is not to go, KubernetesError.
+    """
+    found = await world.api.get(TOPIC_NAMESPACE, key.namespace, key.name)
+    metadata = Metadata.model_validate(found["metadata"]) if found is not None else None
+    if found is None or metadata is None or not metadata.deletion_timestamp or FINALIZER not in metadata.finalizers:
+        raise error
+    why = _retained(metadata.annotations, found.get("spec", {}).get("deletionPolicy"))
+    if not why and not _is_overdue(world, metadata):
+        raise error
+    resource = CustomResource(api_version=API_VERSION, kind=TOPIC_NAMESPACE.kind, metadata=metadata)
+    await world.events.warning(resource, "Retained", f"its namespace stays as it is: {why or error}")
+    await _end_finalizer(world, resource)
+
+
+def _retained(annotations: Mapping[str, str], deletion_policy: object) -> str:
+    """Why nothing is to be deleted at all; "" = something is."""
+    if annotations.get(names.SKIP_FINALIZER, "").lower() == "true":
+        return f"{names.SKIP_FINALIZER} is set"
+    return "spec.deletionPolicy is Retain" if deletion_policy == "Retain" else ""
+
+
+def _is_overdue(world: World, metadata: Metadata) -> bool:
+    assert metadata.deletion_timestamp is not None
+    return (world.clock.wall_ms() - wall_ms_of(metadata.deletion_timestamp)) / 1000 >= DELETION_TIMEOUT_S
+
+
+async def _opened(resource: TopicNamespace, open_store: Callable[[], Awaitable[ClusterStore]]) -> ClusterStore:
+    """Raises Blocked, also where the cluster or its credentials cannot be read, NotLeading."""
     try:
-        store = await open_store()
-        if skipped or resource.spec.deletion_policy != "Delete":
-            raise Blocked(Reason.NOT_EMPTY, f"{names.SKIP_FINALIZER} is set" if skipped else "spec.deletionPolicy is Retain")
-        await _delete_record(world, resource, store)
-    except Blocked as blocked:
-        if not skipped and blocked.reason is not Reason.CLUSTER_MISSING and waited_s < DELETION_TIMEOUT_S:
-            await _wait(world, resource, blocked)
-            return blocked.retry_s
-        await world.events.warning(resource, "Retained", f"namespace {resource.spec.name} stays as it is: {blocked}")
+        return await open_store()
+    except NotLeading:
+        raise
+    except InvalidResource as error:
+        raise Blocked(Reason.INVALID_SPEC, f"BrokerCluster {'/'.join(resource.cluster_key)} cannot be read: {error}") from error
+    except KubernetesError as error:
+        text = f"credentials of BrokerCluster {'/'.join(resource.cluster_key)} cannot be read: {error}"
+        raise Blocked(Reason.STORE_UNAVAILABLE, text) from error
+
+
+async def _end_finalizer(world: World, resource: CustomResource) -> None:
+    """Raises KubernetesError."""
     found = await world.api.get(TOPIC_NAMESPACE, resource.namespace, resource.name)
     if found is not None and FINALIZER in found["metadata"].get("finalizers", []):
         await world.api.set_finalizers(found, [name for name in found["metadata"]["finalizers"] if name != FINALIZER])
-    return None
 
 
 async def _wait(world: World, resource: TopicNamespace, blocked: Blocked) -> None:

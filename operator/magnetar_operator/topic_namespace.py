@@ -66,7 +66,11 @@ class News:
 
 async def reconcile(world: World, key: Key) -> float | None:
     """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource, StoreError, TimeoutError, NotLeading."""
-    resource = await world.read(key, TopicNamespace)
+    try:
+        resource = await world.read(key, TopicNamespace)
+    except InvalidResource as error:
+        await namespace_deletion.finalize_unreadable(world, key, error)
+        return None
     if resource is None:
         await _release(world, key)
         return None

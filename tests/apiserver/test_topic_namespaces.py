@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import math
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,92 +17,22 @@ from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.owned_fields import value_of, with_fields
 from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord, TenantRecord
-from magnetar.names import NamespaceName, TopicName, initial_boundaries
+from magnetar.names import TopicName, initial_boundaries
 from magnetar.policies import KEPT_POLICIES
 from magnetar_operator import informers, namespace_deletion
 from magnetar_operator.main import Operator
+from magnetar_operator.models.topic_namespace import FINALIZER
 from magnetar_operator.refusals import ApiUnavailable
 from magnetar_operator.stores import ClusterStore
 from tests.apiserver.control_plane import EtcdProcess
-from tests.apiserver.stage import Brokers, Scene, brokers_of, quiet, running_operator, settled, until, writes
+from tests.apiserver.definitions import changed_spec
+from tests.apiserver.namespace_stage import KEY, NAME, SPEC, TIMEOUT_S, TTL, Stage, stage_of
+from tests.apiserver.stage import Scene, quiet, running_operator, settled, until, writes
 from tests.unit.operator.namespaces import FULL
 from tests.unit.server.brokers import running_broker
 from tests.unit.server.rest import Rest, rest_over
 
 pytestmark = pytest.mark.slow
-
-TIMEOUT_S = 120.0
-NAME = NamespaceName("acme", "orders")
-KEY = keys.namespace(NAME)
-TTL = "message_ttl_in_seconds"
-SPEC: dict[str, Any] = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders", "bundles": 2}
-
-
-class Stage:
-    """One cluster with its store, and the resources of a test."""
-
-    def __init__(self, scene: Scene, brokers: Brokers) -> None:
-        self.scene, self.brokers = scene, brokers
-
-    def make_cluster(self, etcd: EtcdProcess) -> None:
-        self.scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
-
-    def make(self, name: str, **spec: Any) -> str:
-        """Create a resource; its path."""
-        self.scene.create("TopicNamespace", name, {**SPEC, **spec})
-        return self.scene.path("topicnamespaces", name)
-
-    async def ready(self, path: str) -> dict[str, Any]:
-        """Wait until the newest generation is Ready; the object."""
-
-        def found() -> dict[str, Any] | None:
-            document = self.scene.get(path) or {}
-            state = [(found["status"], found["observedGeneration"]) for found in document.get("status", {}).get("conditions", [])]
-            return document if state == [("True", document["metadata"]["generation"])] else None
-
-        result: dict[str, Any] = await until("Ready", found, TIMEOUT_S)
-        return result
-
-    async def reason(self, path: str, reason: str) -> str:
-        """Wait for a reason of not being Ready; its message."""
-        text: str = await until(
-            reason, lambda: (c := self.scene.condition(path)).get("reason") == reason and c["message"], TIMEOUT_S
-        )
-        return text
-
-    async def event(self, reason: str, part: str) -> None:
-        await until(f"an event {reason} with {part}", lambda: part in " ".join(self.scene.events(reason)), TIMEOUT_S)
-
-    def look_again(self, path: str) -> None:
-        """What an event of the object does."""
-        annotations = (self.scene.get(path) or {})["metadata"].get("annotations", {})
-        number = str(int(annotations.get("look", "0")) + 1)
-        self.scene.merge(path, {"metadata": {"annotations": {"look": number}}})
-
-    async def record(self, key: str = KEY) -> NamespaceRecord:
-        item = await self.brokers.store.get(key)
-        assert item is not None
-        return NamespaceRecord.decode(item.value)
-
-    async def tenant(self) -> TenantRecord:
-        item = await self.brokers.store.get(keys.tenant("acme"))
-        assert item is not None
-        return TenantRecord.decode(item.value)
-
-    async def becomes(self, what: str, predicate: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for something in the store."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not await predicate():
-                await asyncio.sleep(0.05)
-        assert await predicate(), what
-
-
-@asynccontextmanager
-async def stage_of(scene: Scene, etcd: EtcdProcess) -> Any:
-    async with brokers_of(etcd.endpoint) as brokers:
-        stage = Stage(scene, brokers)
-        stage.make_cluster(etcd)
-        yield stage
 
 
 def test_every_owned_field_converges_and_drift_is_corrected_field_by_field(scene: Scene, cluster_etcd: EtcdProcess) -> None:
@@ -284,6 +214,67 @@ def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
             await until("the cluster is gone", lambda: scene.get(scene.path("brokerclusters", "main")) is None, TIMEOUT_S)
             scene.delete(cluster_gone)
             await until("the resource is gone", lambda: scene.get(cluster_gone) is None, TIMEOUT_S)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_read_is_let_go_all_the_same(
+    scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The annotation and the bound hold where the resource does not fit the model, or its cluster does not; Retain never waits. All data stays."""
+    skip = {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}}
+    stored = lambda answer: "spec" in answer  # noqa: E731
+
+    async def gone(path: str) -> None:
+        await until("the resource is gone", partial(_is_gone, scene, path), TIMEOUT_S)
+
+    async def unreadable(stage: Stage) -> str:
+        path = stage.make("odd", namespace="odd", bundles=5000, deletionPolicy="Delete")
+        await stage.reason(path, "InvalidSpec")
+        scene.merge(path, {"metadata": {"finalizers": [FINALIZER]}})
+        scene.delete(path)
+        return path
+
+    async def scenario() -> None:
+        monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", math.inf)
+        many = changed_spec(scene, "TopicNamespace", "bundles", {"type": "integer"}, {**SPEC, "bundles": 5000}, stored)
+        zero = changed_spec(scene, "BrokerCluster", "drainTimeoutSeconds", {"type": "integer"}, {"drainTimeoutSeconds": 0}, stored)
+        async with stage_of(scene, cluster_etcd) as stage, many, zero, running_operator(scene.namespace):
+            path = stage.make("orders", deletionPolicy="Delete")
+            await stage.ready(path)
+            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": "true"}}})
+            await stage.reason(path, "Paused")
+            scene.merge(path, {"spec": {"deletionPolicy": "Retain"}})
+            scene.delete(path)
+            await gone(path)
+            await stage.event("Retained", "acme/orders stays as it is: spec.deletionPolicy is Retain")
+            await stage.becomes("released", lambda: _is_nobodys(stage))
+
+            path = await unreadable(stage)
+            stage.look_again(path)
+            assert scene.get(path) is not None
+            scene.merge(path, skip)
+            await gone(path)
+            await stage.event("Retained", "stays as it is: magnetar.io/skip-finalizer is set")
+
+            first, second = (stage.make(name, namespace=name, deletionPolicy="Delete") for name in ("first", "second"))
+            await stage.ready(first)
+            await stage.ready(second)
+            cluster = scene.path("brokerclusters", "main")
+            scene.merge(cluster, {"spec": {"drainTimeoutSeconds": 0}})
+            await stage.reason(cluster, "InvalidSpec")
+            scene.delete(first)
+            assert f"BrokerCluster {scene.namespace}/main cannot be read" in await stage.reason(first, "InvalidSpec")
+            scene.merge(first, skip)
+            await gone(first)
+
+            monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", 0.0)
+            scene.delete(second)
+            await gone(second)
+            await gone(await unreadable(stage))
+            for name in ("first", "second"):
+                assert await stage.brokers.store.get(f"namespaces/acme/{name}") is not None
+            scene.merge(cluster, {"spec": {"drainTimeoutSeconds": 300}})
 
     asyncio.run(scenario())
 
