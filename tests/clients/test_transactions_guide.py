@@ -90,6 +90,7 @@ def test_settings_are_the_servers() -> None:
         "transactions_open_max": (100_000, "100 000"),
         "transaction_participants_max": (10_000, "10 000"),
         "txn_open_per_topic_max": (10_000, "10 000"),
+        "txn_open_entries_per_topic_max": (1_000_000, "1 000 000 entries"),
         "txn_entries_max": (100_000, "100 000 entries, 1 GiB"),
         "txn_bytes_max": (1 << 30, "100 000 entries, 1 GiB"),
         "txn_held_acks_max": (200_000, "200 000 runs"),

@@ -167,6 +167,9 @@ class BrokerSettings:
     txn_open_per_topic_max: int = _bounded(
         10_000, 1, 1_000_000, "open transactions with messages on one topic, or with acknowledgements on one subscription"
     )
+    txn_open_entries_per_topic_max: int = _bounded(
+        1_000_000, 1, 100_000_000, "entries of all open transactions on one topic; where each of them lies is kept in memory"
+    )
     txn_entries_max: int = _bounded(100_000, 1, 10_000_000, "entries of one transaction on one topic")
     txn_bytes_max: int = _bounded(1024 * _MIB, 1 * _KIB, 1 << 40, "bytes of one transaction's entries on one topic")
     txn_inquire_s: float = _bounded(

@@ -69,6 +69,7 @@ class TransactionBuffer:
         self._last: Place = NOWHERE
         self._trimmed_to: Place = NOWHERE
         self._open: dict[TxnId, ConfirmedPart] = {}
+        self._open_entries = 0  # of `_open` and `_ahead` together
         self._ahead: dict[TxnId, PartAhead] = {}
         self._floors_ahead: dict[int, int] = {}
         self._in_flight: deque[BufferChange] = deque()
@@ -154,24 +155,21 @@ class TransactionBuffer:
     def append(self, txn: TxnId, producer: str, *, count: int, highest: int, size: int, send_point: Place, now_ms: int) -> Append:
         """Give sidecar ids to a run of `count` entries, all of them judged NEW; what to write behind them.
 
-        `highest` is the highest sequence id of the run, or NO_SEQUENCE. Raises NotAllowed if the transaction would become too large.
+        `highest` is the highest sequence id of the run, or NO_SEQUENCE. Raises NotAllowed if the transaction would become too large, or
+        all that are open here together.
         """
         assert count > 0, count
         ahead, known = self._ahead.get(txn), self._standing(txn)
         assert ahead is None or ahead.outcome is None, (txn, ahead)
         entries = count + (ahead.entries if ahead else 0) + (known.entries if known else 0)
         total = size + (ahead.size if ahead else 0) + (known.size if known else 0)
-        limits = self.limits
-        if entries > limits.entries_per_transaction_max or total > limits.transaction_bytes_max:
-            raise NotAllowed(
-                f"transaction {txn} would have {entries} entries of {total} bytes on topic {self.topic}; the limits are "
-                f"txn_entries_max={limits.entries_per_transaction_max} and txn_bytes_max={limits.transaction_bytes_max}: end it earlier"
-            )
+        self.limits.check(self.topic, txn, entries, total, self._open_entries + count)
         first = (self._ledger, self._next_entry)
         self._next_entry += count
         change = Append(txn, producer, first, count, highest, size, send_point, now_ms)
         ahead = self._begin(change)
         ahead.entries += count
+        self._open_entries += count
         ahead.size += size
         span = Span(*first, count, send_point)
         ahead.spans.append(span)
@@ -288,6 +286,7 @@ class TransactionBuffer:
         if isinstance(change, Append):
             ahead.spans.popleft()
             ahead.entries -= change.count
+            self._open_entries -= change.count
             ahead.size -= change.size
         elif isinstance(change, Unbegun):
             ahead.voids = False
@@ -318,6 +317,7 @@ class TransactionBuffer:
     def _forget_open(self, txn: TxnId) -> None:
         if (known := self._open.pop(txn, None)) is not None:
             self._spans.ended(len(known.spans))
+            self._open_entries -= known.entries
         self._inquired.pop(txn, None)
         self._unchanged.discard(txn)
 
@@ -337,6 +337,7 @@ class TransactionBuffer:
             known = self._open[change.txn] = ConfirmedPart(change.append_ms)
             self._lowest.add(change.txn, self._open)
         known.entries += change.count
+        self._open_entries += change.count
         known.size += change.size
         last = known.spans[-1] if known.spans else None
         if last is not None and (last.ledger, last.first + last.entries, last.send_point) == (ledger, first, change.send_point):
@@ -420,6 +421,11 @@ class TransactionBuffer:
         return (OpenTransaction(txn, known.since_ms, known.entries, known.size) for txn, known in self._open.items())
 
     @property
+    def open_entries(self) -> int:
+        """Entries of transactions whose end is not durable, those on their way among them."""
+        return self._open_entries
+
+    @property
     def has_open(self) -> bool:
         """Whether any transaction is open here, or its end on its way."""
         return bool(self._open or self._ahead)
@@ -474,6 +480,7 @@ class TransactionBuffer:
             buffer._open[found.txn] = ConfirmedPart(
                 found.since_ms, found.size, entries, list(found.spans), producers_of_state(found.producers)
             )
+            buffer._open_entries += entries
             buffer._lowest.add(found.txn, buffer._open)
         buffer._spans = OpenSpans(buffer._is_there, ((span, found.txn) for found in state.open for span in found.spans))
         buffer._fences = Fences(state.fences)

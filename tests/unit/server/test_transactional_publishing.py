@@ -322,6 +322,22 @@ def test_receipts_say_where_to_begin(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_open_transactions_of_a_topic_are_limited_together(tmp_path: Path) -> None:
+    """By the broker's setting: a SEND that is one entry too much is refused for good, and the end of another transaction makes room."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path, txn_open_entries_per_topic_max=2) as (_, peer):
+            await peer.produce()
+            await send_in(peer, A, b"a", 0)
+            await send_in(peer, B, b"b", 1)
+            error = await refused_send(peer, B, b"b", 2)
+            assert (error.error, "txn_open_entries_per_topic_max=2" in error.message) == (int(WireCode.NOT_ALLOWED), True)
+            await ended(peer, A, commit=True)
+            await send_in(peer, B, b"b", 3)
+
+    asyncio.run(scenario())
+
+
 def test_limits_and_names(tmp_path: Path) -> None:
     """What is too much is refused by NotAllowed, which fails a SEND for good; a sidecar's name is nobody's topic."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 
 import pytest
@@ -178,6 +179,36 @@ def test_limits_are_named() -> None:
     buffer.confirm(waiting)
     abort(buffer, SECOND)
     assert buffer.judge(THIRD, "p", 0) == Judgement(Verdict.NEW)
+
+
+def test_open_transactions_of_a_topic_are_limited_together() -> None:
+    """Each is below its own limits, and all of them meet the topic's: on their way, durable, after a recovery; what has ended makes room."""
+    limits = BufferLimits(open_entries_max=6)
+    refused = rf"7 entries of open transactions with those of {re.escape(str(THIRD))}.*txn_open_entries_per_topic_max=6"
+    buffer = TransactionBuffer(TOPIC, 7, limits=limits)
+    changes: list[BufferChange] = [send(buffer, FIRST, 1, 2), send(buffer, SECOND, 1, 2)]
+    waiting = buffer.append(THIRD, "p", count=2, highest=1, size=20, send_point=(15, 0), now_ms=0)
+    with pytest.raises(NotAllowed, match=refused):
+        send(buffer, THIRD, 2)
+    buffer.confirm(waiting)
+    replayed = TransactionBuffer(TOPIC, 8, limits=limits)
+    for change in (*changes, waiting):
+        replayed.apply(change)
+    restored = TransactionBuffer.from_state(TOPIC, 8, buffer.to_state(), limits=limits)
+    replayed.begin_term(9)
+    restored.begin_term(9)
+    for found in (buffer, replayed, restored):
+        assert found.open_entries == 6
+        with pytest.raises(NotAllowed, match=refused):
+            send(found, THIRD, 2)
+        commit(found, FIRST, 20)
+        send(found, THIRD, 3, 2)
+        with pytest.raises(NotAllowed):
+            send(found, THIRD, 4)
+        abort(found, SECOND)
+        send(found, THIRD, 5, 2)
+        commit(found, THIRD, 22)
+        assert found.open_entries == 0
 
 
 def test_orphans_and_transactions_that_are_open_for_long() -> None:

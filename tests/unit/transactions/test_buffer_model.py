@@ -239,6 +239,8 @@ class BufferCourse(RuleBasedStateMachine):
     def open_ones_are_those_without_a_durable_end(self) -> None:
         found = {txn: (entries, size) for txn, _, entries, size in self.buffer.open_transactions()}
         assert found == {txn: (len(entries), 7 * len(entries)) for txn, entries in self.confirmed.open.items()}
+        on_their_way = sum(change.count for change in self.log[self.durable :] if isinstance(change, Append))
+        assert self.buffer.open_entries == sum(map(len, self.confirmed.open.values())) + on_their_way
         for most in (0, 1):
             for least in range(self.reading.floors.get(most, 0) + 4):
                 assert self.buffer.is_open(TxnId(most, least)) == (TxnId(most, least) in self.reading.open)

@@ -48,7 +48,13 @@ def limits_of(settings: BrokerSettings) -> ParticipantLimits:
         int(settings.txn_inquire_s * 1000),
     )
     return ParticipantLimits(
-        BufferLimits(settings.txn_open_per_topic_max, entries_max, settings.txn_bytes_max, inquire_ms=inquire_ms),
+        BufferLimits(
+            open_transactions_max=settings.txn_open_per_topic_max,
+            open_entries_max=settings.txn_open_entries_per_topic_max,
+            entries_per_transaction_max=entries_max,
+            transaction_bytes_max=settings.txn_bytes_max,
+            inquire_ms=inquire_ms,
+        ),
         PendingLimits(settings.txn_open_per_topic_max, held_max, inquire_ms),
     )
 
