@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from magnetar.storage.log_format import (
 )
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import ScannedRecord
-from magnetar.storage.transaction_format import participant_document, participant_state
+from magnetar.storage.transaction_format import participant_pieces, participant_state
 from magnetar.topics.state import TopicState
 from magnetar.topics.topic import Topic
 from magnetar.transactions.ids import TxnId
@@ -201,7 +202,7 @@ def recovered(state: TopicState) -> RecoveredTopic:
     core = Topic.from_state(TOPIC, NEXT_EPOCH, state)
     if state.transactions is None:
         return RecoveredTopic(core, EntryIndex())
-    used = participant_state(participant_document(state.transactions))
+    used = participant_state(json.loads(b"".join(participant_pieces(state.transactions))))
     return RecoveredTopic(core, EntryIndex(), TopicTransactions(core, NEXT_EPOCH, state=used))
 
 

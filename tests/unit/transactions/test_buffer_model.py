@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from magnetar.errors import InvalidTxnStatus, NotAllowed
-from magnetar.storage.transaction_format import participant_document, participant_state
+from magnetar.storage.transaction_format import participant_pieces, participant_state
 from magnetar.transactions.buffer import TransactionBuffer
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.judgement import BufferLimits, Judgement, Verdict
@@ -225,7 +225,7 @@ class BufferCourse(RuleBasedStateMachine):
         self.reading = read(self.log)
         taken, state = data.draw(st.sampled_from(self.checkpoints))
         before = self.buffer.to_state()
-        written = json.dumps(participant_document(ParticipantState(state)))
+        written = b"".join(participant_pieces(ParticipantState(state)))
         read_back = participant_state(json.loads(written)).buffer
         assert read_back == state
         self.epoch += 1
