@@ -65,7 +65,7 @@ def _decoded(cls: Any, data: bytes) -> Any:
     if schema not in range(1, cls.SCHEMA + 1):
         raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
     try:
-        return _builder(cls)(body)
+        return built(cls, body)
     except (TypeError, ValueError, KeyError) as error:
         raise StoreError(f"{cls.__name__}: {error}: {data[:200]!r}") from error
 
@@ -86,6 +86,11 @@ def _immutable(kind: Any) -> bool:
 
 def json_of(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), default=members).encode()
+
+
+def built(kind: Any, value: Any) -> Any:
+    """A value of declared type `kind`, from what JSON made of it. Raises KeyError, TypeError or ValueError for anything else."""
+    return _builder(kind)(value)
 
 
 def members(value: Any) -> dict[str, Any]:

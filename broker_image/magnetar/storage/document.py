@@ -18,6 +18,7 @@ from magnetar.errors import CorruptData
 T = TypeVar("T")
 
 PIECE_ITEMS = 500
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _TRAILER = b"crc32c="
 _TRAILER_BYTES = len(_TRAILER) + 8 + 1
 
@@ -30,7 +31,7 @@ def encode_document(kind: str, version: int, body: dict[str, Any]) -> bytes:
 
 def document_json(value: Any) -> bytes:
     """A value as documents have it, for whoever makes a large one in pieces: keys sorted, no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def json_items(values: Sequence[T], plain: Callable[[T], Any]) -> Iterator[bytes]:

@@ -4,31 +4,34 @@ Owns: the immutable object that says which files hold a bundle's entries, and it
 metadata, volume.
 Invariants: an object is never changed and its name never used twice; the store's pointer moves only by compare-and-swap, generation by
 generation; a rewrite is committed only while its inputs are still listed, its topic's compaction generation is what it started from, and its
-intent stands, which the same transaction removes.
+intent stands, which the same transaction removes; however many topics and segments there are, the loop serves others meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from magnetar.clock import Clock
 from magnetar.errors import CorruptData, StoreError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.record_json import Record
+from magnetar.metadata.record_json import built, members
 from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
 from magnetar.names import BundleName, TopicName, sidecar_of, topic_of_sidecar
 from magnetar.storage import names
-from magnetar.storage.document import decode_document, encode_document
+from magnetar.storage.document import close_document, decode_document, document_json, json_items
 from magnetar.storage.volume import Volume
 
 KIND, VERSION = "manifest", 1
 COMMIT_ATTEMPTS_MAX = 64
+TURN_BYTES = 32 << 10
+TURN_PARSED = 200
+"""A manifest is written in turns of so many bytes and parsed in turns of so many topics and segments, one or two milliseconds each."""
 _UNUSED = "parent"
 """A field of version 1 that is always null: children of a split have lists of their own. It goes with the next version."""
 
@@ -83,14 +86,12 @@ class TopicSegments:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest(Record):
+class Manifest:
     """All files of `bundle` (its full name).
 
     `covered` is (epoch, file number): everything of terms before that epoch, and of that term in files before that number, has been taken in
     here; it only grows. What is taken in and not listed any more was rewritten, or trimmed: it is never listed again.
     """
-
-    SCHEMA: ClassVar[int] = VERSION
 
     bundle: str
     generation: int
@@ -125,42 +126,117 @@ class Manifest(Record):
         return dataclasses.replace(self, topics={**self.topics, name: segments})
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The object's bytes.
+async def encode_manifest(manifest: Manifest) -> bytes:
+    """The object's bytes, made in turns.
 
     How far a topic is complete stands where its sidecar would be trimmed: up to there nothing is in the sidecar only. Brokers of before it was
     written read that, keep it, and have no use for it.
     """
-    body = dataclasses.asdict(manifest)
-    topics: dict[str, dict[str, Any]] = body["topics"]
-    for name, found in list(topics.items()):
-        complete = found.pop("complete")
-        if complete is not None:
-            topics[sidecar_of(name)] = {"level1": [], "compacted": None, "trimmed": complete}
-    return encode_document(KIND, VERSION, {**body, _UNUSED: None})
+    turns: list[bytes] = []
+    pieces, made = [], 0
+    for piece in _pieces(manifest):
+        pieces.append(piece)
+        made += len(piece)
+        if made >= TURN_BYTES:
+            turns.append(b"".join(pieces))
+            pieces, made = [], 0
+            await asyncio.sleep(0)
+    return close_document([*turns, *pieces])
 
 
-def decode_manifest(data: bytes, name: str) -> Manifest:
-    """Parse the object `name`. Raises CorruptData."""
+def _pieces(manifest: Manifest) -> Iterator[bytes]:
+    """The object's JSON in pieces that take a millisecond or so each, as `document_json` has it."""
+    head = members(manifest)
+    topics: dict[str, TopicSegments] = dict(head.pop("topics"))
+    for name, found in manifest.topics.items():
+        if found.complete is not None:
+            topics[sidecar_of(name)] = TopicSegments(trimmed=found.complete)
+    level0 = list(map(members, manifest.level0))
+    yield document_json({**head, "kind": KIND, "level0": level0, _UNUSED: None})[:-1] + b',"topics":{'
+    separator = b""
+    for name in sorted(topics):
+        found = topics[name]
+        yield b'%s%s:{"compacted":' % (separator, document_json(name))
+        separator = b","
+        yield from _compacted_pieces(found.compacted)
+        yield b',"level1":['
+        yield from json_items(found.level1, members)
+        yield b'],"trimmed":%s}' % document_json(found.trimmed)
+    yield b"}," + document_json({"version": VERSION})[1:]
+
+
+def _compacted_pieces(view: Compacted | None) -> Iterator[bytes]:
+    if view is None:
+        yield b"null"
+        return
+    yield b'{"generation":%d,"horizon":%s,"segments":[' % (view.generation, document_json(view.horizon))
+    yield from json_items(view.segments, members)
+    yield b"]}"
+
+
+class _Turns:
+    """Lets others have theirs after every TURN_PARSED topics and segments."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    async def after(self, count: int) -> None:
+        self._done += count
+        if self._done >= TURN_PARSED:
+            self._done = 0
+            await asyncio.sleep(0)
+
+
+async def decode_manifest(data: bytes, name: str) -> Manifest:
+    """Parse the object `name`, in turns. Raises CorruptData."""
     body = decode_document(KIND, VERSION, data, name)
     if body.pop(_UNUSED, None) is not None:
         raise CorruptData(f"{name}: {_UNUSED} has a value, which no release has ever written; restore this file from a backup")
     try:
-        manifest = Manifest.decode(json.dumps({**body, "schema": VERSION}).encode())  # checks the type of every field
-    except StoreError as error:
-        raise CorruptData(f"{name}: {error}") from error
-    topics = {found: segments for found, segments in manifest.topics.items() if topic_of_sidecar(found) is None}
-    for found, sidecar in manifest.topics.items():
+        listed = built(dict[str, Any], body.pop("topics", {}))
+        manifest: Manifest = built(Manifest, body)  # checks the type of every field, as all that follows
+        topics = await _topics(listed)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(f"{name}: does not hold a manifest: {error!r}") from error
+    return dataclasses.replace(manifest, topics=topics)
+
+
+async def _topics(listed: dict[str, Any]) -> dict[str, TopicSegments]:
+    turns = _Turns()
+    read = {topic: await _topic(built(dict[str, Any], fields), turns) for topic, fields in listed.items()}
+    topics = {found: segments for found, segments in read.items() if topic_of_sidecar(found) is None}
+    for found, sidecar in read.items():
         topic = topic_of_sidecar(found)
         if topic is not None:
             topics[topic] = dataclasses.replace(topics.get(topic, TopicSegments()), complete=sidecar.trimmed)
-    return dataclasses.replace(manifest, topics=topics)
+    return topics
+
+
+async def _topic(fields: dict[str, Any], turns: _Turns) -> TopicSegments:
+    await turns.after(1)
+    level1 = await _segments(fields.pop("level1", ()), turns)
+    view = fields.pop("compacted", None)
+    found: TopicSegments = built(TopicSegments, fields)
+    compacted = None
+    if view is not None:
+        segments = await _segments(view["segments"], turns)
+        compacted = dataclasses.replace(built(Compacted, {**view, "segments": ()}), segments=segments)
+    return dataclasses.replace(found, level1=level1, compacted=compacted)
+
+
+async def _segments(rows: Sequence[Any], turns: _Turns) -> tuple[SegmentReference, ...]:
+    found: list[SegmentReference] = []
+    for at in range(0, len(rows), TURN_PARSED):
+        part = rows[at : at + TURN_PARSED]
+        found += built(tuple[SegmentReference, ...], part)
+        await turns.after(len(part))
+    return tuple(found)
 
 
 async def write_manifest(volume: Volume, clock: Clock, manifest: Manifest) -> str:
     """Write the manifest as a new object; its name. Raises StorageError."""
     bundle = BundleName.parse(manifest.bundle)
-    data = encode_manifest(manifest)
+    data = await encode_manifest(manifest)
     while True:
         name = names.manifest(bundle, manifest.generation, clock.random_bits(64))
         if await volume.put_if_absent(name, data):
@@ -169,7 +245,7 @@ async def write_manifest(volume: Volume, clock: Clock, manifest: Manifest) -> st
 
 async def read_manifest(volume: Volume, name: str) -> Manifest:
     """Read the object `name`. Raises CorruptData, StorageError, FileNotFoundError."""
-    return decode_manifest(await volume.read(name), name)
+    return await decode_manifest(await volume.read(name), name)
 
 
 # --- commits ------------------------------------------------------------------------------------------------------------------
@@ -190,6 +266,12 @@ class CommitResult:
     outcome: Outcome
     manifest: Manifest
     object: str
+
+
+async def committed_generation(store: MetadataStore, bundle: BundleName) -> int:
+    """That of the bundle's manifest, which is not read; 0 if there is none. Raises StoreError."""
+    item = await store.get(keys.manifest(bundle))
+    return ManifestPointer.decode(item.value).generation if item is not None else 0
 
 
 async def load_manifest(store: MetadataStore, volume: Volume, bundle: BundleName) -> tuple[Manifest, str, int]:

@@ -301,3 +301,31 @@ def test_a_committed_compaction_is_seen_without_being_asked_for(tmp_path: Path) 
             assert await found.read_compacted(1) == [7]
 
     asyncio.run(scenario())
+
+
+def test_a_manifest_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reader that attaches, and each check of retention, asks whether a job has committed: while none has, the store's answer is enough."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, 20) as found:
+            context, catalog = found.broker.context, found.host.bundle.catalog
+            read: list[str] = []
+            reads = context.volume.read
+
+            async def noted(name: str, *place: int) -> bytes:
+                read.append(name)
+                return await reads(name, *place)
+
+            await catalog.refresh()
+            known = catalog.manifest
+            monkeypatch.setattr(context.volume, "read", noted)
+            await catalog.refresh()
+            assert (read, catalog.manifest) == ([], known)
+            await found.commit(Compacted(1, (found.ledger, 19), ()))
+            read.clear()
+            await catalog.refresh()
+            assert [name.startswith("manifests/") for name in read] == [True]
+            assert catalog.manifest.generation == known.generation + 1
+            assert (await BundleCatalog.open(context, found.bundle)).manifest == catalog.manifest
+
+    asyncio.run(scenario())

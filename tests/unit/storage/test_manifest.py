@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, MetadataStore, Operation, TxnResult
 from magnetar.names import BundleName
+from magnetar.storage import document
+from magnetar.storage import manifest as manifest_module
 from magnetar.storage.document import decode_document, encode_document
 from magnetar.storage.manifest import (
     KIND,
@@ -48,6 +51,14 @@ GOLDEN = (
 )
 
 
+def encoded(manifest: Manifest) -> bytes:
+    return asyncio.run(encode_manifest(manifest))
+
+
+def decoded(data: bytes) -> Manifest:
+    return asyncio.run(decode_manifest(data, "m"))
+
+
 def golden_manifest() -> Manifest:
     topic = TopicSegments((SEGMENT,), Compacted(1, (3, 9), ()), (1, 5))
     return Manifest(str(BUNDLE), 4, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic}, (7, 3))
@@ -55,8 +66,8 @@ def golden_manifest() -> Manifest:
 
 def test_golden_manifest() -> None:
     """Version 1 never changes."""
-    assert encode_manifest(golden_manifest()) == GOLDEN
-    assert decode_manifest(GOLDEN, "m") == golden_manifest()
+    assert encoded(golden_manifest()) == GOLDEN
+    assert decoded(GOLDEN) == golden_manifest()
 
 
 WITH_TRANSACTIONS = (
@@ -69,27 +80,95 @@ WITH_TRANSACTIONS = (
 def test_how_far_a_topic_is_complete_stands_where_brokers_of_before_pass_it_over() -> None:
     """Version 1 as well: a broker that is rolled back finds the fields that it knows, under a name that it gives to no topic."""
     manifest = Manifest(str(BUNDLE), 4, topics={TOPIC: TopicSegments(complete=(15, 8))}, covered=(7, 3))
-    data = encode_manifest(manifest)
+    data = encoded(manifest)
     assert data == WITH_TRANSACTIONS
-    assert decode_manifest(data, "m") == manifest
+    assert decoded(data) == manifest
     body = decode_document(KIND, VERSION, data, "m")
     assert all(found.keys() == {"level1", "compacted", "trimmed"} for found in body["topics"].values())
     del body["topics"][TOPIC]  # a broker of before has deleted the topic, or trimmed it away
-    left = decode_manifest(encode_document(KIND, VERSION, body), "m")
+    left = decoded(encode_document(KIND, VERSION, body))
     assert left.topics == manifest.topics
 
 
 @pytest.mark.parametrize("data", [b"", GOLDEN[:-1], GOLDEN.replace(b"900", b"901"), GOLDEN[:-9] + b"00000000\n"])
 def test_damage_is_found(data: bytes) -> None:
     with pytest.raises(CorruptData, match="m: "):
-        decode_manifest(data, "m")
+        decoded(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topics": []},
+        {"generation": "4"},
+        {"level0": [{"file": 2}]},
+        {"new": 1},
+        {"topics": {TOPIC: {"level1": None}}},
+        {"topics": {TOPIC: {"level1": [{"object": 1}]}}},
+        {"topics": {TOPIC: {"compacted": {"generation": 1, "horizon": [3, 9]}}}},
+        {"topics": {TOPIC: {"compacted": {"generation": 1, "horizon": [3], "segments": []}}}},
+        {"topics": {TOPIC: {"later": 1}}},
+        {"topics": {TOPIC: 5}},
+    ],
+)
+def test_whole_bytes_that_hold_no_manifest_are_named_as_such(change: dict[str, Any]) -> None:
+    body = {**decode_document(KIND, VERSION, GOLDEN, "m"), **change}
+    with pytest.raises(CorruptData, match="m: does not hold a manifest"):
+        decoded(encode_document(KIND, VERSION, body))
+
+
+def many_topics(topics: int, segments: int) -> Manifest:
+    """Each with as many segments, listed and of a compacted view; some have been used with transactions, of some nothing is left."""
+    found = {}
+    for number in range(topics):
+        listed = tuple(dataclasses.replace(SEGMENT, first=(3, 10 * at), last=(3, 10 * at + 9)) for at in range(segments))
+        view = Compacted(number + 1, (3, 9), listed) if number % 3 else None
+        found[f"{TOPIC}-{topics - number}"] = TopicSegments(listed, view, (1, 5), (2, 4) if number % 4 == 0 else None)
+    return dataclasses.replace(golden_manifest(), topics=found)
+
+
+def in_one_go(manifest: Manifest) -> bytes:
+    """What the bytes are, without turns."""
+    body = dataclasses.asdict(manifest)
+    for name, found in list(body["topics"].items()):
+        if (complete := found.pop("complete")) is not None:
+            body["topics"][f"{name}/_txnlog"] = {"level1": [], "compacted": None, "trimmed": complete}
+    return encode_document(KIND, VERSION, {**body, "parent": None})
+
+
+@pytest.mark.parametrize(("topics", "segments"), [(0, 0), (1, 0), (30, 3), (2, 1200)])
+def test_others_have_turns_while_a_manifest_is_written_and_parsed(
+    topics: int, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many topics, or many segments of one: the bytes and the lists are those of one go, and there is a pause for each part of them."""
+    pauses = 0
+
+    class Paused:
+        @staticmethod
+        async def sleep(_delay: float) -> None:
+            nonlocal pauses
+            pauses += 1
+
+    monkeypatch.setattr(manifest_module, "asyncio", Paused)
+    monkeypatch.setattr(manifest_module, "TURN_BYTES", 1000)
+    monkeypatch.setattr(manifest_module, "TURN_PARSED", 10)
+    monkeypatch.setattr(document, "PIECE_ITEMS", 10)
+    manifest = many_topics(topics, segments)
+    data = encoded(manifest)
+    assert data == in_one_go(manifest)
+    assert pauses >= len(data) // 3000
+    assert (pauses > 0) == (topics * segments > 0)
+    pauses = 0
+    assert decoded(data) == manifest
+    assert pauses >= data.count(b'"level1"') // 20 + data.count(b'"object"') // 20
+    assert (pauses > 0) == (topics * segments > 0)
 
 
 def test_a_list_that_refers_to_another_bundles_is_not_read_as_whole() -> None:
     """The field stands in version 1 and was never used; whoever passed a value over would miss messages."""
     body = {**decode_document(KIND, VERSION, GOLDEN, "m"), "parent": "manifests/a/b/1-0.json"}
     with pytest.raises(CorruptData, match="m: parent has a value"):
-        decode_manifest(encode_document(KIND, VERSION, body), "m")
+        decoded(encode_document(KIND, VERSION, body))
 
 
 def with_segment(segment: SegmentReference) -> Rewrite:

@@ -26,7 +26,15 @@ from magnetar.server.storage.segments import SegmentCache
 from magnetar.storage import names
 from magnetar.storage.fencing import fence
 from magnetar.storage.index import LevelZeroIndex, Run
-from magnetar.storage.manifest import Compacted, LevelZero, Manifest, SegmentReference, commit_manifest, load_manifest
+from magnetar.storage.manifest import (
+    Compacted,
+    LevelZero,
+    Manifest,
+    SegmentReference,
+    commit_manifest,
+    committed_generation,
+    load_manifest,
+)
 from magnetar.storage.recovery import build_index
 from magnetar.storage.seals import read_seal
 from magnetar.storage.segment_format import HAS_REMOVED, Block
@@ -99,7 +107,10 @@ class BundleCatalog:
         return catalog
 
     async def refresh(self) -> None:
-        """Take over the manifest that the store points to, if it is newer than ours."""
+        """Take over the manifest that the store points to, if it is newer than ours: else it is not even read."""
+        known = self._manifest
+        if known is not None and await committed_generation(self._context.store, self._bundle) <= known.generation:
+            return
         manifest, _, _ = await load_manifest(self._context.store, self._context.volume, self._bundle)
         self.take(manifest)
 
