@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import Message
+
 from magnetar.clock import SystemClock
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.memory import MemoryStore
@@ -167,6 +169,8 @@ def command_frame(field: str, **values: Any) -> bytes:
     for name, value in values.items():
         if isinstance(value, list):
             getattr(body, name).extend(value)
+        elif isinstance(value, Message):
+            getattr(body, name).CopyFrom(value)
         else:
             setattr(body, name, value)
     return encode_command(command)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from magnetar.errors import WireCode
 from magnetar.server.broker import Broker
 from magnetar.storage import names
+from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import TOPIC, Peer, Type, command_frame
 from tests.unit.server.deliveries import publish
@@ -17,17 +19,34 @@ from tests.unit.server.test_deduplicating import DEDUPLICATED, play
 from tests.unit.server.test_ownership import pair
 
 CONSUMER, EARLIER_PRODUCER = 4, "p-2"
+ENDED_IN: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 0}
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "a subscription that is there": ("subscribe", {"topic": TOPIC, "subscription": "s", "subType": 0, "consumer_id": 5}),
     "a reader": ("subscribe", {"topic": TOPIC, "subscription": "r", "subType": 0, "consumer_id": 5, "durable": False}),
     "the last message": ("get_last_message_id", {"consumer_id": CONSUMER}),
     "the last sequence id": ("producer", {"topic": TOPIC, "producer_id": 2, "producer_name": EARLIER_PRODUCER}),
+    "the end of a transaction on a topic that its successor may have made": (
+        "end_txn_on_partition",
+        {**ENDED_IN, "topic": TOPIC + "-absent"},
+    ),
+    "the end of a transaction on a subscription that its successor may have made": (
+        "end_txn_on_subscription",
+        {**ENDED_IN, "subscription": api.Subscription(topic=TOPIC, subscription="absent")},
+    ),
 }
+ANSWERS = (
+    Type.SUCCESS,
+    Type.PRODUCER_SUCCESS,
+    Type.GET_LAST_MESSAGE_ID_RESPONSE,
+    Type.END_TXN_ON_PARTITION_RESPONSE,
+    Type.END_TXN_ON_SUBSCRIPTION_RESPONSE,
+)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_former_owner_that_has_not_heard_of_its_end_tells_nobody_the_past(tmp_path: Path, question: str) -> None:
-    """Whoever was told of a seek or a receipt by its successor may come back to it: no answer, and the incarnation ends.
+    """Whoever was told of a seek or a receipt by its successor may come back to it: no answer, and the incarnation ends. A coordinator, too, whose
+    transaction counts as ended where nothing of it can be.
 
     By itself it looks for its claim once in a minute.
     """
@@ -41,8 +60,9 @@ def test_a_former_owner_that_has_not_heard_of_its_end_tells_nobody_the_past(tmp_
             assert (await peer.subscribe(CONSUMER, subscription=subscription)).type == Type.SUCCESS
             if subscription == "s":
                 assert (await peer.ask("close_consumer", consumer_id=CONSUMER)).type == Type.SUCCESS
-        await broker.context.volume.remove(names.claim(broker.incarnation))
         field, values = QUESTIONS[question]
+        await peer.lookup(values.get("topic", TOPIC))
+        await broker.context.volume.remove(names.claim(broker.incarnation))
         peer.write(command_frame(field, request_id=70, **values))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await peer.answer()
@@ -57,8 +77,11 @@ def test_an_owner_answers_the_same_questions(tmp_path: Path) -> None:
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.subscribe(CONSUMER, subscription="other")
         for field, values in QUESTIONS.values():
+            await peer.lookup(values.get("topic", TOPIC))
             answer = await peer.ask(field, **values)
-            assert answer.type in (Type.SUCCESS, Type.PRODUCER_SUCCESS, Type.GET_LAST_MESSAGE_ID_RESPONSE), answer
+            assert answer.type in ANSWERS, answer
+            assert answer.end_txn_on_partition_response.error in (0, int(WireCode.TOPIC_NOT_FOUND)), answer
+            assert answer.end_txn_on_subscription_response.error in (0, int(WireCode.SUBSCRIPTION_NOT_FOUND)), answer
             if field == "subscribe":
                 peer.write(requests.close_consumer(5, 99))
                 await peer.answer(Type.SUCCESS)

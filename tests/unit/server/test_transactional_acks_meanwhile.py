@@ -40,7 +40,7 @@ from tests.unit.server.acknowledging import (
     some_of,
     subscription_of,
 )
-from tests.unit.server.brokers import Peer, Type, open_peer
+from tests.unit.server.brokers import Peer, Type, command_frame, open_peer
 from tests.unit.server.deliveries import SHARED, acknowledge, play, publish, received, seek
 from tests.unit.server.transacting import ended, send_in
 
@@ -108,6 +108,36 @@ def test_skipping_and_expiry_leave_what_is_held(tmp_path: Path) -> None:
         assert host.core.backlog == 2
         assert await end(broker, A, commit=False) == DONE
         assert await received(peer, 2) == [1, 3]
+
+    play(tmp_path, script)
+
+
+def test_a_coordinator_hears_of_a_deleted_subscription_once_that_is_durable(tmp_path: Path) -> None:
+    """After a crash before that it would be there again, with what its transaction holds; told that it is gone nobody would end it."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        ids = await published(peer, 2)
+        await peer.subscribe()
+        assert await ack_in(peer, A, ids[0]) == DONE
+        topic, log, gate = await host_of(broker), broker.context.log, asyncio.Event()
+        append = log._append
+
+        async def slow(*arguments: Any) -> int:
+            await gate.wait()
+            return await append(*arguments)
+
+        log._append = slow  # type: ignore[method-assign, assignment]
+        peer.write(command_frame("unsubscribe", request_id=70, consumer_id=1))
+        while topic.subscriptions:
+            await asyncio.sleep(0.005)
+        asking = asyncio.create_task(end(broker, A, commit=True))
+        while len(log._waiting) < 2 and not asking.done():
+            await asyncio.sleep(0.005)
+        answered = asking.done()
+        gate.set()
+        assert not answered
+        assert (await asking)[0] == int(WireCode.SUBSCRIPTION_NOT_FOUND)
+        assert (await peer.answer(Type.SUCCESS)).success.request_id == 70
 
     play(tmp_path, script)
 

@@ -69,7 +69,7 @@ class BrokerService:
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
-        producing, ending = Producing(context, self, consuming), Ending(ownership)
+        producing, ending = Producing(context, self, consuming), Ending(context, ownership)
         self.participants = OwnParticipants(ending, ownership, context.settings.transaction_participant_timeout_s)
         """Topics here as a coordinator in this process reaches them."""
         self._handlers: dict[int, Handler] = {

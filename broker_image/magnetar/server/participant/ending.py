@@ -4,13 +4,14 @@ Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinat
 which the coordinator of a standalone server does without these commands. Imports: wire, names, errors, server siblings.
 Source: facts on transactions 2.1; DESIGN 8.
 Invariants: an answer leaves when the end is durable; that a topic or subscription does not exist is said only by the owner of its bundle, while it
-serves it: its coordinator takes that for the end.
+serves it, with its claim looked for and its log durable after it was asked: its coordinator takes that for the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
@@ -18,6 +19,7 @@ from magnetar.errors import MagnetarError, NotOwner, ServiceNotReady, Subscripti
 from magnetar.names import TopicName
 from magnetar.server.bundles.ownership import Ownership
 from magnetar.server.connections.connection import Connection
+from magnetar.server.context import BrokerContext
 from magnetar.server.coordinator.identity import txn_of
 from magnetar.server.participant.committing import end_transaction
 from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
@@ -30,12 +32,14 @@ from magnetar.wire import transactions
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 
 class Ending:
     """Answers what coordinators tell participants."""
 
-    def __init__(self, ownership: Ownership) -> None:
-        self._ownership = ownership
+    def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
+        self._context, self._ownership = context, ownership
 
     async def on_partition(self, connection: Connection, request: api.CommandEndTxnOnPartition) -> None:
         """END_TXN_ON_PARTITION. Raises NotAllowed, TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
@@ -52,12 +56,27 @@ class Ending:
     async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
         """As `Participants.end_on_partition`, of a topic that is served here. Raises NotOwner if it is not, TopicNotFound, InvalidTxnStatus,
         ServiceNotReady, StorageError."""
-        await end_transaction(await self._topic(TopicName.parse(topic)), txn, action, low_watermark + 1)
+        name = TopicName.parse(topic)
+        await end_transaction(await self._certain(lambda: self._topic(name)), txn, action, low_watermark + 1)
 
     async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
         """As `Participants.end_on_subscription`, of a topic that is served here. Raises as above, SubscriptionNotFound."""
-        host = await self._subscription(TopicName.parse(topic), subscription)
+        name = TopicName.parse(topic)
+        host = await self._certain(lambda: self._subscription(name, subscription))
         await SubscriptionTransactions(host).end(txn, action, low_watermark + 1)
+
+    async def _certain(self, look: Callable[[], Awaitable[T]]) -> T:
+        """What `look` finds. Raises TopicNotFound and SubscriptionNotFound only if that is durable and our claim was there after we were asked.
+
+        What is not in memory may be at a successor that we have not heard of, or come back with a crash before its deletion is durable. Raises
+        StorageError, and as `look`.
+        """
+        try:
+            return await look()
+        except (TopicNotFound, SubscriptionNotFound):
+            self._context.check_log()
+            await self._context.log.barrier()
+        return await look()
 
     async def _subscription(self, topic: TopicName, name: str) -> SubscriptionHost:
         found = (await self._topic(topic)).subscriptions.get(name)
