@@ -1,7 +1,7 @@
 """Conditions: their types, reasons and the way they change.
 
 Owns: every reason with its meaning and remedy (docs, events and messages use these), what the conditions say of a problem, and the merge with the
-previous conditions. Imports: models.base. Pure.
+previous conditions. Imports: models.base, outages. Pure.
 Invariants: a reason is declared here or does not exist; `last_transition_time` changes exactly when `status` does; every condition carries the
 generation that it speaks of.
 """
@@ -16,6 +16,7 @@ from typing import Literal
 
 from magnetar.errors import MagnetarError, StoreError
 from magnetar_operator.models.base import Condition
+from magnetar_operator.outages import LOOK_AGAIN_MIN_S, StoreAway
 
 MESSAGE_LENGTH_MAX = 1000
 
@@ -373,7 +374,8 @@ class Blocked(MagnetarError):
     @classmethod
     def by_store(cls, error: StoreError | TimeoutError) -> Blocked:
         """The cluster's metadata store did not answer as it should."""
-        return cls(Reason.STORE_UNAVAILABLE, f"the cluster's etcd does not answer: {str(error) or 'no answer in time'}")
+        retry_s = error.retry_s if isinstance(error, StoreAway) else LOOK_AGAIN_MIN_S
+        return cls(Reason.STORE_UNAVAILABLE, f"the cluster's etcd does not answer: {str(error) or 'no answer in time'}", retry_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """A warm copy of the records below one prefix of a cluster's store.
 
-Owns: the copy, its watch, and telling of changes that others made. Imports: asyncio, clock, magnetar.metadata.
+Owns: the copy, its watch, and telling of changes that others made, and of the end of an outage. Imports: asyncio, clock, magnetar.metadata,
+outages.
 Invariants: a record is only ever replaced by a younger one; what this process has just written or read itself is known at once; a write is guarded
 by the revision that the view showed, so a view that lags behind costs another try, never a wrong write; what a watch might have missed is found by
-reading everything again now and then.
+reading everything again now and then; while a store has never answered, `run` alone asks it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.errors import Compacted, StoreError
 from magnetar.metadata.store import Delete, Event, KeyValue, MetadataStore, Operation, Put, RangeResult
+from magnetar_operator.outages import Outage
 
 log = structlog.get_logger(__name__)
 
 RELOAD_S = 300.0
-RETRY_MIN_S, RETRY_MAX_S = 0.2, 10.0
+RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
 
 Changed = Callable[[str, bytes | None, bytes | None], None]
 """Gets key, old and new value of what somebody else changed; None = absent."""
@@ -30,12 +32,16 @@ Changed = Callable[[str, bytes | None, bytes | None], None]
 class RecordView:
     """Records below `prefix`. Reading is free; `run` keeps it warm."""
 
-    def __init__(self, store: MetadataStore, prefix: str, changed: Changed, clock: Clock) -> None:
-        self._store, self._prefix, self._changed, self._clock = store, prefix, changed, clock
+    def __init__(
+        self, store: MetadataStore, prefix: str, changed: Changed, clock: Clock, recovered: Callable[[], None] = lambda: None
+    ) -> None:
+        """`recovered` is called when everything was read for the first time after attempts that failed."""
+        self._store, self._prefix, self._changed, self._clock, self._recovered = store, prefix, changed, clock, recovered
         self._records: dict[str, KeyValue] = {}
         self._doubtful: set[str] = set()
         self._own: dict[str, bytes | None] = {}
         self._loaded_at = 0
+        self._outage: Outage | None = None
 
     def knows(self, key: str) -> bool:
         """Whether `get` may be asked for this key."""
@@ -44,6 +50,17 @@ class RecordView:
     def get(self, key: str) -> KeyValue | None:
         """The record as it was last known."""
         return self._records.get(key)
+
+    def require_store(self) -> None:
+        """Raises StoreAway while nothing could be read yet: `run` goes on trying, and others need not."""
+        if self._outage is not None:
+            raise self._outage.error(self._clock.monotonic())
+
+    def failed(self, error: StoreError) -> None:
+        """The store could not be read."""
+        if self._loaded_at == 0:
+            since_s = self._outage.since_s if self._outage is not None else self._clock.monotonic()
+            self._outage = Outage(since_s, str(error))
 
     def doubt(self, keys: Iterable[str]) -> None:
         """Somebody has seen these keys otherwise: have them read from the store until they are known again."""
@@ -80,18 +97,21 @@ class RecordView:
 
     async def run(self) -> None:
         """Keep the copy warm, until cancelled."""
-        delay_s = RETRY_MIN_S
+        delay_s, words = RETRY_MIN_S, ""
         while True:
             try:
                 found = await self._store.range(self._prefix)
                 self._load(found)
-                delay_s = RETRY_MIN_S
+                delay_s, words = RETRY_MIN_S, ""
                 async with asyncio.timeout(RELOAD_S * self._clock.uniform(0.8, 1.2)):
                     await self._follow(found.revision + 1)
             except (TimeoutError, Compacted):
                 continue
             except StoreError as error:
-                log.warning("view.interrupted", prefix=self._prefix, error=str(error))
+                self.failed(error)
+                if str(error) != words:
+                    words = str(error)
+                    log.warning("view.interrupted", prefix=self._prefix, error=words)
                 await asyncio.sleep(delay_s * self._clock.uniform(0.7, 1.0))
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
 
@@ -113,6 +133,9 @@ class RecordView:
             elif key not in self._records:
                 self._changed(key, old.value, None)
         if first:
+            outage, self._outage = self._outage, None
+            if outage is not None:
+                self._recovered()
             return
         for key, new in self._records.items():
             known = before.get(key)

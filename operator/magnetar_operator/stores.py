@@ -51,7 +51,7 @@ class ClusterStore:
         owned_changed: Callable[[str], None] = lambda _: None,
         tls: TlsMaterial | None = None,
     ) -> None:
-        """`owned_changed` gets the owner, as records name it, of every record that somebody else changed."""
+        """`owned_changed` gets the owner, as records name it, of every record that somebody else changed, or that can be read at last."""
         self.reader = store
         self._owned_changed = owned_changed
         self._tls = tls
@@ -64,12 +64,15 @@ class ClusterStore:
         self._election: Election | None = None
         self._seizing = asyncio.Lock()
         self._users: EtcdUsers | None = None
-        self._views = {prefix: RecordView(store, prefix, self._changed, clock) for prefix in VIEWED}
+        self._views = {prefix: RecordView(store, prefix, self._changed, clock, self._recovered) for prefix in VIEWED}
         self._viewing: list[asyncio.Task[None]] = []
         self._closed = False
 
     async def record(self, key: str) -> KeyValue | None:
-        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision. Raises StoreError."""
+        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision.
+
+        Raises StoreError, and at once StoreAway while the copy could not be made yet: many who ask a store that is away wait for it only once.
+        """
         if self._closed:
             raise StoreUnavailable("no cluster uses this store any more")
         view = next(view for prefix, view in self._views.items() if key.startswith(prefix))
@@ -77,9 +80,19 @@ class ClusterStore:
             self._viewing = [asyncio.create_task(each.run(), name=f"view of {prefix}") for prefix, each in self._views.items()]
         if view.knows(key):
             return view.get(key)
-        item = await self.reader.get(key)
+        view.require_store()
+        try:
+            item = await self.reader.get(key)
+        except StoreError as error:
+            view.failed(error)
+            raise
         view.read(key, item)
         return item
+
+    def _recovered(self) -> None:
+        """Who was refused a record while the store was away looks again."""
+        for namespace, name in self.claims:
+            self._owned_changed(f"{namespace}/{name}")
 
     def _changed(self, key: str, old: bytes | None, new: bytes | None) -> None:
         """Somebody else changed a record: its owners look at it."""

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from magnetar.metadata import keys
+from magnetar_operator.conditions import Reason
 from magnetar_operator.main import Operator
 from tests.apiserver.control_plane import ROOT, ControlPlane, EtcdProcess
 from tests.apiserver.fault_proxy import FaultProxy
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.slow
 
 SEEDS = int(os.environ.get("MAGNETAR_TROUBLE_SEEDS", "10"))
 PATIENCE_S = 180.0
+AWAY = 400
+"""Three seconds each, eight at a time, would be more than `until` waits."""
 NAMES = [f"n{number}" for number in range(8)]
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -176,6 +179,39 @@ def test_while_everything_is_refused_requests_become_few(
                 assert sent < 1000, f"{sent} requests in 4 s while all were answered with {status}"
                 proxy.heal()
                 await until("all are Ready again", ready, PATIENCE_S)
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
+    scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    """A new leader meets hundreds of namespaces of a cluster whose etcd is away before one of another cluster; when etcd is back, all are served.
+
+    If each of them waited for its own timeout, the other one would have its turn after minutes.
+    """
+    away = EtcdProcess(tmp_path / "away")
+    many = [f"away-{number:03}" for number in range(AWAY)]
+    for name, etcd in (("away", away), ("main", cluster_etcd)):
+        scene.create("BrokerCluster", name, {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
+    for name, cluster in (*((name, "away") for name in many), ("served", "main")):
+        scene.create("TopicNamespace", name, {"clusterRef": {"name": cluster}, "tenant": "acme", "namespace": name})
+
+    def ready(name: str) -> bool:
+        found = scene.get(scene.path("topicnamespaces", name))
+        return found is not None and is_converged(found)
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
+            await until("the other cluster's namespace is served", lambda: ready("served"))
+            assert not ready(many[0])
+            try:
+                await asyncio.to_thread(away.start)
+                all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.word)
+                await until("all are served", lambda: operator.cache.standings()[all_ready] == AWAY + 1, PATIENCE_S)
+                assert ready(many[-1])
+            finally:
+                away.stop()
 
     asyncio.run(scenario())
 

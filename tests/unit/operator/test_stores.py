@@ -1,4 +1,4 @@
-"""Which clusters' stores the operator keeps open."""
+"""Which clusters' stores the operator keeps open, and what one that does not answer costs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.store import KeyValue, RangeResult
 from magnetar.names import NamespaceName
+from magnetar_operator.conditions import Blocked
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.stores import Stores
+from magnetar_operator.outages import Outage, StoreAway
+from magnetar_operator.stores import ClusterStore, Stores
 
 HERE, THERE = ("127.0.0.1:1",), ("127.0.0.1:2",)
 """Nobody listens: a connection that is not used needs nobody."""
@@ -79,3 +83,64 @@ def test_a_cluster_that_is_given_another_store_leaves_its_former_one() -> None:
         assert len(stores.opened()) == 2
 
     with_stores(script)
+
+
+class Away(MemoryStore):
+    """A store that does not answer while it is away; counts who waited for that."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.away, self.waited = True, 0
+
+    async def get(self, key: str) -> KeyValue | None:
+        await self._answer()
+        return await super().get(key)
+
+    async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
+        if self.away:
+            await asyncio.sleep(0)
+            raise StoreUnavailable("nobody answers")
+        return await super().range(prefix, limit=limit)
+
+    async def _answer(self) -> None:
+        if self.away:
+            self.waited += 1
+            await asyncio.sleep(0)
+            raise StoreUnavailable("nobody answers")
+
+
+def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred resources of one cluster cost one timeout, not a hundred: the workers are there for other clusters."""
+    monkeypatch.setattr("magnetar_operator.record_view.RETRY_MIN_S", 0.005)
+    monkeypatch.setattr("magnetar_operator.record_view.RETRY_MAX_S", 0.005)
+
+    async def script() -> None:
+        away, told = Away(), asyncio.Queue[str]()
+        store = ClusterStore(away, SystemClock(), OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+        store.claims["team", "orders"] = NamespaceName("acme", "orders")
+        try:
+            for _ in range(100):
+                with pytest.raises(StoreUnavailable, match="nobody answers"):
+                    await store.record(KEY)
+            assert away.waited == 1
+            await away.put(KEY, b"{}")
+            assert told.empty()
+            away.away = False
+            async with asyncio.timeout(120):
+                assert await told.get() == "team/orders"
+            found = await store.record(KEY)
+            assert found is not None
+            assert found.value == b"{}"
+        finally:
+            await store.close()
+
+    asyncio.run(script())
+
+
+def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None:
+    """Beginning where an error of a single request does, up to a minute."""
+    outage = Outage(100.0, "nobody answers")
+    retries = [Blocked.by_store(outage.error(100.0 + age_s)).retry_s for age_s in (0.0, 4.0, 10.0, 40.0, 3600.0)]
+    assert retries == [2.0, 2.0, 5.0, 20.0, 60.0]
+    assert Blocked.by_store(StoreUnavailable("no leader")).retry_s == 2.0
+    assert isinstance(outage.error(100.0), StoreAway)
