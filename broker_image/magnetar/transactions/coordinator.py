@@ -13,6 +13,7 @@ Times are milliseconds of a clock that never goes back and stands near the wall'
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -57,6 +58,8 @@ from magnetar.transactions.records import (
 
 ENDING = {Action.COMMIT: "COMMITTING", Action.ABORT: "ABORTING"}
 ENDED = {Action.COMMIT: "COMMITTED", Action.ABORT: "ABORTED"}
+DUE_AT_ONCE_MAX, FORGOTTEN_AT_ONCE_MAX = 500, 5_000
+"""Of what is due, a Ticked ends and forgets no more: a few milliseconds' work. The rest stays due."""
 OVER_HELD_MAX = 1_000
 """Deadlines that mean nothing any more which may be held, besides twice as many as transactions: an older one may be open for long."""
 
@@ -237,10 +240,11 @@ class CoordinatorCore:
         self.forget(now_ms)
         return [Drive(least) for least, found in self._live.items() if found.action is not None]
 
-    def forget(self, now_ms: int) -> None:
+    def forget(self, now_ms: int, at_most: int = sys.maxsize) -> None:
         """Outcomes that were to be kept until now are not known any more; nothing is decided, unlike by Ticked."""
-        while self._forgetting and self._forgetting[0][0] <= now_ms:
+        while at_most and self._forgetting and self._forgetting[0][0] <= now_ms:
             del self._outcomes[heapq.heappop(self._forgetting)[1]]
+            at_most -= 1
 
     # --- events ----------------------------------------------------------------------------------------------------------------
 
@@ -366,12 +370,12 @@ class CoordinatorCore:
 
     def _ticked(self, now_ms: int) -> list[Effect]:
         writes: list[Effect] = []
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
+        while len(writes) < DUE_AT_ONCE_MAX and self._deadlines and self._deadlines[0][0] <= now_ms:
             _, least = heapq.heappop(self._deadlines)
             found = self._live.get(least)
             if found is not None and found.action is None:
                 writes.append(self._decision(found, Action.ABORT, now_ms))
-        self.forget(now_ms)
+        self.forget(now_ms, FORGOTTEN_AT_ONCE_MAX)
         return writes
 
     # --- steps -----------------------------------------------------------------------------------------------------------------

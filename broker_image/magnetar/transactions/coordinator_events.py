@@ -77,7 +77,7 @@ class PatienceOver:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed: `CoordinatorCore.due_ms` says when to come."""
+    """Time has passed: `CoordinatorCore.due_ms` says when to come, and when to come again if much is due."""
 
     now_ms: int
 

@@ -15,7 +15,7 @@ from magnetar.errors import (
     NotAllowed,
     TransactionNotFound,
 )
-from magnetar.transactions.coordinator import OVER_HELD_MAX, CoordinatorCore, Limits
+from magnetar.transactions.coordinator import DUE_AT_ONCE_MAX, FORGOTTEN_AT_ONCE_MAX, OVER_HELD_MAX, CoordinatorCore, Limits
 from magnetar.transactions.coordinator_events import (
     Answer,
     Await,
@@ -195,6 +195,28 @@ def test_an_open_transaction_is_aborted_at_its_deadline() -> None:
     assert found.handle(Ticked(99)) == []
     assert found.handle(Ticked(100)) == [Write((Decided(slow, ABORT, 100),), (Drive(slow),))]
     assert found.status(decided) == "COMMITTING"
+
+
+def test_however_much_is_overdue_a_tick_does_a_little_of_it() -> None:
+    """As after a night's outage: the rest stays due, in the order of deadlines, and so do outcomes that are to be forgotten."""
+    found, many = core(outcome_kept_ms=1000), 2 * FORGOTTEN_AT_ONCE_MAX
+    for number in range(many):
+        begin(found, timeout_ms=1 + number // 10)
+    now_ms, decided = MINUTE, list[int]()
+    while (due_ms := found.due_ms) is not None and due_ms <= now_ms:
+        writes = found.handle(Ticked(now_ms))
+        assert 0 < len(writes) <= DUE_AT_ONCE_MAX
+        for write in writes:
+            assert isinstance(write, Write)
+            decided.append(next(change.least for change in write.changes if isinstance(change, Decided)))
+    assert decided == list(range(many))
+    assert found.due_ms == now_ms + 1000
+    now_ms += 1000
+    for left in (many - FORGOTTEN_AT_ONCE_MAX, 0):
+        assert found.due_ms == now_ms
+        assert found.handle(Ticked(now_ms)) == []
+        assert found.outcomes == left
+    assert found.due_ms is None
 
 
 def test_one_that_is_open_for_long_keeps_no_deadlines_of_others() -> None:

@@ -3,13 +3,16 @@
 Owns: `Transactions`: requests in, records written, participants driven until they have answered, time. Imports: the core, the log, participants.
 Source: DESIGN 8, facts on transactions 2.3.
 Invariants: nothing is answered or driven but behind the records that it depends on; a decision is carried to every participant, again and again
-with a back-off, also after a restart; after the log has failed nothing leaves any more.
+with a back-off, also after a restart, and however many are to be told, only so many in one turn of the loop; after the log has failed nothing
+leaves any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -50,7 +53,8 @@ from magnetar.transactions.records import Action, Change, Decided, Ended, Opened
 
 log = structlog.get_logger(__name__)
 
-DRIVEN_AT_ONCE_MAX = 1000
+DRIVEN_AT_ONCE_MAX, DRIVEN_PER_TURN_MAX = 1000, 64
+"""Participants that are being told, and those that begin to be told in one turn of the loop: in a standalone server each is work of this loop."""
 RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
 TICK_LEAST_S = 0.05
 """What becomes due within it is done together."""
@@ -69,6 +73,16 @@ def limits_of(settings: BrokerSettings) -> Limits:
     )
 
 
+@dataclass(slots=True)
+class _Order:
+    """What one participant is to be told, and how often that has failed."""
+
+    txn: TxnId
+    action: Action
+    name: Participant
+    failures: int = 0
+
+
 class Transactions:
     """Runs from `begin`, which follows the log's recovery and the claim's word, to `stop`. `fail` ends this life."""
 
@@ -85,7 +99,9 @@ class Transactions:
         self._core, self._log, self._participants, self._clock = core, transaction_log, participants, clock
         self._settings, self._metrics, self._fail = settings, metrics, fail
         self._wall_ms, self._began = clock.wall_ms(), clock.monotonic()
-        self._at_once = asyncio.Semaphore(DRIVEN_AT_ONCE_MAX)
+        self._to_tell: deque[Iterator[_Order]] = deque()
+        self._being_told = 0
+        self._going_on = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._unanswered: set[asyncio.Future[int]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -227,43 +243,76 @@ class Transactions:
     # --- participants ----------------------------------------------------------------------------------------------------------
 
     def _drive(self, least: int) -> None:
-        """Have every participant carry the decision out."""
-        found = self._core.to_drive(least)
-        if found is None:
-            return
-        txn, (action, names) = TxnId(self._core.tcid, least), found
-        for name in names:
-            self._spawn(self._carry_out(txn, action, name), f"end of {txn}")
+        """Have every participant carry the decision out, in turn with those of other transactions."""
+        self._to_tell.append(self._orders(least))
+        self._go_on()
 
-    async def _carry_out(self, txn: TxnId, action: Action, name: Participant) -> None:
-        failures = 0
-        while True:
-            try:
-                async with self._at_once:
-                    await self._tell(txn, action, name)
-                break
-            except (TopicNotFound, SubscriptionNotFound) as error:
-                log.info("transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error))
-                break
-            except InvalidTxnStatus as error:  # and it would say so for ever
-                log.error(
-                    "transaction.participant_contradicts", txn=str(txn), action=action.name, error=str(error), **name._asdict()
+    def _orders(self, least: int) -> Iterator[_Order]:
+        if (found := self._core.to_drive(least)) is not None:
+            txn, (action, names) = TxnId(self._core.tcid, least), found
+            for name in names:
+                yield _Order(txn, action, name)
+
+    def _go_on(self) -> None:
+        """Tell more participants in the next turn of the loop, if any are to be told and not too many are being told."""
+        if self._to_tell and not self._going_on and self._being_told < DRIVEN_AT_ONCE_MAX:
+            self._going_on = True
+            asyncio.get_running_loop().call_soon(self._tell_more)
+
+    def _tell_more(self) -> None:
+        self._going_on = False
+        if self._stopped:
+            return
+        begun = 0
+        while self._to_tell and begun < min(DRIVEN_PER_TURN_MAX, DRIVEN_AT_ONCE_MAX - self._being_told):
+            orders = self._to_tell.popleft()
+            if (order := next(orders, None)) is not None:
+                self._to_tell.append(orders)  # one of many participants delays no other
+                self._spawn(self._carry_out(order), f"end of {order.txn}")
+                begun += 1
+        self._being_told += begun
+        self._go_on()
+
+    async def _carry_out(self, order: _Order) -> None:
+        """One attempt, and another one after a while if it fails."""
+        try:
+            done = await self._attempt(order)
+        finally:
+            self._being_told -= 1
+        if done:
+            self._perform(self._core.handle(ParticipantEnded(order.txn.least, order.name, self.now_ms())))
+        else:
+            delay_s = back_off_s(self._clock, order.failures, RETRY_BASE_S, RETRY_LAST_S)
+            asyncio.get_running_loop().call_later(delay_s, self._tell_again, order)
+        self._go_on()
+
+    def _tell_again(self, order: _Order) -> None:
+        self._to_tell.append(iter((order,)))
+        self._go_on()
+
+    async def _attempt(self, order: _Order) -> bool:
+        """Whether the participant has carried the decision out, or never will."""
+        txn, action, name = order.txn, order.action, order.name
+        try:
+            await self._tell(txn, action, name)
+        except (TopicNotFound, SubscriptionNotFound) as error:
+            log.info("transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error))
+        except InvalidTxnStatus as error:  # and it would say so for ever
+            log.error("transaction.participant_contradicts", txn=str(txn), action=action.name, error=str(error), **name._asdict())
+        except MagnetarError as error:
+            order.failures += 1
+            self._metrics.participant_failures.inc()
+            if order.failures & (order.failures - 1) == 0:  # the first, second, fourth...
+                log.warning(
+                    "transaction.participant_away",
+                    txn=str(txn),
+                    topic=name.topic,
+                    subscription=name.subscription,
+                    failures=order.failures,
+                    error=str(error),
                 )
-                break
-            except MagnetarError as error:
-                failures += 1
-                self._metrics.participant_failures.inc()
-                if failures & (failures - 1) == 0:  # the first, second, fourth...
-                    log.warning(
-                        "transaction.participant_away",
-                        txn=str(txn),
-                        topic=name.topic,
-                        subscription=name.subscription,
-                        failures=failures,
-                        error=str(error),
-                    )
-            await asyncio.sleep(back_off_s(self._clock, failures, RETRY_BASE_S, RETRY_LAST_S))
-        self._perform(self._core.handle(ParticipantEnded(txn.least, name, self.now_ms())))
+            return False
+        return True
 
     async def _tell(self, txn: TxnId, action: Action, name: Participant) -> None:
         low_watermark = self._core.low_watermark
