@@ -57,8 +57,8 @@ class ClusterStore:
         self._tls = tls
         self._admin: EtcdAdmin | None = None
         self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
-        self.claims: dict[tuple[str, str], NamespaceName] = {}
-        """Of TopicNamespaces (by namespace and name) seen here: the namespace that each speaks for, for when the resource is gone."""
+        self.claims: dict[tuple[str, str], set[NamespaceName]] = {}
+        """Of TopicNamespaces (by namespace and name) seen here: what each speaks for, and spoke for, for when it is gone or made again."""
         self.empty_since: dict[NamespaceName, tuple[tuple[object, ...], float]] = {}
         """Namespaces about to be deleted: what was seen of them, and since when (monotonic) it is so."""
         self._election: Election | None = None

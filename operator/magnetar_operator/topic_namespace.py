@@ -3,8 +3,8 @@
 Owns: the order of steps, who may act, and writing the records of namespace and tenant. Imports: world, namespace_record, namespace_deletion,
 magnetar.metadata, models, conditions.
 Invariants: of several resources for one tenant and namespace the oldest acts and the others say so: the record names the one that acts, so that a
-resource is compared with that one alone; fields that this resource does not set are never touched; what has changed between reading and writing a
-record is read again, never written over.
+resource is compared with that one alone; a resource that is gone, or was made again for something else, owns nothing for long of what it spoke for;
+fields that this resource does not set are never touched; what has changed between reading and writing a record is read again, never written over.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName, NamespaceName
 from magnetar_operator import namespace_deletion
+from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.conditions import Blocked, Finding, Reason, Type
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
@@ -40,6 +41,7 @@ from magnetar_operator.namespace_record import (
     tenant_changes,
     told,
 )
+from magnetar_operator.object_cache import claim_slot
 from magnetar_operator.resources import BROKER_CLUSTER, TOPIC_NAMESPACE
 from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
@@ -84,6 +86,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     news: list[News] = []
     try:
         store = await _cluster_store(world, resource)
+        await _release_former(world, resource, store)
         record = await _ensure_record(world, resource, store, news)
         owns_tenant, conflict = await _ensure_tenant(world, resource, store, news)
     except Blocked as blocked:
@@ -147,7 +150,7 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
         store = await world.store_of(cluster)
     except StoreError as error:
         raise Blocked(Reason.STORE_UNAVAILABLE, str(error)) from error
-    store.claims[resource.namespace, resource.name] = resource.spec.name
+    store.claims.setdefault((resource.namespace, resource.name), set()).add(resource.spec.name)
     return store
 
 
@@ -297,13 +300,44 @@ async def _replace(store: ClusterStore, key: str, item: KeyValue | None, wanted:
 async def _release(world: World, key: Key) -> None:
     """Have a resource that is gone own nothing: what it set stays, and is anybody's. Raises StoreError, TimeoutError, NotLeading."""
     for store in world.stores.opened():
-        name = store.claims.get((key.namespace, key.name))
-        if name is None:
-            continue
-        owner = f"{key.namespace}/{key.name}"
-        await _disown(store, keys.namespace(name), NamespaceRecord, owner, released_record)
-        await _disown(store, keys.tenant(name.tenant), TenantRecord, owner, released_tenant)
+        await _release_in(store, key.namespace, key.name)
         store.claims.pop((key.namespace, key.name), None)
+
+
+async def _release_former(world: World, resource: TopicNamespace, current: ClusterStore) -> None:
+    """Have the resource own nothing of what one of its name spoke for before it; `current` is its own store. Raises NotLeading.
+
+    A store that does not answer holds nobody up: whatever is left there is found again.
+    """
+    stores = [(store, resource if store is current else None) for store in world.stores.opened()]
+    for store, living in stores:
+        try:
+            await _release_in(store, resource.namespace, resource.name, living)
+        except (StoreError, TimeoutError) as error:
+            log.warning("former.not_released", owner=owner_text(resource), error=str(error) or "no answer in time")
+
+
+async def _release_in(store: ClusterStore, namespace: str, resource: str, living: TopicNamespace | None = None) -> None:
+    """The same in one store, but for what the `living` resource speaks for there. Raises StoreError, TimeoutError, NotLeading."""
+    owner, kept = f"{namespace}/{resource}", _spoken_for(living) if living is not None else set()
+    claims = store.claims.get((namespace, resource), set())
+    for name in claims - kept:
+        if name.namespace:
+            await _disown(store, keys.namespace(name), NamespaceRecord, owner, released_record)
+        if _tenant_of(name) not in kept:
+            await _disown(store, keys.tenant(name.tenant), TenantRecord, owner, released_tenant)
+        claims.discard(name)
+
+
+def _tenant_of(name: NamespaceName) -> NamespaceName:
+    """How a tenant's record stands among the claims."""
+    return NamespaceName(name.tenant, "")
+
+
+def _spoken_for(resource: TopicNamespace) -> set[NamespaceName]:
+    """What the resource owns, or sees to itself that it owns no longer."""
+    tenant = {_tenant_of(resource.spec.name)} if resource.spec.tenant_fields() or resource.status.owns_tenant else set()
+    return {resource.spec.name} | tenant
 
 
 Owned = TypeVar("Owned", NamespaceRecord, TenantRecord)
@@ -323,11 +357,12 @@ async def _disown(store: ClusterStore, key: str, kind: type[Owned], owner: str, 
 
 
 async def orphans(world: World) -> list[Key]:
-    """Resources that own a namespace of some cluster and do not exist: they went while no operator looked.
+    """Resources that own a record of some cluster and do not exist, or speak for something else.
 
-    They are to be reconciled, which releases what they own. A store that does not answer is left to the next time.
+    They went, or were made again, while no operator looked. They are to be reconciled, which releases what they own. A store that does not answer is
+    left to the next time.
     """
-    existing, found = set(world.keys(TOPIC_NAMESPACE.kind)), []
+    found = []
     for at in world.keys(BROKER_CLUSTER.kind):
         try:
             cluster = await world.cluster(at.namespace, at.name)
@@ -336,18 +371,39 @@ async def orphans(world: World) -> list[Key]:
             store = await world.store_of(cluster)
         except (InvalidResource, StoreError):
             continue
-        owners = await _owners(store)
-        for owner, name in owners.items():
+        for number, (owner, owned) in enumerate((await _owners(store)).items()):
+            if number % DECODED_AT_ONCE == 0:
+                await asyncio.sleep(0)
             namespace, _, resource = owner.partition("/")
-            key = Key(TOPIC_NAMESPACE.kind, namespace, resource)
-            if key not in existing and (not world.namespaces or namespace in world.namespaces):
-                store.claims[namespace, resource] = name
-                found.append(key)
+            if world.namespaces and namespace not in world.namespaces:
+                continue
+            if former := await _former(world, cluster, namespace, resource, owned):
+                store.claims.setdefault((namespace, resource), set()).update(former)
+                found.append(Key(TOPIC_NAMESPACE.kind, namespace, resource))
     return found
 
 
-async def _owners(store: ClusterStore) -> dict[str, NamespaceName]:
-    """Owners in a cluster's records, each with its namespace (of no name, if it owns a tenant only); none if the store does not answer."""
+async def _former(
+    world: World, cluster: BrokerCluster, namespace: str, resource: str, owned: set[NamespaceName]
+) -> set[NamespaceName]:
+    """What of the records that name this resource as their owner it does not speak for (any more)."""
+    shown = world.cache.get(TOPIC_NAMESPACE.kind, namespace, resource)
+    if shown is None:
+        return owned
+    if all(claim_slot((cluster.namespace, cluster.name), name.tenant, name.namespace) in shown.slots for name in owned):
+        return set()  # nearly always, and nothing is decoded for it
+    try:
+        living = await world.read(Key(TOPIC_NAMESPACE.kind, namespace, resource), TopicNamespace)
+        target = await world.cluster(*living.cluster_key) if living is not None else None
+    except InvalidResource:
+        return set()
+    if living is None or target is None or etcd_endpoints(target) != etcd_endpoints(cluster):
+        return owned
+    return owned - _spoken_for(living)
+
+
+async def _owners(store: ClusterStore) -> dict[str, set[NamespaceName]]:
+    """Owners in a cluster's records, each with what it owns (a tenant as a namespace of no name); none if the store does not answer."""
     for _ in range(SWEEP_ATTEMPTS):
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -359,13 +415,15 @@ async def _owners(store: ClusterStore) -> dict[str, NamespaceName]:
     return {}
 
 
-async def _owners_among(tenants: Sequence[KeyValue], namespaces: Sequence[KeyValue]) -> dict[str, NamespaceName]:
+async def _owners_among(tenants: Sequence[KeyValue], namespaces: Sequence[KeyValue]) -> dict[str, set[NamespaceName]]:
     """Raises StoreError for a record that cannot be read."""
-    owners = {TenantRecord.decode(item.value).owner: NamespaceName(item.key.removeprefix(keys.TENANTS), "") for item in tenants}
+    owners: dict[str, set[NamespaceName]] = {}
+    for item in tenants:
+        if owner := TenantRecord.decode(item.value).owner:
+            owners.setdefault(owner, set()).add(NamespaceName(item.key.removeprefix(keys.TENANTS), ""))
     for number, item in enumerate(namespaces):
         if number % DECODED_AT_ONCE == 0:
             await asyncio.sleep(0)  # of ten thousand records nobody's reconciliation waits for the last
         if owner := NamespaceRecord.decode(item.value).owner:
-            owners[owner] = NamespaceName.parse(item.key.removeprefix(keys.NAMESPACES))
-    owners.pop("", None)
+            owners.setdefault(owner, set()).add(NamespaceName.parse(item.key.removeprefix(keys.NAMESPACES)))
     return owners

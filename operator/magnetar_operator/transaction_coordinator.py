@@ -35,7 +35,7 @@ from magnetar_operator.planning import held_back
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.storage_credentials import secrets_again_s, see_credentials
-from magnetar_operator.withdrawing import withdraw
+from magnetar_operator.withdrawing import withdraw, withdraw_elsewhere
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused, parsed
 
@@ -58,6 +58,14 @@ async def reconcile(world: World, key: Key) -> float | None:
         await world.events.once(resource, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
         await _write_conditions(world, resource, [Finding(Type.PROGRESSING, False, Reason.PAUSED)])
         return None
+    if not resource.status.conditions:
+        world.leftovers.add(key)  # it is new: one of its name may have served another cluster before it
+    again_s = await _serve(world, resource)
+    return min(again_s, await withdraw_elsewhere(world, key, resource.spec.cluster_ref.name))
+
+
+async def _serve(world: World, resource: TransactionCoordinator) -> float:
+    """One pass of a resource that may act, or has to say why it cannot. Raises KubernetesError, InvalidResource."""
     cluster = await world.cluster(resource.namespace, resource.spec.cluster_ref.name)
     obstacle = _missing(resource) if cluster is None else await _older(world, resource)
     if cluster is None or obstacle is not None:

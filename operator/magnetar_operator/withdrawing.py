@@ -1,4 +1,4 @@
-"""What is left of a `TransactionCoordinator` that is gone: clients are still told of its coordinators.
+"""What is left of a `TransactionCoordinator` that is gone, or was made again for another cluster: clients are still told of its coordinators.
 
 Owns: finding such announcements, and taking them back. Imports: world, coordinators_state, magnetar.metadata.
 Invariants: the set's record goes only in a transaction that finds nobody holding a number: clients that know of a coordinator are led to it for as
@@ -8,14 +8,18 @@ numbers stay, so that a resource that is made again goes on.
 
 from __future__ import annotations
 
+import math
+
 import structlog
 
 from magnetar.errors import StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.metadata.store import Compare, Delete
+from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
 from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.resources import BROKER_CLUSTER
 from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
@@ -34,18 +38,46 @@ async def withdraw(world: World, gone: Key) -> float | None:
     again: list[float] = []
     for cluster in await _clusters_beside(world, gone.namespace):
         try:
-            store = await world.store_of(cluster)
-            state = await read_coordinators(store.reader)
-            if state.known is None or state.known.owner != f"{gone.namespace}/{gone.name}":
-                continue
-            if state.holders or not await _delete(store, state):
+            if await _is_held(world, cluster, gone):
                 again.append(HELD_S)
-                continue
-            log.info("coordinators.withdrawn", cluster=cluster.reference, owner=state.known.owner, announced=state.known.announced)
         except (StoreError, TimeoutError) as error:
             log.warning("coordinators.not_withdrawn", cluster=cluster.reference, error=str(error) or "no answer in time")
             again.append(STORE_RETRY_S)
     return min(again, default=None)
+
+
+async def withdraw_elsewhere(world: World, key: Key, named: str) -> float:
+    """The same of a resource that lives, by every cluster but the one `named` in it, if something may be left there (`World.leftovers`).
+
+    The seconds after which to look again, infinite if nothing is known to be left; a store that does not answer is left to `orphans`.
+    Raises NotLeading.
+    """
+    if key not in world.leftovers:
+        return math.inf
+    world.leftovers.discard(key)
+    clusters = await _clusters_beside(world, key.namespace)
+    own = next((etcd_endpoints(cluster) for cluster in clusters if cluster.name == named), ())
+    again_s = math.inf
+    for cluster in clusters:
+        try:
+            if cluster.name != named and etcd_endpoints(cluster) != own and await _is_held(world, cluster, key):
+                world.leftovers.add(key)
+                again_s = HELD_S
+        except (StoreError, TimeoutError) as error:
+            log.warning("coordinators.not_withdrawn", cluster=cluster.reference, error=str(error) or "no answer in time")
+    return again_s
+
+
+async def _is_held(world: World, cluster: BrokerCluster, gone: Key) -> bool:
+    """Take the announcement back, if the record is that of the resource; whether somebody still holds a number. Raises StoreError, TimeoutError."""
+    store = await world.store_of(cluster)
+    state = await read_coordinators(store.reader)
+    if state.known is None or state.known.owner != f"{gone.namespace}/{gone.name}":
+        return False
+    if state.holders or not await _delete(store, state):
+        return True
+    log.info("coordinators.withdrawn", cluster=cluster.reference, owner=state.known.owner, announced=state.known.announced)
+    return False
 
 
 async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
@@ -56,8 +88,11 @@ async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
 
 
 async def orphans(world: World) -> list[Key]:
-    """Resources that own a cluster's coordinators and do not exist: they went while no operator looked, or while the store was away."""
-    existing, found = set(world.keys(KIND)), []
+    """Resources that own a cluster's coordinators and do not exist, or name another cluster.
+
+    They went, or were made again, while no operator looked, or while the store was away.
+    """
+    found = []
     for at in world.keys(BROKER_CLUSTER.kind):
         for cluster in await _clusters_beside(world, at.namespace, at.name):
             try:
@@ -67,9 +102,22 @@ async def orphans(world: World) -> list[Key]:
                 continue
             namespace, _, name = (state.known.owner if state.known is not None else "").partition("/")
             key = Key(KIND, namespace, name)
-            if namespace == at.namespace and key not in existing:
+            if namespace == at.namespace and await _is_elsewhere(world, key, at.name):
                 found.append(key)
     return found
+
+
+async def _is_elsewhere(world: World, key: Key, cluster: str) -> bool:
+    """Whether the resource is gone or names another cluster, which is noted; one that cannot be read may name this one."""
+    try:
+        resource = await world.read(key, TransactionCoordinator)
+    except InvalidResource:
+        return False
+    if resource is not None and resource.spec.cluster_ref.name == cluster:
+        return False
+    if resource is not None:
+        world.leftovers.add(key)
+    return True
 
 
 async def _clusters_beside(world: World, namespace: str, name: str = "") -> list[BrokerCluster]:

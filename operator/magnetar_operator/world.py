@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -54,6 +54,8 @@ class World:
     cache: ObjectCache
     credentials: EtcdCredentials
     autoscaling: AutoscalingMetrics
+    leftovers: set[Key] = field(default_factory=set)
+    """TransactionCoordinators that may still be announced by another cluster than theirs, from one of their name before them."""
 
     async def read(self, key: Key, model: type[R]) -> R | None:
         """The resource, or None if it is gone. Raises InvalidResource."""

@@ -69,6 +69,12 @@ class Stage:
         assert item is not None
         return NamespaceRecord.decode(item.value)
 
+    async def is_nobodys(self, key: str = KEY) -> bool:
+        return (await self.record(key)).owner == ""
+
+    def is_gone(self, path: str) -> bool:
+        return self.scene.get(path) is None
+
     async def tenant(self) -> TenantRecord:
         item = await self.brokers.store.get(keys.tenant("acme"))
         assert item is not None

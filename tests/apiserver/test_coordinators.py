@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,6 +261,42 @@ def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_
             assert await set_of(brokers) is not None
             async with running_operator(scene.namespace):
                 await withdrawn()
+
+    asyncio.run(scenario())
+
+
+def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
+    scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    """Also where no operator saw it gone, and where what the other cluster announces is found only after it was served."""
+
+    async def known_by(brokers: Brokers, owner: str | None) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while (found.owner if (found := await set_of(brokers)) is not None else None) != owner:
+                await asyncio.sleep(POLL_S)
+
+    async def scenario() -> None:
+        elsewhere, owner, path = EtcdProcess(tmp_path / "elsewhere"), f"{scene.namespace}/tx", scene.path(PATH, "tx")
+        try:
+            elsewhere.start()
+            async with brokers_of(cluster_etcd.endpoint) as brokers, brokers_of(elsewhere.endpoint) as others:
+                scene.create("BrokerCluster", "main", external(cluster_etcd))
+                scene.create("BrokerCluster", "other", external(elsewhere))
+                scene.create("TransactionCoordinator", "tx", SPEC)
+                async with running_operator(scene.namespace):
+                    await known_by(brokers, owner)
+                scene.delete(path)
+                scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "other"}})
+                async with running_operator(scene.namespace) as operator:
+                    await known_by(brokers, None)
+                    await known_by(others, owner)
+                    await settled(operator)
+                await brokers.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode())
+                async with running_operator(scene.namespace):
+                    await known_by(brokers, None)
+                    await known_by(others, owner)
+        finally:
+            elsewhere.stop()
 
     asyncio.run(scenario())
 

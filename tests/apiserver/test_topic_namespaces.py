@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,16 +16,17 @@ from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.owned_fields import value_of, with_fields
 from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord, TenantRecord
-from magnetar.names import TopicName, initial_boundaries
+from magnetar.names import initial_boundaries
 from magnetar.policies import KEPT_POLICIES
-from magnetar_operator import informers, namespace_deletion
+from magnetar_operator import informers
+from magnetar_operator.controller import RECONCILERS
 from magnetar_operator.main import Operator
-from magnetar_operator.models.topic_namespace import FINALIZER
 from magnetar_operator.refusals import ApiUnavailable
 from magnetar_operator.stores import ClusterStore
+from magnetar_operator.work_queue import Key
+from magnetar_operator.world import World
 from tests.apiserver.control_plane import EtcdProcess
-from tests.apiserver.definitions import changed_spec
-from tests.apiserver.namespace_stage import KEY, NAME, SPEC, TIMEOUT_S, TTL, Stage, stage_of
+from tests.apiserver.namespace_stage import KEY, NAME, TIMEOUT_S, TTL, Stage, stage_of
 from tests.apiserver.stage import Scene, quiet, running_operator, settled, until, writes
 from tests.unit.operator.namespaces import FULL
 from tests.unit.server.brokers import running_broker
@@ -161,120 +161,58 @@ def test_what_goes_before_the_watches_have_opened_is_noticed(
                 scene.delete(path)
                 may_open.set()
                 await until("the watches are open", lambda: operator.health.watching)
-                await stage.becomes("released", lambda: _is_nobodys(stage))
+                await stage.becomes("released", stage.is_nobodys)
 
     asyncio.run(scenario())
 
 
-def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
+def test_what_a_resource_spoke_for_before_it_was_made_again_is_released(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """deletionPolicy Delete counts the topics and waits for them to go, not for ever; bundles that brokers serve do not stand in the way."""
+    """Also where nobody ever saw it gone: no operator ran, or deletion and creation were one piece of news. Values stay."""
+    real, may_pass = RECONCILERS["TopicNamespace"], asyncio.Event()
+
+    async def gated(world: World, key: Key) -> float | None:
+        await may_pass.wait()
+        return await real(world, key)
 
     async def scenario() -> None:
-        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
-            path = stage.make("orders", deletionPolicy="Delete")
-            await stage.ready(path)
-            topic = keys.partitioned_topic(TopicName.parse(f"persistent://{NAME}/t-partition-3"))
-            bundle = keys.bundles_in(NAME) + "0x00000000_0x80000000"
-            unserved = BundleRecord(BundleState.ASSIGNING, 2, "main-broker-0.1")
-            await stage.brokers.store.put(topic, b"{}")
-            await stage.brokers.store.put(bundle, unserved.encode())
+        monkeypatch.setitem(RECONCILERS, "TopicNamespace", gated)
+        may_pass.set()
+        async with stage_of(scene, cluster_etcd) as stage:
+            path = stage.make("orders", policies={TTL: 60}, tenantConfig={"adminRoles": ["root"]})
+            async with running_operator(scene.namespace):
+                await stage.ready(path)
             scene.delete(path)
-            assert "acme/orders has 1 topic;" in await stage.reason(path, "NotEmpty")
-            await stage.brokers.store.delete(topic)
-            await until("another reason", lambda: "not served" in scene.condition(path).get("message", ""), TIMEOUT_S)
-            served = replace(unserved, state=BundleState.OWNED)
-            await stage.brokers.store.put(bundle, served.encode())
-            await until("the resource is gone", lambda: scene.get(path) is None, TIMEOUT_S)
-            assert await stage.brokers.store.get(KEY) is None
+            stage.make("orders", namespace="invoices", policies={TTL: 7})
+            async with running_operator(scene.namespace) as operator:
+                await stage.ready(path)
+                await stage.becomes("released", stage.is_nobodys)
+                assert (await stage.record()).policies == {TTL: 60}
+                await stage.becomes("the tenant is released", lambda: _tenant_is(stage, ""))
+                assert (await stage.tenant()).admin_roles == ("root",)
+                owner = f"{scene.namespace}/orders"
+                assert (await stage.record("namespaces/acme/invoices")).owner == owner
 
-            kept = stage.make("kept", deletionPolicy="Delete")
-            await stage.ready(kept)
-            await stage.brokers.store.put(topic, b"{}")
-            scene.delete(kept)
-            await stage.reason(kept, "NotEmpty")
-            scene.merge(kept, {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}})
-            await until("the resource is gone", lambda: scene.get(kept) is None, TIMEOUT_S)
-            await stage.event("Retained", "acme/orders stays as it is")
-            await stage.becomes("released", lambda: _is_nobodys(stage))
+                may_pass.clear()
+                before = scene.get(path)
+                scene.delete(path)
+                stage.make("orders", namespace="receipts", tenantConfig={"adminRoles": ["joe"]})
+                made = (scene.get(path) or {})["metadata"]["uid"]
+                assert before is not None
+                assert made != before["metadata"]["uid"]
 
-            bounded = stage.make("bounded", deletionPolicy="Delete")
-            await stage.ready(bounded)
-            monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", 0.0)
-            scene.delete(bounded)
-            await until("the resource is gone", lambda: scene.get(bounded) is None, TIMEOUT_S)
-            await stage.event("Retained", "acme/orders has 1 topic;")
-            assert await stage.brokers.store.get(KEY) is not None
-            monkeypatch.undo()
+                def is_known() -> bool:
+                    shown = operator.cache.get("TopicNamespace", scene.namespace, "orders")
+                    return shown is not None and shown.uid == made
 
-            cluster_gone = stage.make("late", deletionPolicy="Delete")
-            await stage.ready(cluster_gone)
-            scene.delete(scene.path("brokerclusters", "main"))
-            await until("the cluster is gone", lambda: scene.get(scene.path("brokerclusters", "main")) is None, TIMEOUT_S)
-            scene.delete(cluster_gone)
-            await until("the resource is gone", lambda: scene.get(cluster_gone) is None, TIMEOUT_S)
-
-    asyncio.run(scenario())
-
-
-def test_what_cannot_be_read_is_let_go_all_the_same(
-    scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The annotation and the bound hold where the resource does not fit the model, or its cluster does not; Retain never waits. All data stays."""
-    skip = {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}}
-    stored = lambda answer: "spec" in answer  # noqa: E731
-
-    async def gone(path: str) -> None:
-        await until("the resource is gone", partial(_is_gone, scene, path), TIMEOUT_S)
-
-    async def unreadable(stage: Stage) -> str:
-        path = stage.make("odd", namespace="odd", bundles=5000, deletionPolicy="Delete")
-        await stage.reason(path, "InvalidSpec")
-        scene.merge(path, {"metadata": {"finalizers": [FINALIZER]}})
-        scene.delete(path)
-        return path
-
-    async def scenario() -> None:
-        monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", math.inf)
-        many = changed_spec(scene, "TopicNamespace", "bundles", {"type": "integer"}, {**SPEC, "bundles": 5000}, stored)
-        zero = changed_spec(scene, "BrokerCluster", "drainTimeoutSeconds", {"type": "integer"}, {"drainTimeoutSeconds": 0}, stored)
-        async with stage_of(scene, cluster_etcd) as stage, many, zero, running_operator(scene.namespace):
-            path = stage.make("orders", deletionPolicy="Delete")
-            await stage.ready(path)
-            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": "true"}}})
-            await stage.reason(path, "Paused")
-            scene.merge(path, {"spec": {"deletionPolicy": "Retain"}})
-            scene.delete(path)
-            await gone(path)
-            await stage.event("Retained", "acme/orders stays as it is: spec.deletionPolicy is Retain")
-            await stage.becomes("released", lambda: _is_nobodys(stage))
-
-            path = await unreadable(stage)
-            stage.look_again(path)
-            assert scene.get(path) is not None
-            scene.merge(path, skip)
-            await gone(path)
-            await stage.event("Retained", "stays as it is: magnetar.io/skip-finalizer is set")
-
-            first, second = (stage.make(name, namespace=name, deletionPolicy="Delete") for name in ("first", "second"))
-            await stage.ready(first)
-            await stage.ready(second)
-            cluster = scene.path("brokerclusters", "main")
-            scene.merge(cluster, {"spec": {"drainTimeoutSeconds": 0}})
-            await stage.reason(cluster, "InvalidSpec")
-            scene.delete(first)
-            assert f"BrokerCluster {scene.namespace}/main cannot be read" in await stage.reason(first, "InvalidSpec")
-            scene.merge(first, skip)
-            await gone(first)
-
-            monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", 0.0)
-            scene.delete(second)
-            await gone(second)
-            await gone(await unreadable(stage))
-            for name in ("first", "second"):
-                assert await stage.brokers.store.get(f"namespaces/acme/{name}") is not None
-            scene.merge(cluster, {"spec": {"drainTimeoutSeconds": 300}})
+                await until("the operator knows the new one", is_known, TIMEOUT_S)
+                may_pass.set()
+                await stage.ready(path)
+                assert (await stage.record("namespaces/acme/receipts")).owner == owner
+                await stage.becomes("released", lambda: stage.is_nobodys("namespaces/acme/invoices"))
+                assert await _tenant_is(stage, owner)
+                await settled(operator)
 
     asyncio.run(scenario())
 
@@ -283,8 +221,8 @@ async def _answers(rest: Rest, path: str, value: Any) -> bool:
     return bool(await rest.get(path) == value)
 
 
-async def _is_nobodys(stage: Stage) -> bool:
-    return (await stage.record()).owner == ""
+async def _tenant_is(stage: Stage, owner: str) -> bool:
+    return (await stage.tenant()).owner == owner
 
 
 def test_a_namespace_that_vanished_is_made_again_around_its_messages(scene: Scene, cluster_etcd: EtcdProcess) -> None:
@@ -368,15 +306,11 @@ def test_an_answer_that_is_lost_at_any_step_costs_nothing(
                 assert (await stage.record(f"namespaces/{tenant}/orders")).policies == {TTL: 5}
                 lost.arm(0)
                 scene.delete(path)
-                await until("the resource is gone", partial(_is_gone, scene, path), TIMEOUT_S)
+                await until("the resource is gone", partial(stage.is_gone, path), TIMEOUT_S)
                 assert await stage.brokers.store.get(f"namespaces/{tenant}/orders") is None
             assert number >= 5, "finalizer, two records, two events and a status are written"
 
     asyncio.run(scenario())
-
-
-def _is_gone(scene: Scene, path: str) -> bool:
-    return scene.get(path) is None
 
 
 class LostAnswers:
@@ -448,7 +382,7 @@ def test_a_real_broker_refuses_to_change_what_a_resource_owns(scene: Scene, clus
                     await stage.becomes("the broker knows", lambda: _answers(rest, f"{base}/messageTTL", 90))
                     assert await rest.get(f"{base}/maxProducersPerTopic") == 3
                     scene.delete(path)
-                    await stage.becomes("released", lambda: _is_nobodys(stage))
+                    await stage.becomes("released", stage.is_nobodys)
                     await rest("POST", f"{base}/messageTTL", 5)
             finally:
                 await store.close()
