@@ -14,7 +14,7 @@ from magnetar.metadata.records import CheckpointPointer, LogPosition, LogRange
 from magnetar.storage import names
 from magnetar.storage.coordinator_format import CoordinatorCheckpoint, checkpoint_pieces, decode_changes, decode_checkpoint
 from magnetar.storage.document import close_document
-from magnetar.storage.fencing import fence
+from magnetar.storage.fencing import fence, lost_file
 from magnetar.storage.recovery import scan_blocks
 from magnetar.storage.volume import Volume
 from magnetar.transactions.records import Change, CoordinatorState
@@ -59,8 +59,10 @@ async def read_changes(volume: Volume, tcid: int, chain: Sequence[LogRange]) -> 
 async def _ended(volume: Volume, span: LogRange) -> LogPosition:
     """Where the log of an incarnation ends, which writes nothing more from here on."""
     sealed = await fence(volume, span.incarnation)
-    if span.start.file not in {file.number for file in sealed}:
-        name = names.log_file(span.incarnation, span.start.file)
+    first, lost = span.start.file, await lost_file(volume, span.incarnation, sealed)
+    missing = first if first not in {file.number for file in sealed} else lost
+    if missing is not None:
+        name = names.log_file(span.incarnation, missing)
         raise CorruptData(f"{name} is missing; the chain needs it: restore it from a backup", file=name)
     return LogPosition(sealed[-1].number, sealed[-1].length)
 

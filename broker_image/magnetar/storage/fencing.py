@@ -8,13 +8,14 @@ a live former owner may do this at once, again and again, with the same outcome.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magnetar.errors import CorruptData, StorageError
 from magnetar.storage import names
 from magnetar.storage.log_format import FILE_HEADER_BYTES, decode_file_header
 from magnetar.storage.recovery import LogBlocks, list_log_files
-from magnetar.storage.seals import publish_seal, read_seal
+from magnetar.storage.seals import is_followed, publish_seal, read_seal
 from magnetar.storage.volume import Volume
 
 
@@ -42,6 +43,20 @@ async def fence(volume: Volume, incarnation: str) -> list[SealedFile]:
     except FileNotFoundError as error:
         # Collected between the list and the look: the next list does not show it (simulation seed 1324 of durable).
         raise StorageError(f"{incarnation}: a log file was collected while it was fenced ({error}); fence again") from error
+
+
+async def lost_file(volume: Volume, incarnation: str, sealed: Sequence[SealedFile]) -> int | None:
+    """The number of a file that was there and is not, behind the last that `fence` has found; None if none is known of.
+
+    It is for whoever needs the log to its end: of a log that nobody needs the collector deletes files in any order. Raises StorageError, also if
+    a former owner began that file meanwhile: fence again.
+    """
+    if not sealed or not await is_followed(volume, incarnation, sealed[-1].number):
+        return None
+    number = sealed[-1].number + 1
+    if number in await list_log_files(volume, incarnation):
+        raise StorageError(f"{incarnation}: log file {number} was begun while it was fenced; fence again")
+    return number
 
 
 async def seal(volume: Volume, incarnation: str, number: int) -> int:

@@ -135,7 +135,7 @@ class LogWriter:
             with contextlib.suppress(StorageError):  # a file that could not be created is no loss now
                 files.append(await self._take_spare())
         for file in files:
-            self._seal_later(file)
+            self._seal_later(file, followed=False)
         if self._sealing is not None:
             await asyncio.wait([self._sealing])
         if self._failure is None:
@@ -340,11 +340,13 @@ class LogWriter:
         self._abandoned.add(file.number)
         log.error("log.file_abandoned", incarnation=self.incarnation, file=file.number, end=file.end, error=str(error))
         fresh = await self._next_file(file.number + 1)
-        adopted = await self._until_there_is_room(lambda: publish_seal(self._volume, self.incarnation, file.number, file.end))
+        adopted = await self._until_there_is_room(
+            lambda: publish_seal(self._volume, self.incarnation, file.number, file.end, followed=True)
+        )
         if adopted != file.end:
             raise Fenced(f"{names.log_file(self.incarnation, file.number)} was sealed at {adopted} by another: it has taken over")
         self._file = fresh
-        self._seal_later(file)
+        self._seal_later(file, followed=True)
         return fresh
 
     async def _file_for(self, block: _Block) -> LogFile:
@@ -356,7 +358,7 @@ class LogWriter:
             return file
         self._roll_requested = False
         self._file = await self._next_file(file.number + 1)
-        self._seal_later(file)
+        self._seal_later(file, followed=True)
         return self._file
 
     async def _next_file(self, number: int) -> LogFile:
@@ -428,17 +430,19 @@ class LogWriter:
 
     # --- sealing ---------------------------------------------------------------------------------------------------------------
 
-    def _seal_later(self, file: LogFile) -> None:
+    def _seal_later(self, file: LogFile, *, followed: bool) -> None:
         """Seal a finished file in the background, after those before it; appends go on meanwhile."""
-        self._sealing = self._task(self._seal(file, self._sealing), "log seal")
+        self._sealing = self._task(self._seal(file, self._sealing, followed=followed), "log seal")
 
-    async def _seal(self, file: LogFile, before: asyncio.Task[None] | None) -> None:
+    async def _seal(self, file: LogFile, before: asyncio.Task[None] | None, *, followed: bool) -> None:
         if before is not None:
             await asyncio.wait([before])
         await file.handle.close()
         if self._failure is not None:
             return  # the taker seals; what it finds covers all that we acknowledged
-        adopted = await self._background(lambda: publish_seal(self._volume, self.incarnation, file.number, file.end))
+        adopted = await self._background(
+            lambda: publish_seal(self._volume, self.incarnation, file.number, file.end, followed=followed)
+        )
         if adopted != file.end:
             # No write was under way when we left the file, so every honest sealer finds the same end.
             raise CorruptData(

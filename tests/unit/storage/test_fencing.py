@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.clock import SystemClock
-from magnetar.errors import CorruptData, Fenced
-from magnetar.metadata.records import LogPosition
+from magnetar.errors import CorruptData, Fenced, StorageError
+from magnetar.metadata.records import LogPosition, LogRange
 from magnetar.storage import names
-from magnetar.storage.fencing import SealedFile, fence, seal
+from magnetar.storage.coordinator_log import read_changes
+from magnetar.storage.fencing import SealedFile, fence, lost_file, seal
 from magnetar.storage.log import RecordPlace
 from magnetar.storage.log_format import (
     BLOCK_HEADER_BYTES,
@@ -202,5 +203,46 @@ def test_whoever_seals_a_file_that_was_taken_over_and_deleted_is_fenced(tmp_path
         volume.put_if_absent = late  # type: ignore[method-assign]
         with pytest.raises(Fenced):
             await publish_seal(volume, INCARNATION, 0, 8192)
+
+    run_on_volume(tmp_path, script)
+
+
+def test_a_file_that_was_begun_and_is_gone_is_known_by_the_seal_before_it(tmp_path: Path) -> None:
+    """Its owner has said so. A file that a taker has sealed, or its owner at its end, is the last one as far as anybody knows."""
+
+    async def script(volume: PosixVolume) -> None:
+        sealed = asyncio.Event()
+        writer = new_writer(volume, Failures(), on_sealed=lambda *_: sealed.set())
+        await writer.open()
+        append_numbered(writer, 0, {})
+        await writer.roll("test")
+        await asyncio.wait_for(sealed.wait(), 30)
+        append_numbered(writer, 1, {})
+        await writer.barrier()
+        found = await fence(volume, INCARNATION)
+        assert [file.number for file in found] == [0, 1]
+        assert await lost_file(volume, INCARNATION, found) is None
+        assert await lost_file(volume, INCARNATION, []) is None
+        with pytest.raises(StorageError, match="fence again"):
+            await lost_file(volume, INCARNATION, found[:1])
+        await volume.remove(names.log_file(INCARNATION, 1))
+        left = await fence(volume, INCARNATION)
+        assert [file.number for file in left] == [0]
+        assert await lost_file(volume, INCARNATION, left) == 1
+        span = LogRange(INCARNATION, LogPosition(0, FILE_HEADER_BYTES), None)
+        with pytest.raises(CorruptData, match=r"00000001\.log is missing"):
+            [change async for change in read_changes(volume, 0, [span])]
+        await writer.close()
+
+    run_on_volume(tmp_path, script)
+
+
+def test_a_log_that_its_owner_has_ended_goes_on_nowhere(tmp_path: Path) -> None:
+    """Whether or not a spare was sealed with it."""
+
+    async def script(volume: PosixVolume) -> None:
+        await written_log(volume, 2)
+        found = await fence(volume, INCARNATION)
+        assert await lost_file(volume, INCARNATION, found[:1]) is None
 
     run_on_volume(tmp_path, script)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from magnetar.errors import StorageError
 from magnetar.metadata.records import LogPosition
-from magnetar.storage.fencing import SealedFile, fence
+from magnetar.storage.fencing import SealedFile, fence, lost_file
 from magnetar.storage.recovery import ScannedRecord, scan, scan_durable, scan_part
 from magnetar.storage.volume import Volume
 
@@ -32,7 +32,7 @@ Take = Callable[[ScannedRecord], bool]
 
 
 class Fenced(NamedTuple):
-    """The sealed files of a fenced incarnation, and the lengths by number of those that were noted in the store before."""
+    """The sealed files of a fenced incarnation, and the lengths by number of those known from before: by the store, or by the last one's seal."""
 
     files: list[SealedFile]
     noted: Mapping[int, int]
@@ -120,7 +120,9 @@ class LogScans:
 
     async def _fence(self, incarnation: str) -> Fenced:
         noted = await self._noted(incarnation)  # first: what is noted later may be of a file that was made later
-        return Fenced(await fence(self._volume, incarnation), noted)
+        sealed = await fence(self._volume, incarnation)
+        lost = await lost_file(self._volume, incarnation, sealed)
+        return Fenced(sealed, noted if lost is None else {lost: 0, **noted})
 
     def look_again(self, incarnation: str) -> None:
         """What was found when it was fenced is not all of it: the next one who asks lists its files anew."""

@@ -107,7 +107,8 @@ async def noted_lengths(store: MetadataStore, incarnation: str) -> dict[int, int
 def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[int, int]) -> None:
     """The end of a log is missed by nobody who reads it: what is known to have been there is looked for. Raises CorruptData.
 
-    Known are files that were noted as sealed, and what was durable when the term began. (A file that was begun since, and never noted, is not.)
+    Known are files that were noted as sealed, one whose predecessor's seal tells of it, and what was durable when the term began. (So of a file
+    nothing is known only until the one before it is sealed.)
     The collector takes none of them while a record's chain is open in this log.
     """
     least = {number: length for number, length in noted.items() if number >= span.start.file}
