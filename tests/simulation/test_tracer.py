@@ -29,7 +29,7 @@ HAPPENED_PER_SEED = {
     "bundle.recovery_failed": 0.08,
     "graceful stop": 0.3,
     "bundle.split": 1.5,
-    "collector.forgot_split": 0.4,
+    "collector.forgot_bundle": 0.4,
     "broker.cordoned": 0.6,
     "leader.elected": 1.5,
     # the log is rolled, chains are shortened

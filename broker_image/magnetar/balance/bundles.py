@@ -35,7 +35,7 @@ from magnetar.names import BundleName
 TRANSITIONS: Mapping[BundleState | None, frozenset[BundleState]] = MappingProxyType(
     {
         None: frozenset({BundleState.ASSIGNING}),
-        BundleState.FREE: frozenset({BundleState.ASSIGNING}),
+        BundleState.FREE: frozenset({BundleState.ASSIGNING, BundleState.DELETED}),
         BundleState.ASSIGNING: frozenset({BundleState.OWNED}),
         BundleState.OWNED: frozenset({BundleState.RELEASING, BundleState.SPLITTING}),
         BundleState.RELEASING: frozenset({BundleState.ASSIGNING, BundleState.FREE}),
@@ -163,6 +163,15 @@ def split_called_off(record: BundleRecord, reason: str, *, end: LogPosition) -> 
     _require(record, BundleState.FREE, only=(BundleState.SPLITTING,))
     chain = _closed_by_owner(record, end)
     return replace(record, state=BundleState.FREE, incarnation="", source="", boundaries=(), chain=chain, reason=reason)
+
+
+def retire(record: BundleRecord) -> BundleRecord:
+    """Nobody has the bundle, and its namespace was deleted: Free to Deleted, so that what it leaves in storage is known to be over.
+
+    To be committed together with the absence of the namespace. Raises TransitionRefused.
+    """
+    _require(record, BundleState.DELETED, only=(BundleState.FREE,))
+    return BundleRecord(BundleState.DELETED, record.epoch, reason="its namespace was deleted")
 
 
 def override(record: BundleRecord, destination: str, *, owner_is_dead: bool, reason: str) -> BundleRecord:

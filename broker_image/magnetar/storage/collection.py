@@ -5,7 +5,7 @@ manifests and segments that were superseded or never committed. Imports: metadat
 Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
 Invariants: a file is given up only on facts that stay true once they are true (what a manifest has covered is never listed again, a chain only
 moves on, an epoch that is over points to nothing new), so it does not matter how old the facts are when the file goes; facts that are missing
-or contradict each other keep the file.
+or contradict each other keep the file. Of a bundle's objects the last ones go by its record, which says Deleted, never by there being none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from magnetar.metadata.records import BundleRecord, BundleState, CoordinatorRecord, LogFileRecord, LogRange
+from magnetar.metadata.records import BundleRecord, BundleState, CoordinatorRecord, IntentRecord, LogFileRecord, LogRange
 from magnetar.names import BundleName
 from magnetar.storage.manifest import Manifest, SegmentReference
 
@@ -25,8 +25,7 @@ LogFile = tuple[str, int]
 class BundleFacts:
     """What the store says of one bundle: its record (None: there is none) and its manifest (None: it cannot be read).
 
-    `deleted` means that its namespace does not exist, and no record of it but perhaps that of its split. `children` are the bundles that
-    splits have made of it.
+    `deleted` as `is_over` says. `children` are the bundles that splits have made of it.
     """
 
     record: BundleRecord | None
@@ -46,6 +45,35 @@ class BundleFacts:
         """Whether the manifest has taken in everything that these terms wrote into file `number` of their incarnation."""
         reached = self.manifest.covered if self.manifest is not None else None
         return reached is not None and all((epoch, number) < reached for epoch in epochs)
+
+
+def is_over(
+    bundle: BundleName, record: BundleRecord | None, current: Collection[BundleName] | None, records: Mapping[str, BundleRecord]
+) -> bool:
+    """Whether all that sealed files hold of `bundle` is of an earlier life of its namespace, or of one that is deleted: nobody asks for it.
+
+    `record` is its own, one of all `records`; `current` are the bundles of its namespace as it is (None: there is none), read after the records.
+
+    Why that stays true. Without a record, or with a Deleted one, every term that wrote into the files has ended, and one that begins later starts
+    behind them, with topics of its own. A bundle ends in two ways. It was split: then its children have what it wrote, and its namespace, for as
+    long as it exists, has bundles that leave no gap in its range (`children_of`). Or it was retired with its namespace. So it is over when the
+    namespace is gone, or has neither such children nor, by a record that is not there (nobody may have looked the bundle up yet), the bundle
+    itself. A namespace may also have lost its record while topics of it exist, and have got it back with other boundaries: then children that
+    hold them have records, and keep what their parent wrote.
+    """
+    if any(other.state is not BundleState.DELETED and _within(name, bundle) for name, other in records.items()):
+        return False
+    if current is None:
+        return True
+    return not children_of(bundle, current) and (record is not None or bundle not in current)
+
+
+def _within(name: str, bundle: BundleName) -> bool:
+    """Whether the bundle of this name lies in the range of `bundle`."""
+    if not name.startswith(f"{bundle.namespace}/"):
+        return False
+    other = BundleName.parse(name)
+    return other.namespace == bundle.namespace and bundle.low <= other.low and other.high <= bundle.high
 
 
 def is_replayed(chain: Iterable[LogRange], file: LogFile) -> bool:
@@ -127,7 +155,7 @@ def superseded_checkpoints(listed: Iterable[str], record: BundleRecord | None, p
         return []
     free = [name for name in listed if name not in pointed_to]
     if record.state is BundleState.DELETED:
-        return sorted(free)  # its last term is over, and its children, which exist, do not name them
+        return sorted(free)  # its last term is over, and its children, which exist if it was split, do not name them
     pointed = record.checkpoint.object if record.checkpoint is not None else ""
     directory = pointed.rpartition("/")[0]  # of the bundle that this one was split from, until it has a checkpoint of its own
     return sorted(
@@ -140,6 +168,38 @@ def superseded_checkpoints(listed: Iterable[str], record: BundleRecord | None, p
 def _epoch_of(checkpoint: str) -> int:
     """The term that wrote a checkpoint: `names.checkpoint` begins with it."""
     return int(checkpoint.rpartition("/")[2].partition("-")[0])
+
+
+def manifests_of_the_dead(
+    by_bundle: Mapping[str, Iterable[str]],
+    intents: Iterable[IntentRecord],
+    records: Mapping[str, BundleRecord],
+    pointed_to: Collection[str],
+) -> list[str]:
+    """Of the manifest objects by bundle those of Deleted ones, which can never become current. `pointed_to`: bundles that have a manifest.
+
+    Read in this order: the lists, then the intents, then the records, then the pointers. A Deleted bundle has nothing to be read from a manifest:
+    it was split, and the children's took over its list in the transaction that made it Deleted, or it was retired with its namespace, whose
+    deletion took its topics first. A next life of it, if there is one, starts with the manifest that the store points to. So nothing is lost if the
+    store can never point to one of these objects. Whoever writes one reads the pointer first, and commits by comparing that; with a manifest at
+    hand, by comparing a pointer that is gone. Who found none (a paused former owner, a job that was planned long ago, a split) compares more:
+
+    - a broker that covers log files: its bundle's record as it was when its own term was in it, which the Deleted one has replaced;
+    - a rewrite, and a job: its intent, which was there before the object, and is not there any more (bundles with intents keep everything);
+    - a split, which writes for children to come: the Splitting record of the parent, which was there before the object (namespaces in which a
+      bundle is being split keep everything).
+
+    A late commit may still make a pointer for a Deleted bundle: it goes first, by comparison (`Collector`), and until then everything is kept. What
+    a life that began after the records were read writes is not in the lists. In a store that is being filled, or was lost, nothing is Deleted.
+    """
+    splitting = {BundleName.parse(name).namespace for name, record in records.items() if record.state is BundleState.SPLITTING}
+    kept = {intent.bundle for intent in intents} | set(pointed_to)
+    dead = [
+        name
+        for name in by_bundle
+        if name not in kept and (record := records.get(name)) is not None and record.state is BundleState.DELETED
+    ]
+    return sorted(found for name in dead if BundleName.parse(name).namespace not in splitting for found in by_bundle[name])
 
 
 def superseded_manifests(listed: Iterable[str], pointed: str, generation: int) -> list[str]:

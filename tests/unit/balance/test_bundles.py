@@ -103,6 +103,16 @@ def test_a_split_that_is_called_off_leaves_the_bundle_free() -> None:
     assert owned.chain == (LogRange(A, LogPosition(0, 10), LogPosition(0, 50)), LogRange(A, LogPosition(0, 50), None))
 
 
+def test_a_bundle_that_nobody_has_is_retired_and_a_next_life_owes_it_nothing() -> None:
+    """What it had to recover is over with its namespace; its epoch stays, so that a rebuilt store knows that no copy is newer."""
+    free = rules.released(rules.release(owned_by(A), "", "its namespace was deleted"), "", end=LogPosition(0, 50))
+    over = rules.retire(free)
+    assert over == BundleRecord(BundleState.DELETED, free.epoch, reason="its namespace was deleted")
+    for record in (owned_by(A), over, splitting()):
+        with pytest.raises(TransitionRefused):
+            rules.retire(record)
+
+
 @pytest.mark.parametrize("boundaries", [(), (0,), (1 << 31,), (1 << 32,), (5, 5), (7, 6), tuple(range(1, 33))])
 def test_a_split_outside_the_bundle_is_refused(boundaries: tuple[int, ...]) -> None:
     """Before anything is written: none, the ends, beyond them, twice, out of order, or too many."""

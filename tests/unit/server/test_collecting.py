@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
+
+from magnetar.errors import StoreError
 from magnetar.metadata import keys
-from magnetar.names import BundleName, TopicName
+from magnetar.metadata.records import BundleRecord, BundleState
+from magnetar.names import BundleName, NamespaceName, TopicName, initial_boundaries
+from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
+from magnetar.server.process import BrokerProcess
 from magnetar.storage import names
 from magnetar.storage.document import encode_document
 from magnetar.storage.log_format import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from magnetar.storage.manifest import Manifest, commit_manifest
 from magnetar.storage.seals import publish_seal
 from magnetar.storage.volume import Volume
-from tests.unit.server.brokers import CLOCK, TOPIC, running_broker
+from magnetar.topics.dispatch import ReadRequest
+from tests.unit.server.brokers import CLOCK, TOPIC, Peer, open_peer, running_broker
+from tests.unit.server.rest import Process
 from tests.unit.server.test_tidying import OTHER, world
 
 DEAD, CLAIMED, ALSO_DEAD = "broker-7.0000000000000007", "broker-8.0000000000000008", "broker-9.0000000000000009"
@@ -140,5 +151,155 @@ def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: P
             assert found.broker.context.damage.listed() == []
             assert await volume.list(names.manifests_of(damaged)) == before[-1:]
             assert await volume.list(names.SEGMENTS) == []
+
+    asyncio.run(scenario())
+
+
+# --- namespaces that are deleted ---------------------------------------------------------------------------------------------------
+
+GONE = NamespaceName("a", "b")
+IN_GONE = f"persistent://{GONE}/t"
+
+
+@asynccontextmanager
+async def with_namespace(directory: Path) -> AsyncIterator[tuple[BrokerAdminPort, Broker, Peer]]:
+    """A broker that leads, with the namespace GONE of one bundle; its maintenance is what a test does, and what was replaced goes at once."""
+    settings: dict[str, Any] = {"replaced_kept_s": 0.0, "rewrite_age_s": 3600.0, "maintenance_s": 3600.0}
+    async with running_broker(directory, **settings) as broker, open_peer(broker) as peer:
+        port = BrokerAdminPort(cast(BrokerProcess, Process(directory, broker)))
+        await port.create_namespace(GONE, initial_boundaries(1), {})
+        yield port, broker, peer
+
+
+async def fill(broker: Broker, peer: Peer) -> BundleName:
+    """Publish, list the file, write a checkpoint that is pointed to, and leave an object of each kind; the bundle."""
+    await peer.lookup(IN_GONE)
+    await peer.produce(1, IN_GONE)
+    await peer.send(b"x", 0)
+    await broker.service.roll(TopicName.parse(IN_GONE))
+    bundle = await broker.ownership.bundle_of(TopicName.parse(IN_GONE))
+    await broker.ownership.shortener.checkpoint(str(bundle))
+    await noted(broker, 1)
+    await broker.context.volume.put_if_absent(names.segment(bundle, "rewrite-1-0"), b"x")
+    volume = broker.context.volume
+    assert all([await volume.list(kind(bundle)) for kind in (names.checkpoints_of, names.manifests_of, names.segments_of)])
+    return bundle
+
+
+async def state_of(broker: Broker, bundle: BundleName) -> BundleState | None:
+    item = await broker.context.store.get(keys.bundle(bundle))
+    return BundleRecord.decode(item.value).state if item is not None else None
+
+
+async def delete(port: BrokerAdminPort, broker: Broker, bundle: BundleName) -> None:
+    """Delete GONE by force, and wait until its bundle is retired."""
+    await port.delete_namespace(GONE, force=True)
+    async with asyncio.timeout(120):
+        while await state_of(broker, bundle) is not BundleState.DELETED:
+            await asyncio.sleep(0.01)
+
+
+async def left_of(broker: Broker, bundle: BundleName) -> list[str]:
+    """What storage and store hold of a bundle; of its log, the files that are not the current one."""
+    volume, store = broker.context.volume, broker.context.store
+    objects = [await volume.list(kind(bundle)) for kind in (names.checkpoints_of, names.manifests_of, names.segments_of)]
+    files = [
+        name for name in await volume.list(names.LOGS) if names.log_number(name) not in (None, broker.context.log.position.file)
+    ]
+    items = [*(await store.range(keys.LOGS)).items, *(await store.range(keys.bundles_in(GONE))).items]
+    pointer = await store.get(keys.manifest(bundle))
+    return [
+        *(name for listed in objects for name in listed),
+        *files,
+        *(item.key for item in items),
+        *([pointer.key] if pointer else []),
+    ]
+
+
+def test_nothing_is_left_of_a_deleted_namespace(tmp_path: Path) -> None:
+    """Log files, checkpoints, manifests, segments, and every key: its bundle's record goes last."""
+
+    async def scenario() -> None:
+        async with with_namespace(tmp_path) as (port, broker, peer):
+            bundle = await fill(broker, peer)
+            await broker.maintenance.round()
+            assert await left_of(broker, bundle)
+            await delete(port, broker, bundle)
+            for _ in range(3):
+                await broker.maintenance.round()
+            assert await left_of(broker, bundle) == []
+            assert broker.ready
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_path: Path) -> None:
+    """Everything of the earlier life goes though the bundle has the same name; the next one begins with no manifest, and reads what it wrote."""
+
+    async def scenario() -> None:
+        async with with_namespace(tmp_path) as (port, broker, peer):
+            bundle = await fill(broker, peer)
+            generation = broker.ownership.owned[str(bundle)].catalog.manifest.generation
+            await delete(port, broker, bundle)
+            before = set(await left_of(broker, bundle))
+            await port.create_namespace(GONE, initial_boundaries(1), {})
+            await peer.answer()  # CLOSE_PRODUCER of the deleted topic
+            await peer.lookup(IN_GONE)
+            await peer.produce(2, IN_GONE)
+            await peer.send(b"y", 0, 2)
+            await broker.service.roll(TopicName.parse(IN_GONE))
+            await broker.ownership.shortener.checkpoint(str(bundle))
+            await noted(broker, 2)
+            owned = broker.ownership.owned[str(bundle)]
+            assert [file.file for file in owned.catalog.manifest.level0].count(0) == 0
+            assert owned.catalog.manifest.generation == generation, "it began anew"
+            for _ in range(3):
+                await broker.maintenance.round()
+            left = set(await left_of(broker, bundle))
+            assert not left & {name for name in before if not name.startswith(keys.BUNDLES)}
+            host = await broker.service.open_topic(TopicName.parse(IN_GONE), create=False)
+            assert (
+                len((await owned.catalog.read(host.name, host.core.ledgers, ReadRequest(host.core.ledgers.first, 1), 1000))[0]) == 1
+            )
+
+    asyncio.run(scenario())
+
+
+def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(tmp_path: Path) -> None:
+    """A former owner that stood still while it listed its files: neither when the bundle is over, nor in a next life of it."""
+
+    async def scenario() -> None:
+        async with with_namespace(tmp_path) as (port, broker, peer):
+            await peer.lookup(IN_GONE)
+            await peer.produce(1, IN_GONE)
+            await peer.send(b"x", 0)
+            bundle = await broker.ownership.bundle_of(TopicName.parse(IN_GONE))
+            owned, record = broker.ownership.owned[str(bundle)], broker.views.bundles.items[str(bundle)].record
+            await delete(port, broker, bundle)
+            with pytest.raises(StoreError, match="is over"):
+                await owned.catalog.cover(record, broker.context.log.position)
+            await port.create_namespace(GONE, initial_boundaries(1), {})
+            await peer.answer()
+            await peer.lookup(IN_GONE)
+            with pytest.raises(StoreError, match="is over"):
+                await owned.catalog.cover(record, broker.context.log.position)
+            assert await broker.context.store.get(keys.manifest(bundle)) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_has_forgotten_everything_costs_nothing(tmp_path: Path) -> None:
+    """That a bundle has no record and its namespace none says nothing: only a Deleted record does."""
+
+    async def scenario() -> None:
+        async with with_namespace(tmp_path) as (_port, broker, peer):
+            bundle = await fill(broker, peer)
+            objects = [name for name in await left_of(broker, bundle) if "/" in name and not name.startswith(("logs", "bundles"))]
+            for prefix in (keys.bundle(bundle), keys.namespace(GONE), keys.manifest(bundle)):
+                await broker.context.store.delete(prefix)
+            for _ in range(2):
+                await broker.maintenance.collector.collect_objects()
+            volume = broker.context.volume
+            assert all([await volume.exists(name) for name in objects])
 
     asyncio.run(scenario())

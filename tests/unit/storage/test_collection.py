@@ -15,6 +15,7 @@ from magnetar.metadata.records import (
     CheckpointPointer,
     CoordinatorRecord,
     CoordinatorState,
+    IntentRecord,
     LogFileRecord,
     LogPosition,
     LogRange,
@@ -297,6 +298,43 @@ def test_a_bundle_whose_manifest_cannot_be_read_keeps_what_it_may_list_and_what_
     assert dead_log_files(SEALED, split) == []
 
 
+DEAD = BundleRecord(BundleState.DELETED, 5)
+
+
+@pytest.mark.parametrize(
+    ("record", "current", "others", "over"),
+    [
+        pytest.param(DEAD, None, {}, True, id="retired with its namespace"),
+        pytest.param(None, None, {}, True, id="and forgotten since"),
+        pytest.param(DEAD, BUNDLES, {}, True, id="its namespace is there again, and nobody has asked for the bundle"),
+        pytest.param(None, BUNDLES, {}, False, id="nobody has ever asked for it"),
+        pytest.param(owned(), BUNDLES, {}, False, id="it lives"),
+        pytest.param(owned(), None, {}, False, id="its namespace is gone, and it is not retired yet"),
+        pytest.param(DEAD, (*CHILDREN, BUNDLES[1]), {}, False, id="it was split, and nobody has asked for a child"),
+        pytest.param(DEAD, ("t/n/0x00000000_0xffffffff",), {}, True, id="its namespace is there again with other boundaries"),
+        pytest.param(None, ("t/n/0x00000000_0xffffffff",), {}, True, id="the same, and forgotten since"),
+        pytest.param(DEAD, None, {CHILDREN[0]: owned()}, False, id="it was split, and a child is not retired yet"),
+        pytest.param(
+            DEAD, BUNDLES, {CHILDREN[0]: owned()}, False, id="the record of its namespace was lost, and written with old boundaries"
+        ),
+        pytest.param(DEAD, None, {CHILDREN[0]: DEAD, CHILDREN[1]: DEAD}, True, id="it was split, and all are retired"),
+        pytest.param(DEAD, None, {BUNDLES[1]: owned(), CHILDREN[0].replace("t/n", "t/m"): owned()}, True, id="others live"),
+    ],
+)
+def test_a_bundle_is_over_when_nobody_can_ask_for_what_it_wrote(
+    record: BundleRecord | None, current: tuple[str, ...] | None, others: dict[str, BundleRecord], over: bool
+) -> None:
+    """And a file that it wrote goes, unless a late commit has listed it."""
+    bundle = BundleName.parse(BUNDLES[0])
+    there = tuple(map(BundleName.parse, current)) if current is not None else None
+    records = {**others, **({BUNDLES[0]: record} if record is not None else {})}
+    assert collection.is_over(bundle, record, there, records) is over
+    if over:
+        listing = Manifest(BUNDLES[0], 1, level0=(LevelZero("a.1", 0, 1000, (5,)),))
+        assert dead_log_files(SEALED, {BUNDLES[0]: BundleFacts(record, Manifest(BUNDLES[0], 0), deleted=True)}) == [FILE]
+        assert dead_log_files(SEALED, {BUNDLES[0]: BundleFacts(record, listing, deleted=True)}) == []
+
+
 def test_a_child_without_a_record_has_not_passed() -> None:
     """The facts were read at different moments: whatever its manifest says, nobody knows its chain."""
     parent = BundleFacts(BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), children=CHILDREN)
@@ -347,6 +385,22 @@ def test_manifests_up_to_the_current_generation_go_but_for_later_ones() -> None:
     bundle_name = BundleName.parse(BUNDLES[0])
     old, lost, pointed, coming = (names.manifest(bundle_name, *place) for place in ((1, 1), (3, 1), (3, 2), (4, 1)))
     assert collection.superseded_manifests([old, lost, pointed, coming], pointed, 3) == [old, lost]
+
+
+def test_manifests_of_a_deleted_bundle_stay_while_one_of_them_may_become_current() -> None:
+    """It has a pointer, or an intent, or a split of its namespace may make it a child; and while it has no record nobody knows."""
+    bundle_name, other = BundleName.parse(BUNDLES[0]), BundleName.parse("t/m/0x00000000_0xffffffff")
+    listed = {str(name): [names.manifest(name, 2, 1), names.manifest(name, 1, 1)] for name in (bundle_name, other)}
+    records = {BUNDLES[0]: DEAD, str(other): owned()}
+    all_of_it = sorted(listed[BUNDLES[0]])
+    intent = IntentRecord("compaction", BUNDLES[0], TOPIC, "j", "r", 0)
+    splitting = BundleRecord(BundleState.SPLITTING, 9)
+    assert collection.manifests_of_the_dead(listed, [], records, ()) == all_of_it
+    assert collection.manifests_of_the_dead(listed, [intent], records, ()) == []
+    assert collection.manifests_of_the_dead(listed, [], records, (BUNDLES[0],)) == []
+    assert collection.manifests_of_the_dead(listed, [], {**records, BUNDLES[1]: splitting}, ()) == []
+    assert collection.manifests_of_the_dead(listed, [], {**records, str(other): splitting}, ()) == all_of_it
+    assert collection.manifests_of_the_dead(listed, [], {str(other): owned()}, ()) == []
 
 
 def test_a_segment_goes_when_no_manifest_names_it_and_no_intent_can() -> None:

@@ -113,7 +113,7 @@ def _state(facts: Facts) -> str:
     if state == "Splitting":
         return f"{who} is splitting it; its children are served by {who} next."
     if state == "Deleted":
-        return "It was split: its children have its topics."
+        return "It was split: its children have its topics. Or its namespace was deleted, and nobody has asked for it since."
     return "It is Free: its last owner handed it over to nobody. The leader, or the first client that looks a topic of it up, has it assigned."
 
 

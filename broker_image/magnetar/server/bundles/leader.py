@@ -14,12 +14,13 @@ from typing import Any
 
 import structlog
 
+from magnetar.balance import bundles as rules
 from magnetar.balance.stuck import Remedy, StuckStates
 from magnetar.errors import NamespaceNotFound, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.election import Election
 from magnetar.metadata.records import BundleState
-from magnetar.metadata.store import Compare, Delete
+from magnetar.metadata.store import Compare, Delete, Put
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.server.bundles.ownership import Ownership
 from magnetar.server.context import BrokerContext
@@ -135,11 +136,13 @@ class Leader:
             await self._ownership.assigner.request_move(name, fewest, "spread over brokers", guard)
 
     async def _retire(self, guard: Compare) -> set[str]:
-        """Bundles of namespaces that were deleted are released to nobody, and their records go; their names.
+        """Bundles of namespaces that were deleted are released to nobody, and then Deleted, without a manifest; the names of those that were not yet.
 
-        Not the record of one that holds topics: a namespace is deleted after them, so its own record was lost, and comes back.
+        Not one that holds topics: a namespace is deleted after them, so its own record was lost, and comes back. The record says of what lies in
+        storage that nobody needs it; the collector removes that, and the record last. A store that has lost records says no such thing.
         """
-        unknown = {name for name in self._views.bundles.items if self._views.namespaces.get(_namespace_of(name)) is None}
+        living = {name for name, viewed in self._views.bundles.items.items() if viewed.record.state is not BundleState.DELETED}
+        unknown = {name for name in living if self._views.namespaces.get(_namespace_of(name)) is None}
         namespaces = {_namespace_of(name) for name in unknown}
         store = self._context.store
         deleted = {name for name in namespaces if await store.get(keys.namespace(NamespaceName.parse(name))) is None}
@@ -151,7 +154,8 @@ class Leader:
             elif viewed.record.state is BundleState.FREE and not await self._holds_topics(bundle):
                 unchanged = Compare(keys.bundle(bundle), "mod", "=", viewed.mod_revision)
                 absent = Compare(keys.namespace(bundle.namespace), "create", "=", 0)
-                await store.transact([unchanged, absent, guard], [Delete(keys.bundle(bundle))])
+                over = Put(keys.bundle(bundle), rules.retire(viewed.record).encode())
+                await store.transact([unchanged, absent, guard], [over, Delete(keys.manifest(bundle))])
         return gone
 
     async def _holds_topics(self, bundle: BundleName) -> bool:

@@ -19,6 +19,7 @@ import structlog
 from magnetar.errors import CorruptData, ServiceNotReady, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, LogPosition
+from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, TopicName, sidecar_of
 from magnetar.server.context import BrokerContext
 from magnetar.server.storage.entry_checks import PieceOfRun, checked_entries
@@ -30,6 +31,7 @@ from magnetar.storage.manifest import (
     Compacted,
     LevelZero,
     Manifest,
+    Outcome,
     SegmentReference,
     commit_manifest,
     committed_generation,
@@ -347,8 +349,22 @@ class BundleCatalog:
             covered = manifest.with_files(files, reached)
             return None if covered == manifest else covered
 
-        committed = await commit_manifest(self._context.store, self._context.volume, self._context.clock, self._bundle, edit)
-        self.take(committed.manifest)
+        self.take(await self._commit_in_term(record.epochs[-1], edit))
+
+    async def _commit_in_term(self, epoch: int, edit: Callable[[Manifest], Manifest | None]) -> Manifest:
+        """Commit the manifest while the bundle's record has the term `epoch`; the one that holds then. Raises StoreError, StorageError.
+
+        The collector relies on it: a manifest of a bundle that is over never becomes current (`collection.manifests_of_the_dead`).
+        """
+        context, key = self._context, keys.bundle(self._bundle)
+        while True:
+            item = await context.store.get(key)
+            if item is None or epoch not in BundleRecord.decode(item.value).epochs:
+                raise StoreError(f"manifest of {self._bundle}: term {epoch} is over, and others have gone on from it")
+            unchanged = Compare(key, "mod", "=", item.mod_revision)
+            committed = await commit_manifest(context.store, context.volume, context.clock, self._bundle, edit, [unchanged])
+            if committed.outcome is not Outcome.REFUSED:  # else the record has changed: it was shortened, or is moving
+                return committed.manifest
 
     async def _holds(self, file: LevelZero) -> bool:
         """Whether the file has entries of this bundle."""

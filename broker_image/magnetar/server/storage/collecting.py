@@ -58,7 +58,7 @@ class Collector:
         self._own = collection.Grace(kept_ms)
         self._dead = collection.Grace(kept_ms)
         self._objects = collection.Grace(kept_ms)
-        self._split = collection.Grace(kept_ms)
+        self._over = collection.Grace(kept_ms)
         self._manifests: dict[str, tuple[str, Manifest]] = {}
         self._complete: set[str] = set()
         self._damaged: set[tuple[str, str]] = set()
@@ -178,18 +178,20 @@ class Collector:
             item.key.removeprefix(keys.NAMESPACES): NamespaceRecord.decode(item.value).boundaries
             for item in (await self._context.store.range(keys.NAMESPACES)).items
         }
-        facts = {}
+        facts: dict[str, BundleFacts] = {}
+        children: tuple[str, ...]
         for name in {*records, *listed}:
             bundle, record = BundleName.parse(name), records.get(name)
             if name not in listed:
                 facts[name] = BundleFacts(record, Manifest(name, 0))  # only its chain counts
                 continue
             manifest = await self._manifest_of(bundle)
-            boundaries, deleted = namespaces.get(str(bundle.namespace)), False
-            children: tuple[str, ...] = ()
+            deleted, children = False, ()
             if record is None or record.state is BundleState.DELETED:
-                deleted = boundaries is None
-                children = collection.children_of(bundle, bundles_of(bundle.namespace, boundaries or ()))
+                boundaries = namespaces.get(str(bundle.namespace))
+                current = bundles_of(bundle.namespace, boundaries) if boundaries is not None else None
+                deleted = collection.is_over(bundle, record, current, records)
+                children = collection.children_of(bundle, current or ())
             facts[name] = BundleFacts(record, manifest, deleted, children)
         for name in {child for found in facts.values() for child in found.children} - listed:
             facts[name] = BundleFacts(records.get(name), await self._manifest_of(BundleName.parse(name)))
@@ -249,49 +251,54 @@ class Collector:
         checkpoints = await volume.list(names.CHECKPOINTS)
         manifests = await volume.list(names.MANIFESTS)
         segments = await volume.list(names.SEGMENTS)
-        intents = [identifier for identifier, _, _ in await self._intents()]
+        intents = {identifier: intent for identifier, intent, _ in await self._intents()}
         revisions: dict[str, int] = {}
         records = await self._records(revisions)
         pointed_to = {record.checkpoint.object for record in records.values() if record.checkpoint is not None}
-        split = {name for name, record in records.items() if record.state is BundleState.DELETED}
+        over = {name for name, record in records.items() if record.state is BundleState.DELETED}
         given_up: list[str] = []
         for bundle, found in _by_bundle(checkpoints).items():
             given_up += collection.superseded_checkpoints(found, records.get(bundle), pointed_to)
-        pointers = {
-            item.key.removeprefix(keys.MANIFESTS): ManifestPointer.decode(item.value)
-            for item in (await self._context.store.range(keys.MANIFESTS)).items
-        }
+        items = {item.key.removeprefix(keys.MANIFESTS): item for item in (await self._context.store.range(keys.MANIFESTS)).items}
+        pointers = {bundle: ManifestPointer.decode(item.value) for bundle, item in items.items()}
         # As of one revision: a split moves segments from one bundle's manifest to those of others.
         referring = {bundle: await self._read(bundle, pointer.object) for bundle, pointer in pointers.items()}
         # What a manifest that cannot be read lists is of its namespace, and its predecessors are what there is to go back to.
         unread = {bundle for bundle, manifest in referring.items() if manifest is None}
         readable = [manifest for manifest in referring.values() if manifest is not None]
         kept = {BundleName.parse(bundle).namespace for bundle in unread}
+        given_up += collection.manifests_of_the_dead(_by_bundle(manifests), intents.values(), records, pointers.keys())
         for bundle, found in _by_bundle(manifests).items():
-            if bundle in split:
-                given_up += found
-            elif bundle in pointers and bundle not in unread:
+            if bundle in pointers and bundle not in unread:
                 pointer = pointers[bundle]
                 given_up += collection.superseded_manifests(found, pointer.object, pointer.generation)
         for bundle, found in _by_bundle(segments).items():
-            if (bundle in pointers or bundle in split) and BundleName.parse(bundle).namespace not in kept:
-                given_up += collection.orphaned_segments(found, intents, readable)
+            if (bundle in pointers or bundle in over) and BundleName.parse(bundle).namespace not in kept:
+                given_up += collection.orphaned_segments(found, intents.keys(), readable)
         for name in self._objects.over(given_up, self._context.clock.wall_ms()):
             log.info("collector.removed", object=name)
             await volume.remove(name)
         self._manifests = {bundle: held for bundle, held in self._manifests.items() if bundle in pointers}
+        await self._forget_pointers({name: (revisions[name], items[name].mod_revision) for name in over & items.keys()})
         left = {bundle for listed in (checkpoints, manifests, segments) for bundle in _by_bundle(listed)}
-        await self._forget_split({name: revisions[name] for name in split - left})
+        await self._forget_over({name: revisions[name] for name in over - left - items.keys()})
 
-    async def _forget_split(self, revisions: dict[str, int]) -> None:
-        """Delete records (of these revisions) of bundles that were split and have left no objects, once no log file names them."""
+    async def _forget_pointers(self, revisions: dict[str, tuple[int, int]]) -> None:
+        """Delete pointers to manifests of Deleted bundles, both of these revisions: a late commit has made them, and nobody reads by them."""
+        for name, (record, pointer) in sorted(revisions.items()):
+            bundle = BundleName.parse(name)
+            compares = [Compare(keys.bundle(bundle), "mod", "=", record), Compare(keys.manifest(bundle), "mod", "=", pointer)]
+            await self._context.store.transact(compares, [Delete(keys.manifest(bundle))])
+
+    async def _forget_over(self, revisions: dict[str, int]) -> None:
+        """Delete records (of these revisions) of bundles that are Deleted and have left no objects, once no log file names them."""
         named = {bundle for record in (await sealed_files(self._context.store)).values() for bundle in record.bundles}
-        for name in self._split.over(revisions.keys() - named, self._context.clock.wall_ms()):
+        for name in self._over.over(revisions.keys() - named, self._context.clock.wall_ms()):
             bundle = BundleName.parse(name)
             compare = Compare(keys.bundle(bundle), "mod", "=", revisions[name])
-            # A pointer is one of a former owner that had not heard of the split.
+            # A pointer is one of a late commit.
             await self._context.store.transact([compare], [Delete(keys.bundle(bundle)), Delete(keys.manifest(bundle))])
-            log.info("collector.forgot_split", bundle=name)
+            log.info("collector.forgot_bundle", bundle=name)
 
     async def _end_intents(self) -> None:
         """Delete intents whose writer is dead: from then on nobody can commit their files."""

@@ -277,7 +277,12 @@ class Tidier:
         if change.intent:
             result = await commit_rewrite(context.store, context.volume, context.clock, bundle.name, change)
         else:
-            result = await commit_manifest(context.store, context.volume, context.clock, bundle.name, change.apply)
+
+            def edit(manifest: Manifest) -> Manifest | None:
+                # Where there is none (any more) nothing can change: its bundle may be over (`collection.manifests_of_the_dead`).
+                return change.apply(manifest) if manifest.generation else None
+
+            result = await commit_manifest(context.store, context.volume, context.clock, bundle.name, edit)
         bundle.catalog.take(result.manifest)
         return result
 
