@@ -2,18 +2,21 @@
 
 Owns: the bundle of ports, reading a custom resource, writing its status, pausing. Imports: kubernetes_api, object_cache, stores, events, models,
 conditions.
-Invariants: a resource that cannot be understood gets a condition, never a crash; a status is written only when it differs; what is read comes from
-the caches, which hold at least what this process wrote; what cannot be taken back is decided on a look at the API server itself.
+Invariants: a resource that cannot be understood gets a condition, never a crash; a field that only newer definitions have is skipped, and told once;
+a status is written only when it differs; what is read comes from the caches, which hold at least what this process wrote; what cannot be taken back
+is decided on a look at the API server itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import structlog
 from pydantic import ValidationError
 
 from magnetar.clock import Clock
@@ -34,7 +37,10 @@ from magnetar_operator.resources import BROKER_CLUSTER
 from magnetar_operator.stores import ClusterStore, Stores
 from magnetar_operator.work_queue import Key
 
+log = structlog.get_logger(__name__)
+
 R = TypeVar("R", bound=CustomResource)
+UNKNOWN_FIELDS_MAX = 1000
 
 
 class InvalidResource(MagnetarError):
@@ -127,7 +133,19 @@ class World:
 
 
 def parsed(found: Manifest, model: type[R]) -> R:
-    """The typed resource. Raises InvalidResource with a sentence that names the field."""
+    """The typed resource, without the fields that only newer definitions have. Raises InvalidResource with a sentence that names the field.
+
+    The API server stores no field that its definitions lack, so that one unknown here is no typing error; by a default every object may have it.
+    """
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+    for place in unknown:
+        if place[:2] not in model.NEVER_DEFAULTED:
+            found = _without(found, place)
+            _tell_unknown(model.__name__, ".".join("*" if isinstance(part, int) else part for part in place))
     try:
         return model.model_validate(found)
     except ValidationError as error:
@@ -138,8 +156,27 @@ def parsed_json(data: bytes, model: type[R]) -> R:
     """The same from JSON. Raises InvalidResource."""
     try:
         return model.model_validate_json(data)
-    except ValidationError as error:
-        raise InvalidResource(sentence_of(error)) from error
+    except ValidationError:
+        return parsed(json.loads(data), model)
+
+
+def _without(value: Any, place: tuple[int | str, ...]) -> Any:
+    """The document without what is at `place`; as it is if nothing is there."""
+    if isinstance(value, Mapping) and place[0] in value:
+        if len(place) == 1:
+            return {name: item for name, item in value.items() if name != place[0]}
+        return {**value, place[0]: _without(value[str(place[0])], place[1:])}
+    if isinstance(value, list) and len(place) > 1:
+        return [_without(item, place[1:]) if number == place[0] else item for number, item in enumerate(value)]
+    return value
+
+
+@functools.lru_cache(maxsize=UNKNOWN_FIELDS_MAX)
+def _tell_unknown(kind: str, field: str) -> None:
+    """Of a field that thousands of objects have, once."""
+    log.warning(
+        "field.unknown", kind=kind, field=field, remedy="the definitions are newer than this operator, which skips it: upgrade it"
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -131,6 +131,9 @@ class TopicNamespaceStatus(StatusModel):
 class TopicNamespace(CustomResource):
     """A Pulsar namespace of a cluster."""
 
+    # A newer operator may own fields of the records by these; skipping one here would take it away there.
+    NEVER_DEFAULTED: ClassVar[frozenset[tuple[str, ...]]] = frozenset({("spec", "policies"), ("spec", "tenantConfig")})
+
     spec: TopicNamespaceSpec
     status: TopicNamespaceStatus = TopicNamespaceStatus()
 
