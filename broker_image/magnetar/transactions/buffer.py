@@ -13,7 +13,7 @@ without them would make a repetition a duplicate of what is missing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
@@ -407,9 +407,10 @@ class TransactionBuffer:
         """The sidecar entry that an entry of the partition is, and how many follow it on both sides; None if it was published plainly."""
         return self._links.find(position)
 
-    def first_committed_outside(self, spans: Sequence[tuple[Place, Place]], after: Place) -> Place | None:
-        """The first entry of the partition behind `after` that a transaction has published and that is in none of these spans, as `Links`."""
-        return self._links.first_outside(spans, after)
+    @property
+    def links(self) -> Links:
+        """Where the partition's committed entries came from; only to be looked at."""
+        return self._links
 
     def committed_to(self, position: Place) -> Place | None:
         """The entry of the partition that a sidecar entry has become; None if none, or one that was trimmed."""

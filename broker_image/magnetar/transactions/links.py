@@ -8,7 +8,7 @@ trimmed past it; what follows each other on both sides is one link, which costs 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from magnetar.transactions.participant_records import Place
@@ -80,12 +80,29 @@ class Links:
 
     def find(self, position: Place) -> tuple[Place, int] | None:
         """The sidecar position of an entry of the partition, and how many follow it on both sides, itself included; None if it is no link."""
-        at = bisect_right(range(len(self._counts)), position, key=self._target) - 1
+        at = self._at(position)
         if at < 0 or self._ledgers[at] != position[0]:
             return None
         within = position[1] - self._entries[at]
         left = self._counts[at] - within
         return ((self._source_ledgers[at], self._source_firsts[at] + within), left) if left > 0 else None
+
+    def unbroken(self, position: Place, most: int) -> int:
+        """How many entries from this one on, `most` at most, markers gave in its ledger without another between them; 0 if it is no link."""
+        found = self.find(position)
+        if found is None:
+            return 0
+        ledger, entry = position
+        at = self._at(position)
+        end = bisect_left(self._entries, entry + most, at, bisect_right(self._ledgers, ledger, at))
+        step = 1
+        while step:  # what lies between two links is nothing if their distance is the sum of what they and those between them hold
+            ahead = at + step
+            if ahead < end and self._entries[ahead] - self._entries[at] == sum(self._counts[at:ahead]):
+                at, step = ahead, 2 * step
+            else:
+                step //= 2
+        return min(most, self._entries[at] + self._counts[at] - entry)
 
     def first_outside(self, spans: Sequence[tuple[Place, Place]], after: Place) -> Place | None:
         """The first position behind `after` that a marker gave and that is in none of the spans (first and last, in order); None if there is none."""
@@ -98,13 +115,17 @@ class Links:
 
     def _first_behind(self, position: Place) -> Place | None:
         """The first position behind this one that a marker gave."""
-        at = max(0, bisect_right(range(len(self._counts)), position, key=self._target) - 1)
+        at = max(0, self._at(position))
         for link in range(at, min(at + 2, len(self._counts))):  # the one that holds it, or else the next one
             ledger, entry = self._target(link)
             first = max((ledger, entry), (position[0], position[1] + 1))
             if first[0] == ledger and first[1] < entry + self._counts[link]:
                 return first
         return None
+
+    def _at(self, position: Place) -> int:
+        """The last link that begins at `position` or before; -1 if there is none."""
+        return bisect_right(range(len(self._counts)), position, key=self._target) - 1
 
     def _target(self, at: int) -> Place:
         return self._ledgers[at], self._entries[at]

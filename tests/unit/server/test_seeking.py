@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from magnetar.errors import WireCode
+from magnetar.names import TopicName
 from magnetar.server.broker import Broker
+from magnetar.server.commands.seeking import first_published_at
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, open_peer
@@ -24,6 +27,7 @@ from tests.unit.server.deliveries import (
     redelivery,
     seek,
 )
+from tests.unit.server.transacting import ended, late_commit, send_in
 
 # --- seek ---------------------------------------------------------------------------------------------------------------------
 
@@ -61,6 +65,46 @@ def test_seek_beyond_the_last_publish_time_waits_for_new_messages(tmp_path: Path
         assert (await peer.message())[0].message_id.entryId == 3
 
     play(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("since", "first"), [(900, 0), (1000, 0), (1101, 2), (1500, 5), (1900, 9), (1901, 10), (2000, 10), (2001, 41)]
+)
+def test_seek_by_time_is_not_led_astray_by_a_late_commit(tmp_path: Path, since: int, first: int) -> None:
+    """Its entries were sent before those that they lie behind: plain ones decide, and nothing that was published since is passed over."""
+
+    async def script(_broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        await late_commit(peer, TxnId(0, 0))
+        await publish(peer, publish_time=2000)
+        await peer.subscribe()
+        assert await seek(peer, message_publish_time=since) == [Type.CLOSE_CONSUMER, Type.SUCCESS]
+        await peer.subscribe()
+        assert await received(peer, 41 - first) == list(range(first, 41))
+        assert await peer.is_quiet()
+
+    play(tmp_path, script)
+
+
+def test_seek_by_time_where_everything_was_published_in_transactions(tmp_path: Path) -> None:
+    """No plain entry decides: what is known to have been committed before is passed over, no more than that."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        topic, now_ms = await broker.service.open_topic(TopicName.parse(TOPIC), create=True), CLOCK.wall_ms()
+        for number, age_ms in ((0, 60_000), (1, 30_000)):
+            for sequence in range(3):
+                await send_in(peer, TxnId(0, number), b"in", 3 * number + sequence, publish_time=now_ms - 90_000)
+            await ended(peer, TxnId(0, number), commit=True)
+            topic.core.age(now_ms - age_ms)
+        found = [await first_published_at(topic, now_ms - age_ms) for age_ms in (100_000, 60_000, 59_999, 40_000, 30_000, 20_000)]
+        assert found == [0, 0, 3, 3, 3, 6]
+        await send_in(peer, TxnId(0, 2), b"in", 6, publish_time=now_ms)
+        await ended(peer, TxnId(0, 2), commit=True)
+        assert await first_published_at(topic, now_ms) == 6
+        assert await first_published_at(topic, CLOCK.wall_ms() + 60_000) == 7
+
+    play(tmp_path, script, topic_check_s=1000.0)
 
 
 def test_a_time_seek_of_an_empty_topic(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.server.broker import Broker
 from magnetar.server.topics.topic_host import TopicHost
-from magnetar.server.topics.topic_life import expire_subscriptions, trim_now
+from magnetar.server.topics.topic_life import expire, expire_subscriptions, trim_now
 from magnetar.storage.manifest import Compacted, TopicSegments, commit_manifest
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
@@ -25,6 +26,7 @@ from magnetar.wire.frames import encode_command
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, open_peer, volume_in
 from tests.unit.server.deliveries import seek
 from tests.unit.server.rest import NAMESPACE, TOPICS, Rest, rest_over
+from tests.unit.server.transacting import late_commit
 
 PATH = f"{TOPICS}/t"
 QUICK = {
@@ -358,6 +360,21 @@ def test_a_message_beyond_its_time_to_live_is_expired_and_no_other(tmp_path: Pat
             [ledger, number] = life.topic().core.last_confirmed
             await life.rest("POST", f"{PATH}/subscription/s/expireMessages", {"ledgerId": ledger, "entryId": number})
             assert cursor.mark_delete == 2
+
+    play(tmp_path, script, retention_check_s=1000.0)
+
+
+def test_a_late_commit_expires_nothing_that_is_younger_than_it_looks(tmp_path: Path) -> None:
+    """Its entries were sent before those that they lie behind."""
+
+    async def script(lives: Lives) -> None:
+        async with lives.one() as life:
+            await life.peer.produce()
+            assert (await life.peer.subscribe(1)).type == Type.SUCCESS
+            await late_commit(life.peer, TxnId(0, 0))
+            host = life.topic().subscriptions["s"]
+            assert [await expire(host, cutoff) for cutoff in (1500, 1500, 1800, 2000)] == [5, 0, 3, 2]
+            assert (host.core.cursor.mark_delete, host.core.backlog) == (10, 30)
 
     play(tmp_path, script, retention_check_s=1000.0)
 

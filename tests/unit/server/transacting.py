@@ -8,12 +8,16 @@ from __future__ import annotations
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
+from magnetar.wire.entries import encode_entry
 from tests.unit.server.brokers import TOPIC, Peer, Type, entry
 
 
-async def send_in(peer: Peer, txn: TxnId, body: bytes, sequence: int, producer_id: int = 1) -> tuple[int, int]:
+async def send_in(
+    peer: Peer, txn: TxnId, body: bytes, sequence: int, producer_id: int = 1, publish_time: int = 1
+) -> tuple[int, int]:
     """Publish one message in a transaction; the position in its receipt."""
-    peer.write(requests.send(producer_id, sequence, entry(body, sequence), txn=txn))
+    metadata = api.MessageMetadata(producer_name="p", sequence_id=sequence, publish_time=publish_time)
+    peer.write(requests.send(producer_id, sequence, encode_entry(metadata, body), txn=txn))
     answer = await peer.answer()
     assert answer.type == Type.SEND_RECEIPT, answer
     receipt = answer.send_receipt
@@ -45,3 +49,14 @@ async def ended(peer: Peer, txn: TxnId, *, commit: bool, low_watermark: int = -1
 def signed(identifier: api.MessageIdData) -> tuple[int, int]:
     """(ledger, entry) with -1 where the wire has 2^64-1."""
     return tuple(number - (1 << 64) if number >= 1 << 63 else number for number in (identifier.ledgerId, identifier.entryId))  # type: ignore[return-value]
+
+
+async def late_commit(peer: Peer, txn: TxnId, first_sequence: int = 0) -> None:
+    """Ten entries published at 1000, 1100... and behind them thirty of a transaction, sent at 1100 and committed after all of these."""
+    for number in range(30):
+        await send_in(peer, txn, b"in", first_sequence + number, publish_time=1100)
+    for number in range(10):
+        metadata = api.MessageMetadata(producer_name="p", sequence_id=100 + number, publish_time=1000 + 100 * number)
+        peer.write(requests.send(1, 100 + number, encode_entry(metadata, b"plain")))
+        await peer.answer(Type.SEND_RECEIPT)
+    await ended(peer, txn, commit=True)

@@ -48,6 +48,26 @@ def test_every_entry_is_found_where_it_came_from(
         assert links.find(position) is None
 
 
+@given(MARKERS, st.integers(1, 40))
+def test_what_transactions_published_without_a_gap_is_counted(
+    markers: list[tuple[int, int, list[tuple[int, int]]]], most: int
+) -> None:
+    """From every entry on, over any number of links, to the next plain entry or the ledger's end."""
+    links, linked, ledger, entry, source = Links(), set(), 15, 0, 0
+    for ledgers, between, spans in markers:
+        ledger, entry = (ledger + 2 * ledgers, 0) if ledgers else (ledger, entry)
+        entry += between
+        for skipped, count in spans:
+            source += skipped
+            links.add((ledger, entry), (14, source, count))
+            linked |= {(ledger, entry + n) for n in range(count)}
+            entry, source = entry + count, source + count
+    for at in {known for known, _ in linked} | {ledger}:
+        for number in range(max((known for of, known in linked if of == at), default=0) + 2):
+            wanted = next(n for n in range(most + 1) if n == most or (at, number + n) not in linked)
+            assert links.unbroken((at, number), most) == wanted
+
+
 @given(MARKERS, st.data())
 def test_the_first_link_outside_of_spans_is_found(
     markers: list[tuple[int, int, list[tuple[int, int]]]], data: st.DataObject

@@ -72,20 +72,38 @@ async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -
 async def first_published_at(topic: TopicHost, publish_ms: int, low: int = 0, high: int | None = None) -> int:
     """Ordinal behind the last entry published (by its client's clock) before `publish_ms`; the first one if there is none.
 
-    Publish times are taken to rise, as Pulsar does: a bisection that reads some twenty entries, of those from `low` up to `high` (the end).
-    Raises StorageError.
+    Publish times are taken to rise, as Pulsar does: a bisection that reads some twenty entries, of those from `low` up to `high` (the end). Those
+    of transactions do not: they were sent before their commit gave them their place. So only plain entries decide, and between two of these what
+    is known to have come before `publish_ms`: what was published since is behind the answer, and of transactions perhaps more. Raises StorageError.
     """
     ledgers = topic.core.ledgers
-    high = ledgers.end if high is None else high
+    high = behind = ledgers.end if high is None else high
     if not topic.name.persistent:
         return ledgers.end
     while (low := max(low, ledgers.first)) < high:  # the topic may be trimmed meanwhile
         middle = (low + high) // 2
-        if await _publish_ms(topic, middle) < publish_ms:
-            low = middle + 1
+        probed = _first_plain(topic, middle, high)
+        if probed is not None and await _publish_ms(topic, probed) < publish_ms:
+            low = probed + 1
         else:
-            high = middle
+            high, behind = middle, behind if probed is None else probed
+    if low < behind:  # all of these are of transactions
+        topic.core.age(topic.context.clock.wall_ms())
+        low = max(low, min(behind, topic.core.ages.older_than(publish_ms - 1)))
     return low
+
+
+def _first_plain(topic: TopicHost, ordinal: int, end: int) -> int | None:
+    """The first entry of [ordinal, end) that no transaction has published."""
+    ledgers = topic.core.ledgers
+    if topic.transactions is None:
+        return ordinal
+    while ordinal < end:
+        committed = topic.transactions.buffer.links.unbroken(ledgers.position(ordinal), end - ordinal)
+        if not committed:
+            return ordinal
+        ordinal += committed
+    return None
 
 
 async def _publish_ms(topic: TopicHost, ordinal: int) -> int:

@@ -85,7 +85,7 @@ def complete_to(host: TopicHost, segments: Sequence[SegmentReference], known: tu
         return None
     before = ledgers.position_before(ledgers.first)
     spans = [(segment.first, segment.last) for segment in segments]
-    missing = used.buffer.first_committed_outside(spans, max(known or before, before))
+    missing = used.buffer.links.first_outside(spans, max(known or before, before))
     if missing is None:
         return host.core.last_confirmed.ledger, host.core.last_confirmed.entry
     return missing[0], missing[1] - 1
