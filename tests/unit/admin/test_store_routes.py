@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from magnetar.admin.application import create_application
 from magnetar.admin.store_routes import store_router
 from magnetar.clock import SystemClock
 from magnetar.metadata.memory import MemoryStore
@@ -23,7 +24,7 @@ ROUTES = "/internal/v1/store"
 def run(script: Callable[[MemoryStore, FastAPI], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         store = MemoryStore(SystemClock())
-        application = MemoryPort().application
+        application = create_application(MemoryPort())
         application.include_router(store_router(store))
         await script(store, application)
         await store.close()
