@@ -30,6 +30,7 @@ from tests.simulation.scenarios.lifecycle_clients import (
     check_ended,
     chunked_size,
     produce,
+    share_chunks,
 )
 from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
 from tests.simulation.scenarios.tracer import TROUBLE_S, finish
@@ -44,6 +45,7 @@ from tests.simulation.scenarios.tracer_clients import (
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence, small
 
 CHUNKED = "persistent://public/kept/chunked"
+SHARED = "persistent://public/kept/shared-chunks"
 EXPIRING = "persistent://public/expiring/topic"
 HELD = "persistent://public/held/topic"
 LOOSE = "non-persistent://public/kept/loose"
@@ -178,6 +180,7 @@ class _Day:
             history.final_log(topic, await until_done(environment, partial(read_topic, client, topic)))
         await drain_subscription(history, client, CHUNKED, "Shared", environment)
         await drain_subscription(history, client, HELD, "Shared", environment)
+        await share_chunks(client, SHARED, environment)
         await self._drain_mortals(environment)
         for topic in self.endings.ended:
             await check_ended(history, client, topic, environment)

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from magnetar.client import Client
+from magnetar.client import Client, Consumer
 from magnetar.client.failures import BrokerRefused
 from magnetar.errors import MagnetarError, WireCode
 from tests.simulation.kernel.history import History, Position
@@ -23,6 +23,8 @@ from tests.simulation.scenarios.tracer_clients import ALLOWED, SESSION_MESSAGES,
 
 CHUNKED_BYTES = (10, 9_000, 20_000, 300)
 """By number; a message of a broker in these worlds has 8 KiB at most."""
+SHARED_MESSAGES, SHARED_QUEUE, SHARED_S = 6, 2, 30.0
+"""Messages of three chunks each, more than a consumer's queue has room for: each in turn would get a part of them."""
 HELD_BYTES = 1_500
 LOOSE_SENDS = 10
 PAUSE_S = (0.1, 0.5)
@@ -66,6 +68,37 @@ async def produce(
 
 def chunked_size(number: int) -> int:
     return CHUNKED_BYTES[number % len(CHUNKED_BYTES)]
+
+
+async def share_chunks(client: Client, topic: str, environment: Environment) -> None:
+    """Of two consumers at work, on a topic of their own where nothing goes wrong, one gets each message whole."""
+    name = f"{environment.name}-sharing"
+    consumers = [
+        await until_done(environment, lambda: client.subscribe(topic, "sharing", type="Shared", receiver_queue=SHARED_QUEUE))
+        for _ in range(2)
+    ]
+    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, chunking=True))
+    sent = {payload_of(name, number, max(CHUNKED_BYTES)) for number in range(SHARED_MESSAGES)}
+    for payload in sorted(sent):
+        await producer.send(payload)
+    found: set[bytes] = set()
+    complete = asyncio.Event()
+
+    async def take(consumer: Consumer) -> None:
+        while True:
+            message = await consumer.receive()
+            await consumer.acknowledge(message)
+            found.add(message.value)
+            if found == sent:
+                complete.set()
+
+    taking = [asyncio.ensure_future(take(consumer)) for consumer in consumers]
+    done, _ = await asyncio.wait([asyncio.ensure_future(complete.wait())], timeout=SHARED_S)
+    for task in taking:
+        task.cancel()
+    await asyncio.gather(*taking, return_exceptions=True)
+    assert done, f"two consumers of {topic} never got {len(sent - found)} of {len(sent)} messages in chunks whole"
+    await asyncio.gather(producer.close(), *(consumer.close() for consumer in consumers))
 
 
 async def acknowledge_all(history: History, topic: str, environment: Environment, *, pause_s: float) -> None:

@@ -24,7 +24,7 @@ ROUTES = "/internal/v1/store"
 def run(script: Callable[[MemoryStore, FastAPI], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         store = MemoryStore(SystemClock())
-        application = create_application(MemoryPort())
+        application = create_application(MemoryPort())  # type: ignore[arg-type]
         application.include_router(store_router(store))
         await script(store, application)
         await store.close()
