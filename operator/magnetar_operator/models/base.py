@@ -131,8 +131,9 @@ class CustomResource(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
-    NEVER_DEFAULTED: ClassVar[frozenset[tuple[str, ...]]] = frozenset()
-    """Parts of the resource where the API server adds nothing: an unknown field is what somebody wants, and nothing is done without it."""
+    NEVER_DEFAULTED: ClassVar[frozenset[tuple[str, ...]]] = frozenset({("spec", "clusterRef")})
+    """Parts of the resource where the API server adds nothing: an unknown field is what somebody wants, and nothing is done without it. One of a
+    reference may say which cluster is meant."""
 
     api_version: str
     kind: str

@@ -132,7 +132,10 @@ class TopicNamespace(CustomResource):
     """A Pulsar namespace of a cluster."""
 
     # A newer operator may own fields of the records by these; skipping one here would take it away there.
-    NEVER_DEFAULTED: ClassVar[frozenset[tuple[str, ...]]] = frozenset({("spec", "policies"), ("spec", "tenantConfig")})
+    NEVER_DEFAULTED: ClassVar[frozenset[tuple[str, ...]]] = CustomResource.NEVER_DEFAULTED | {
+        ("spec", "policies"),
+        ("spec", "tenantConfig"),
+    }
 
     spec: TopicNamespaceSpec
     status: TopicNamespaceStatus = TopicNamespaceStatus()

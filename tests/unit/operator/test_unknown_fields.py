@@ -11,7 +11,9 @@ from structlog.testing import capture_logs
 from magnetar.errors import InvalidRequest
 from magnetar_operator.models import API_VERSION, parse_manifest
 from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.data_job import DataJob
 from magnetar_operator.models.topic_namespace import TopicNamespace
+from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.world import InvalidResource, parsed, parsed_json
 
 
@@ -47,6 +49,18 @@ def test_a_policy_that_this_operator_does_not_know_is_refused() -> None:
         with pytest.raises(InvalidResource, match=r"\.novel: is not a field of this kind"):
             parsed(resource("TopicNamespace", **spec, **part), TopicNamespace)
     assert parsed(resource("TopicNamespace", **spec, novel=1), TopicNamespace).spec.namespace == "orders"
+
+
+def test_a_reference_with_a_field_that_this_operator_does_not_know_is_refused() -> None:
+    """Without it another cluster might be addressed, one of the resource's own namespace for instance."""
+    reference = {"name": "main", "novel": "elsewhere"}
+    with pytest.raises(InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"):
+        parsed(resource("TopicNamespace", clusterRef=reference, tenant="acme", namespace="orders"), TopicNamespace)
+    with pytest.raises(InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"):
+        parsed(resource("TransactionCoordinator", clusterRef=reference), TransactionCoordinator)
+    compaction = {"topic": "persistent://acme/orders/all"}
+    with pytest.raises(InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"):
+        parsed(resource("DataJob", clusterRef=reference, compaction=compaction), DataJob)
 
 
 def test_a_manifest_of_a_person_is_read_strictly() -> None:
