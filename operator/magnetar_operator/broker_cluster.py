@@ -28,6 +28,7 @@ from magnetar_operator.etcd_access import ensure_users, secure
 from magnetar_operator.metadata_copies import copies_problem
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
+from magnetar_operator.outages import NO_ANSWER
 from magnetar_operator.planning import held_back
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
@@ -121,10 +122,11 @@ async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> O
     """Everything that belongs to the cluster: from the caches, or `live` from the API server. Raises KubernetesError."""
     children, pods = await _read_children(world, cluster, live)
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
-    state, problem = await _read_state(world, cluster, children)
+    state, problem, away = await _read_state(world, cluster, children)
     etcd = await etcd_life.look(world, cluster, children, live)
     copies = copies_problem(cluster, state.copies, world.clock.wall_ms()) if state is not None else None
-    return Observed(children, tuple(mine), state, problem, await lost_nodes(world, mine), etcd, copies)
+    lost = await lost_nodes(world, mine)
+    return Observed(children, tuple(mine), state, problem, lost, etcd, copies, store_away=away)
 
 
 async def _with_listener_services(world: World, cluster: BrokerCluster, observed: Observed, replicas: int) -> Observed:
@@ -152,16 +154,19 @@ def _is_grave(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:
     return moves.shown.reason is not None or bool(_plan_roll(cluster, observed, moves).restart) or bool(observed.lost_nodes)
 
 
-async def _read_state(world: World, cluster: BrokerCluster, children: dict[Identity, Manifest]) -> tuple[ClusterState | None, str]:
-    """The store's picture, or why there is none."""
+async def _read_state(
+    world: World, cluster: BrokerCluster, children: dict[Identity, Manifest]
+) -> tuple[ClusterState | None, str, bool]:
+    """The store's picture, or why there is none, and whether that is because the store was not seen to answer."""
     etcd = children.get(("StatefulSet", names.etcd_set(cluster.name)))
     if cluster.spec.etcd.managed is not None and (etcd is None or not etcd.get("status", {}).get("readyReplicas")):
-        return None, f"etcd pod {names.etcd_set(cluster.name)}-0 is not ready"
+        return None, f"etcd pod {names.etcd_set(cluster.name)}-0 is not ready", True
     try:
-        return await read_cluster_state((await world.store_of(cluster)).reader, cluster.spec.autoscaling.enabled), ""
+        return await read_cluster_state((await world.store_of(cluster)).reader, cluster.spec.autoscaling.enabled), "", False
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
-        return None, f"etcd {', '.join(etcd_endpoints(cluster))}: {str(error) or 'no answer in time'}"
+        problem = f"etcd {', '.join(etcd_endpoints(cluster))}: {str(error) or 'no answer in time'}"
+        return None, problem, isinstance(error, NO_ANSWER)
 
 
 def _plan_roll(cluster: BrokerCluster, observed: Observed, moves: Moves) -> RollPlan:
@@ -171,7 +176,7 @@ def _plan_roll(cluster: BrokerCluster, observed: Observed, moves: Moves) -> Roll
 
 def _store_awaited(observed: Observed) -> str:
     """What a broker's drain and its successor's start would have to wait for."""
-    if observed.state is None:
+    if observed.store_away:
         return f"the metadata store: {observed.store_problem}"
     return observed.etcd.restarting if observed.etcd is not None else ""
 

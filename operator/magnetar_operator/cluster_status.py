@@ -43,7 +43,8 @@ _NO_RESTORE = RestorePlan(RestoreStatus())
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One look at everything that belongs to a cluster. `state` is None while the store cannot be read; `store_problem` says why."""
+    """One look at everything that belongs to a cluster. `state` is None while the store cannot be read; `store_problem` says why,
+    `store_away` whether it is because it did not answer: a record that this operator cannot read is no hindrance to others."""
 
     children: dict[Identity, Manifest]
     pods: tuple[Manifest, ...]
@@ -53,6 +54,7 @@ class Observed:
     etcd: EtcdLife | None = None
     copies_problem: Problem | None = None
     restore: RestorePlan = _NO_RESTORE
+    store_away: bool = False
 
     @property
     def etcd_shape(self) -> EtcdShape:

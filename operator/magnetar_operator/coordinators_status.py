@@ -43,13 +43,15 @@ from magnetar_operator.rolling import RollPlan
 
 @dataclass(frozen=True, slots=True)
 class ObservedCoordinators:
-    """One look at everything that belongs to the resource. `state` is None while the store cannot be read; `store_problem` says why."""
+    """One look at everything that belongs to the resource. `state` is None while the store cannot be read; `store_problem` says why,
+    `store_away` whether it is because it did not answer: a record that this operator cannot read is no hindrance to others."""
 
     children: dict[Identity, Manifest]
     pods: tuple[Manifest, ...]
     state: CoordinatorsState | None
     store_problem: str = ""
     lost_nodes: LostNodes = ()
+    store_away: bool = False
 
 
 def findings_of(

@@ -7,7 +7,7 @@ opened again; errors name the secret and what is wrong with it, never what it ho
 
 from __future__ import annotations
 
-from magnetar.errors import StoreError
+from magnetar.errors import StoreUnavailable
 from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, ReplaceableTls, TlsBytes
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_secret, content
@@ -18,8 +18,8 @@ from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.resources import SECRET
 
 
-class CredentialsMissing(StoreError):
-    """A secret with TLS material does not exist or will not do."""
+class CredentialsMissing(StoreUnavailable):
+    """A secret with TLS material does not exist or will not do: the store cannot be asked."""
 
 
 class EtcdCredentials:

@@ -1,7 +1,7 @@
 """A metadata store that does not answer.
 
-Owns: since when and why, when who waits for the end looks again, and the error that says so. Imports: magnetar.errors. Pure: who asks the store
-tells the time.
+Owns: which errors mean that, since when and why, when who waits for the end looks again, and the error that says so. Imports: magnetar.errors.
+Pure: who asks the store tells the time.
 Invariants: who looks again does so ever more seldom, so that thousands of resources of one store that is away leave the workers to the others.
 """
 
@@ -13,6 +13,8 @@ from magnetar.errors import StoreUnavailable
 
 LOOK_AGAIN_MIN_S, LOOK_AGAIN_MAX_S = 2.0, 60.0
 LOOKS_PER_AGE = 2.0
+NO_ANSWER = (StoreUnavailable, TimeoutError)
+"""Errors after which nobody knows whether the store is there; after any other one it has answered."""
 
 
 class StoreAway(StoreUnavailable):

@@ -31,6 +31,7 @@ from magnetar_operator.desired import Identity, identity_of
 from magnetar_operator.metadata_restore import is_held
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
+from magnetar_operator.outages import NO_ANSWER
 from magnetar_operator.planning import held_back
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
@@ -142,8 +143,8 @@ async def observe(
     """Everything that belongs to the resource: from the caches, or `live` from the API server. Raises KubernetesError."""
     children, pods = await _read_children(world, resource, cluster, live)
     mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.coordinator_set(resource.name)}-")]
-    state, problem = await _read_state(world, cluster)
-    return ObservedCoordinators(children, tuple(mine), state, problem, await lost_nodes(world, mine))
+    state, problem, away = await _read_state(world, cluster)
+    return ObservedCoordinators(children, tuple(mine), state, problem, await lost_nodes(world, mine), away)
 
 
 async def _with_listener_services(
@@ -172,14 +173,14 @@ def _is_grave(resource: TransactionCoordinator, observed: ObservedCoordinators) 
     return scale.reason is not None or bool(_plan_roll(resource, observed, scale).restart) or bool(observed.lost_nodes)
 
 
-async def _read_state(world: World, cluster: BrokerCluster) -> tuple[CoordinatorsState | None, str]:
-    """The store's picture, or why there is none."""
+async def _read_state(world: World, cluster: BrokerCluster) -> tuple[CoordinatorsState | None, str, bool]:
+    """The store's picture, or why there is none, and whether that is because the store was not seen to answer."""
     try:
         store = await world.store_of(cluster)
-        return await read_coordinators(store.reader), ""
+        return await read_coordinators(store.reader), "", False
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
-        return None, f"the etcd of {cluster.reference}: {str(error) or 'no answer in time'}"
+        return None, f"the etcd of {cluster.reference}: {str(error) or 'no answer in time'}", isinstance(error, NO_ANSWER)
 
 
 def _set_of(resource: TransactionCoordinator, observed: ObservedCoordinators) -> Manifest | None:
@@ -199,7 +200,7 @@ def _fleet(resource: TransactionCoordinator, observed: ObservedCoordinators) -> 
 
 def _plan_roll(resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan) -> RollPlan:
     scaling = scale.reason is not None
-    awaits = f"the metadata store: {observed.store_problem}" if observed.state is None else ""
+    awaits = f"the metadata store: {observed.store_problem}" if observed.store_away else ""
     return roll_of(observed.pods, _set_of(resource, observed), scale.replicas, scaling=scaling, what="coordinators", awaits=awaits)
 
 

@@ -358,3 +358,23 @@ def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away
                 await until("Ready", lambda: ready(scene))
 
     asyncio.run(scenario())
+
+
+def test_a_record_that_this_operator_cannot_read_holds_no_restart_of_coordinators(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """The store answers, so that a successor takes its number: the record may be one of a version that the operator does not know yet."""
+    path = scene.path(PATH, "tx")
+
+    async def scenario() -> None:
+        kubelet = Kubelet(scene, "tx-coordinator")
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace), kubelet.at_work():
+            async with Claims(scene, brokers, "tx-coordinator").at_work():
+                scene.create("BrokerCluster", "main", external(cluster_etcd))
+                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+                await until("Ready", lambda: ready(scene))
+            before = {pod["metadata"]["uid"] for pod in scene.pods()}
+            await brokers.store.put(f"{keys.COORDINATORS}9", b'{"schema": 1000}')
+            scene.merge(path, {"spec": {"config": {"lease_ttl_s": 5}}})
+            assert await replaced(scene, before, 2) >= 1
+            assert "CoordinatorRecord" in scene.condition(path, "Degraded")["message"]
+
+    asyncio.run(scenario())

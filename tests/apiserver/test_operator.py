@@ -215,6 +215,23 @@ def test_healthy_brokers_are_not_restarted_while_the_metadata_store_is_away(scen
     asyncio.run(scenario())
 
 
+def test_a_record_that_this_operator_cannot_read_holds_no_restart(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """The store answers, so that brokers hand over and begin: during an upgrade, one side may write what the other does not know yet."""
+    path = scene.path("brokerclusters", "main")
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace), Kubelet(scene).at_work():
+            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=3))
+            await until("Ready", lambda: scene.condition(path).get("status") == "True")
+            before = {pod["metadata"]["uid"] for pod in scene.pods()}
+            await brokers.store.put(keys.incarnation(f"main-broker-0.{'0' * 16}"), b'{"schema": 1000}')
+            scene.merge(path, {"spec": {"config": {"keep_alive_s": 11}}})
+            assert await replaced(scene, before, 3) >= 2
+            assert "IncarnationRecord" in scene.condition(path, "Degraded")["message"]
+
+    asyncio.run(scenario())
+
+
 def test_what_belongs_to_others_is_left_alone_and_bad_specs_are_told(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     """A service of that name stays its owner's; a paused cluster is not touched."""
 
