@@ -49,12 +49,9 @@ class Controller:
         queue: WorkQueue,
         metrics: OperatorMetrics,
         leading: Callable[[], bool],
-        refused: Callable[[str], bool],
         workers: int,
     ) -> None:
-        """`refused` tells whether a namespace may not be read now."""
-        self._world, self._queue, self._metrics, self._leading, self._refused = world, queue, metrics, leading, refused
-        self._workers = workers
+        self._world, self._queue, self._metrics, self._leading, self._workers = world, queue, metrics, leading, workers
         self._promoted = asyncio.Event()
         self._measured: dict[str, PassMetrics] = {}
         self.completed = 0
@@ -87,7 +84,7 @@ class Controller:
             try:
                 if not self._leading():
                     self._queue.add_after(key, STANDBY_POLL_S)
-                elif self._refused(key.namespace):
+                elif self._world.refused(key.namespace):
                     # What is not known there would be taken for gone.
                     self._queue.add_after(key, REFUSED_POLL_S)
                 else:

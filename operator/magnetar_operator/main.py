@@ -75,10 +75,9 @@ class Operator:
             self.cache,
             credentials,
             self.metrics.autoscaling,
+            lambda namespace: self.informers.refused(namespace),
         )
-        self.controller = Controller(
-            self.world, self.queue, self.metrics, self._leads, lambda namespace: self.informers.refused(namespace), settings.workers
-        )
+        self.controller = Controller(self.world, self.queue, self.metrics, self._leads, settings.workers)
         self.health = Health(clock, self.queue, self._leads, lambda: self.informers.problem())
         self.informers = Informers(
             self.api, self.cache, clock, self.metrics, settings.namespaces, settings.lease_namespace, self.health.saw_sentinel

@@ -4,7 +4,8 @@ Owns: the order of steps, who may act, and writing the records of namespace and 
 magnetar.metadata, models, conditions.
 Invariants: of several resources for one tenant and namespace the oldest acts and the others say so: the record names the one that acts, so that a
 resource is compared with that one alone; a resource that is gone, or was made again for something else, owns nothing for long of what it spoke for;
-fields that this resource does not set are never touched; what has changed between reading and writing a record is read again, never written over.
+fields that this resource does not set are never touched; what has changed between reading and writing a record is read again, never written over;
+what may exist in a namespace that cannot be read counts as existing.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ SWEEP_ATTEMPTS = 3
 LOOK_AT_RIVAL_S = 3.0
 READ_TIMEOUT_S = 5.0
 ALL_NAMESPACES = "*"
+READABLE_REMEDY = (
+    "grant the operator its role there, or take that namespace out of watchNamespaces or of the cluster's spec.allowedNamespaces"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +143,12 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
     """The store of the cluster, if that exists and admits the resource's Kubernetes namespace. Raises Blocked."""
     namespace, name = resource.cluster_key
     cluster = await world.cluster(namespace, name)
+    if cluster is None and world.refused(namespace):
+        text = f"BrokerCluster {namespace}/{name} cannot be read now: the operator is refused in its namespace; grant it its role there"
+        raise Blocked(Reason.STORE_UNAVAILABLE, text, LOOK_AT_RIVAL_S)
     if cluster is None:
         raise Blocked(Reason.CLUSTER_MISSING, f"BrokerCluster {namespace}/{name} does not exist; make it, or correct clusterRef")
-    if not _admits(cluster, resource):
+    if not _admits(cluster, resource.namespace):
         raise Blocked(
             Reason.NOT_ALLOWED,
             f"BrokerCluster {namespace}/{name} does not admit namespace {resource.namespace}; add it to its spec.allowedNamespaces",
@@ -154,17 +161,26 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
     return store
 
 
-def _admits(cluster: BrokerCluster, resource: TopicNamespace) -> bool:
+def _admits(cluster: BrokerCluster | None, namespace: str) -> bool:
+    if cluster is None:
+        return False
     allowed = cluster.spec.allowed_namespaces
-    return resource.namespace == cluster.namespace or resource.namespace in allowed or ALL_NAMESPACES in allowed
+    return namespace == cluster.namespace or namespace in allowed or ALL_NAMESPACES in allowed
 
 
-async def _require_oldest(world: World, resource: TopicNamespace) -> None:
-    """Nobody owns the namespace yet: raises Blocked if an older resource, which the cluster admits, speaks for it too. Raises InvalidResource."""
+async def _require_oldest(world: World, resource: TopicNamespace, exists: bool) -> None:
+    """Nobody owns the namespace: raises Blocked if an older resource, which the cluster admits, speaks for it too. Raises InvalidResource.
+
+    One that cannot be seen counts where the namespace `exists`: its messages would expire as the younger one says. A new namespace has none yet.
+    """
     cluster = await world.cluster(*resource.cluster_key)
     for other in world.claimants(resource.cluster_key, resource.spec.tenant, resource.spec.namespace):
-        if seniority(other) < seniority(resource) and cluster is not None and _admits(cluster, other):
+        if seniority(other) < seniority(resource) and _admits(cluster, other.namespace):
             raise _conflict(resource, other)
+    hidden = next((name for name in world.namespaces if exists and world.refused(name) and _admits(cluster, name)), "")
+    if hidden:
+        text = f"a TopicNamespace in namespace {hidden}, which cannot be read now, may be older and own {resource.spec.name}"
+        raise Blocked(Reason.CONFLICT, f"{text}; {READABLE_REMEDY}", LOOK_AT_RIVAL_S)
 
 
 def _conflict(resource: TopicNamespace, senior: TopicNamespace) -> Blocked:
@@ -182,10 +198,13 @@ async def _senior(world: World, resource: TopicNamespace, owner: str) -> TopicNa
     except InvalidResource as error:
         text = f"TopicNamespace {owner} owns {resource.spec.name} and cannot be read ({error}); correct or delete it"
         raise Blocked(Reason.CONFLICT, text, LOOK_AT_RIVAL_S) from error
-    if other is None or other.cluster_key != resource.cluster_key or seniority(other) > seniority(resource):
+    if not _admits(await world.cluster(*resource.cluster_key), namespace):
         return None
-    cluster = await world.cluster(*resource.cluster_key)
-    return other if cluster is not None and _admits(cluster, other) else None
+    if other is None and world.refused(namespace):
+        text = f"TopicNamespace {owner} owns {resource.spec.name} and cannot be read now; {READABLE_REMEDY}"
+        raise Blocked(Reason.CONFLICT, text, LOOK_AT_RIVAL_S)
+    same = other is not None and other.cluster_key == resource.cluster_key and seniority(other) <= seniority(resource)
+    return other if same else None
 
 
 # --- the records --------------------------------------------------------------------------------------------------------------
@@ -199,10 +218,10 @@ async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterS
     key = keys.namespace(resource.spec.name)
     item, current = await _read(store, key, NamespaceRecord)
     living: Sequence[BundleName] = ()
-    if current is None or not current.owner:
-        await _require_oldest(world, resource)
     if current is None:
         living = await _living(store, resource.spec.name)
+    if current is None or not current.owner:
+        await _require_oldest(world, resource, exists=current is not None or bool(living))
     elif (senior := await _senior(world, resource, current.owner)) and senior.spec.name == resource.spec.name:
         raise _conflict(resource, senior)
     wanted = desired_record(resource, current, living)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -60,6 +60,8 @@ class World:
     cache: ObjectCache
     credentials: EtcdCredentials
     autoscaling: AutoscalingMetrics
+    refused: Callable[[str], bool]
+    """Whether a namespace may not be read now: what the cache does not show there may exist."""
     leftovers: set[Key] = field(default_factory=set)
     """TransactionCoordinators that may still be announced by another cluster than theirs, from one of their name before them."""
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from magnetar.metadata import keys
+from magnetar.metadata.records import NamespaceRecord
+from magnetar.names import NamespaceName, initial_boundaries
 from magnetar_operator.models.base import GROUP
 from magnetar_operator.models.definitions import NAMINGS
 from tests.apiserver.control_plane import (
@@ -22,8 +25,9 @@ from tests.apiserver.control_plane import (
     EtcdProcess,
     rendered_rights,
 )
+from tests.apiserver.namespace_stage import KEY, TTL, Stage
 from tests.apiserver.rights import WHOLE_TIER, Right, granted, requests
-from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until
+from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, running_operator, until
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +119,8 @@ def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
 ) -> None:
     """Deleting a watched namespace takes the operator's role in it along, and the next operator is forbidden to read it: it works in the others.
 
-    One that it may read in part is left alone, since what it cannot see would seem to be missing, and worked on as soon as the role is back.
+    One that it may read in part is left alone, since what it cannot see would seem to be missing, and worked on as soon as the role is back. Until
+    then nobody takes what a TopicNamespace in it owns, or may own, and no TopicNamespace elsewhere is let go as if a cluster in it were gone.
     """
     gone, half = f"{namespace}-gone", f"{namespace}-half"
     for name in (SCOPED_NAMESPACE, gone, half):
@@ -131,27 +136,72 @@ def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
     spec = {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}}
     lease: dict[str, Any] = {"lease_namespace": SCOPED_NAMESPACE, "lease_name": SCOPED_ACCOUNT, "beside": (gone, half)}
     roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{half}/roles/{SCOPED_ACCOUNT}"
+    shared, invoices = {"name": "shared", "namespace": namespace}, keys.namespace(NamespaceName("acme", "invoices"))
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint), running_operator(namespace, **lease) as operator:
-            scenes[gone].create("BrokerCluster", "main", spec)
+    async def scenario(brokers: Brokers) -> None:
+        here, there = Stage(scenes[namespace], brokers), Stage(scenes[half], brokers)
+        async with running_operator(namespace, **lease) as operator:
+            scenes[gone].create("BrokerCluster", "main", {**spec, "allowedNamespaces": [namespace]})
             await until("all are worked in", scenes[gone].stateful_set)
             assert operator.informers.problem() == ""
+            scenes[namespace].create("BrokerCluster", "shared", {**spec, "allowedNamespaces": [half]})
+            await there.ready(there.make("older", clusterRef=shared, policies={TTL: 86400}))
+            await asyncio.sleep(1.1)  # creation times have whole seconds
+            younger = here.make("younger", clusterRef=shared, policies={TTL: 60})
+            assert f"{half}/older is older" in await here.reason(younger, "Conflict")
+            elsewhere = {"name": "main", "namespace": gone}
+            dropped = here.make("dropped", clusterRef=elsewhere, namespace="receipts", deletionPolicy="Delete")
+            await here.ready(dropped)
         control_plane.must("DELETE", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{gone}/rolebindings/{SCOPED_ACCOUNT}")
         control_plane.must("DELETE", f"/api/v1/namespaces/{gone}")
         rules = control_plane.must("GET", roles)["rules"]
         few = [{"apiGroups": [GROUP], "resources": ["brokerclusters"], "verbs": ["get", "list", "watch"]}]
         scenes[half].merge(roles, {"rules": few})
         scenes[half].create("BrokerCluster", "main", spec)
-        async with brokers_of(cluster_etcd.endpoint), running_operator(namespace, **lease) as operator:
+        await brokers.store.put(invoices, NamespaceRecord(initial_boundaries(2), {TTL: 86400}).encode())
+        late = here.make("late", clusterRef=shared, namespace="invoices", policies={TTL: 60})
+        scenes[namespace].delete(dropped)
+        before = len(requests(control_plane.audit_log, SCOPED_USER))
+        async with running_operator(namespace, **lease) as operator:
             await until("ready", lambda: operator.health.unready() == "")
             scenes[namespace].create("BrokerCluster", "main", spec)
             await until("the others are worked in", scenes[namespace].stateful_set)
             assert [name for name in scenes if operator.informers.refused(name)] == [gone, half]
-            asked = requests(control_plane.audit_log, SCOPED_USER)
+            for path in (younger, late):
+                await until("it was looked at", lambda path=path: _is_ready(here, path) or _is_hidden(here, path))
+                assert _is_hidden(here, path)
+            assert await _owner_and_policies(here, KEY) == (f"{half}/older", {TTL: 86400})
+            assert await _owner_and_policies(here, invoices) == ("", {TTL: 86400})
+            await here.ready(here.make("new", clusterRef=shared, namespace="new", policies={TTL: 60}))
+            await until(
+                "the deletion waits, or is over",
+                lambda: here.is_gone(dropped) or here.scene.condition(dropped).get("reason") == "MetadataStoreUnavailable",
+            )
+            assert not here.is_gone(dropped)
+            asked = requests(control_plane.audit_log, SCOPED_USER)[before:]
             assert {found.right.verb for found in asked if found.namespace == half} <= {"list", "watch"}
             scenes[half].merge(roles, {"rules": rules})
             await until("the role is back", scenes[half].stateful_set)
             assert [name for name in scenes if operator.informers.refused(name)] == [gone]
+            await until("the rival is seen", lambda: "is older and owns" in here.scene.condition(younger)["message"])
+            assert await _owner_and_policies(here, KEY) == (f"{half}/older", {TTL: 86400})
 
-    asyncio.run(scenario())
+    async def script() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers:
+            await scenario(brokers)
+
+    asyncio.run(script())
+
+
+def _is_ready(stage: Stage, path: str) -> bool:
+    return bool(stage.scene.condition(path).get("status") == "True")
+
+
+def _is_hidden(stage: Stage, path: str) -> bool:
+    """Whether it says that a rival may be where nobody can look."""
+    return "cannot be read now" in stage.scene.condition(path).get("message", "")
+
+
+async def _owner_and_policies(stage: Stage, key: str) -> tuple[str, dict[str, Any]]:
+    record = await stage.record(key)
+    return record.owner, dict(record.policies)
