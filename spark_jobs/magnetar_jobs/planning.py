@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 
 from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, LogPosition
+from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, NamespaceRecord
 from magnetar.metadata.store import MetadataStore
-from magnetar.names import BundleName, TopicName, sidecar_of
+from magnetar.names import BundleName, TopicName, bundles_of, sidecar_of
 from magnetar.storage import names
 from magnetar.storage.index import IndexBuilder, LevelZeroIndex
 from magnetar.storage.log_format import FILE_HEADER_BYTES, EntriesRecord
@@ -194,12 +194,16 @@ async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, to
 
 
 async def _record(store: MetadataStore, bundle: BundleName) -> BundleRecord | None:
-    """The bundle's record; None if nobody has ever had it. Raises ServiceNotReady if it was split."""
+    """The bundle's record; None if nobody has ever had it, in this life of its namespace. Raises ServiceNotReady if it was split."""
     item = await store.get(keys.bundle(bundle))
     record = BundleRecord.decode(item.value) if item is not None else None
-    if record is not None and record.state is BundleState.DELETED:
-        raise ServiceNotReady(f"bundle {bundle} was split just now; look its topics up again")
-    return record
+    if record is None or record.state is not BundleState.DELETED:
+        return record
+    # Read behind the record: the transaction of a split has taken the bundle out of the boundaries.
+    namespace = await store.get(keys.namespace(bundle.namespace))
+    if namespace is not None and bundle in bundles_of(bundle.namespace, NamespaceRecord.decode(namespace.value).boundaries):
+        return None  # its namespace was deleted and made again, and nobody has asked for it since
+    raise ServiceNotReady(f"bundle {bundle} was split just now; look its topics up again")
 
 
 def _chain_files(record: BundleRecord) -> Iterator[tuple[int, LogSource]]:

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition, LogRange
+from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition, LogRange, NamespaceRecord
 from magnetar.metadata.store import KeyValue
 from magnetar.names import BundleName
 from magnetar.storage import names
@@ -167,6 +167,24 @@ def test_a_file_of_the_chain_that_is_gone_stops_the_plan(topic: StoredTopic, his
         planned(topic)
 
 
+async def divide_namespace(topic: StoredTopic) -> None:
+    """As the transaction of a split does: the topic's bundle is none of its namespace any more."""
+    bundle = topic.bundle
+    item = await topic.store.get(keys.namespace(bundle.namespace))
+    assert item is not None
+    before = NamespaceRecord.decode(item.value)
+    boundaries = tuple(sorted({*before.boundaries, (bundle.low + bundle.high) // 2}))
+    await topic.store.put(item.key, dataclasses.replace(before, boundaries=boundaries).encode())
+
+
+def test_a_bundle_of_a_namespace_that_was_made_again_has_nothing_yet(topic: StoredTopic) -> None:
+    """Its record still says that its life before is over: nobody has asked for it since, and a run over it has nothing to do."""
+    before = BundleRecord(BundleState.DELETED, 7, reason="its namespace was deleted")
+    topic.run(topic.store.put(keys.bundle(topic.bundle), before.encode()))
+    found = planned(topic)
+    assert (found.news, found.groups) == (False, ())
+
+
 def test_a_child_of_a_split_has_the_files_that_were_published_for_its_parent(topic: StoredTopic, history: History) -> None:
     """Their keys name the parent. The parent itself has nothing any more, and says so, also if it was split after its record was read."""
     topic.write([history.single("a", b"1")], listed="chain")
@@ -178,6 +196,7 @@ def test_a_child_of_a_split_has_the_files_that_were_published_for_its_parent(top
     child = dataclasses.replace(parent, low=low, high=high)
     topic.run(topic.store.put(keys.bundle(child), item.value))
     change_record(topic, lambda found: BundleRecord(BundleState.DELETED, found.epoch))
+    topic.run(divide_namespace(topic))
     assert taken(topic, planned(topic, child)) == places(history.entries)
     with pytest.raises(ServiceNotReady, match="was split just now"):
         planned(topic)
@@ -194,6 +213,7 @@ def test_a_split_between_record_and_manifest_is_noticed(
     async def split() -> None:
         await topic.store.put(keys.bundle(topic.bundle), BundleRecord(BundleState.DELETED, 1).encode())
         await topic.store.delete(keys.manifest(topic.bundle))
+        await divide_namespace(topic)
 
     after_the_record_was_read(topic, monkeypatch, split)
     with pytest.raises(ServiceNotReady, match="was split just now"):

@@ -345,3 +345,36 @@ def test_no_partitioned_topic_comes_into_a_namespace_that_is_gone(tmp_path: Path
             assert not (await store.range(keys.partitioned_topics_in(NAME))).items
 
     asyncio.run(scenario())
+
+
+def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its release was lost, and the leader was quick: that is no takeover, and its other bundles are served on."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as (port, broker, peer, store):
+            await peer.lookup(TOPICS[0])
+            await peer.produce(1, TOPICS[0])
+            transact, lost = broker.context.store.transact, 0
+
+            async def unheard(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+                nonlocal lost
+                result = await transact(compares, operations)
+                puts = [put for put in operations if isinstance(put, Put) and put.key.startswith(keys.bundles_in(NAME))]
+                if result.succeeded and any(BundleRecord.decode(put.value).state is BundleState.FREE for put in puts):
+                    lost += 1
+                    await retired(store)
+                    raise StoreUnavailable("the answer was lost")
+                return result
+
+            monkeypatch.setattr(broker.context.store, "transact", unheard)
+            await port.delete_namespace(NAME, force=True)
+            async with asyncio.timeout(120):
+                while any(str(owned.name.namespace) == str(NAME) for owned in broker.ownership.owned.values()):
+                    assert broker.ready, "its incarnation has ended"
+                    await asyncio.sleep(0.01)
+            assert lost == 1
+            assert broker.ready
+
+    asyncio.run(scenario())

@@ -13,7 +13,7 @@ import structlog
 
 from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, LogRange
+from magnetar.metadata.records import BundleRecord, BundleState, LogRange
 from magnetar.metadata.store import Compare, Put
 from magnetar.names import BundleName
 from magnetar.server.context import BrokerContext
@@ -46,7 +46,9 @@ async def commit_record(context: BrokerContext, views: ClusterViews, name: str, 
 def others_went_on(context: BrokerContext, views: ClusterViews, name: str, ours: LogRange) -> bool:
     """Whether a record that we gave away with the range `ours` was taken though its answer was lost: others have gone on from where we ended.
 
-    One that is gone was divided since, or its namespace deleted. That we were fenced before is then told by our claim, not by the record.
+    One that is gone or Deleted was divided since, or its namespace deleted. That we were fenced before is then told by our claim, not by the record.
     """
     viewed = views.bundles.get(name)
-    return viewed is None or (viewed.record.incarnation != context.incarnation and ours in viewed.record.chain)
+    if viewed is None or viewed.record.state is BundleState.DELETED:
+        return True
+    return viewed.record.incarnation != context.incarnation and ours in viewed.record.chain

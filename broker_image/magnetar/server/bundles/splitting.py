@@ -159,9 +159,9 @@ class Splitter:
                 break  # else our own checkpoint came first
         while self._owned.get(name) is owned:
             await self._events.of(name).wait()
-        viewed_after = self._views.bundles.get(name)
-        if viewed_after is not None and viewed_after.record.state is not BundleState.DELETED:
-            reason = self._called_off.pop(name, "this broker has lost it")
+        viewed_after, reason = self._views.bundles.get(name), self._called_off.pop(name, None)
+        if reason or (viewed_after is not None and viewed_after.record.state is not BundleState.DELETED):
+            reason = reason or "this broker has lost it"
             raise ServiceNotReady(f"bundle {name} was not split: {reason}; look at its namespace and try again")
         return children
 
