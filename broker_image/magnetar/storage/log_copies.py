@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.storage import names
-from magnetar.storage.fencing import SealedFile, fence
+from magnetar.storage.fencing import SealedFile, fence, lost_file
 from magnetar.storage.log_format import (
     FILE_HEADER_BYTES,
     RecordType,
@@ -45,13 +45,18 @@ class TermCopy:
 
 @dataclass(slots=True)
 class LogFacts:
-    """What sealed logs say. `releases` are the ends of RELEASE records by (bundle, epoch); `topics` tells whether a topic was there last."""
+    """What sealed logs say.
+
+    `releases` are the ends of RELEASE records by (bundle, epoch); `topics` tells whether a topic was there last; `lost` has the number of the file
+    in which a log goes on, by its seals, and that is not there.
+    """
 
     sealed: Mapping[str, Sequence[SealedFile]]
     terms: list[TermCopy] = field(default_factory=list)
     releases: dict[tuple[str, int], LogPosition] = field(default_factory=dict)
     topics: dict[str, tuple[Place, bool]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
+    lost: dict[str, int] = field(default_factory=dict)
 
 
 async def fence_all(volume: Volume) -> dict[str, list[SealedFile]]:
@@ -65,6 +70,8 @@ async def read_logs(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]]) 
     """Everything that these logs say about bundles. Raises StorageError."""
     facts = LogFacts(sealed)
     for incarnation, files in sorted(sealed.items()):
+        if (number := await lost_file(volume, incarnation, files)) is not None:
+            facts.lost[incarnation] = number
         for file in files:
             if file.length > FILE_HEADER_BYTES:
                 await _read_file(volume, incarnation, file, facts)

@@ -142,14 +142,14 @@ def _choose(
     newest = copies[-1].record.epoch if copies else -1
     if backed is not None and (backed.epoch > newest or backed.state is BundleState.DELETED) and backed.epoch >= newest:
         record = _closed(name, backed, facts)
-        missing = _missing(record, backed, facts)
+        missing = _missing(name, record, backed, facts)
         result.bundles[name] = f"{record.state} as in the backup, epoch {record.epoch}"
     else:
         # An older copy of the same term will do if what the newest names is not there: its checkpoint was never pointed to, and given up since.
         same_term = [copy for copy in copies if copy.record.epoch == newest]
         closed = [(copy, _closed(name, copy.record, facts)) for copy in reversed(same_term)]
-        copy, record = next((pair for pair in closed if not _missing(pair[1], pair[0].record, facts)), closed[0])
-        missing = _missing(record, copy.record, facts)
+        copy, record = next((pair for pair in closed if not _missing(name, pair[1], pair[0].record, facts)), closed[0])
+        missing = _missing(name, record, copy.record, facts)
         where = f"file {copy.place[1]} of {copy.incarnation}"
         result.bundles[name] = f"epoch {record.epoch} from its copy in {where}, {len(record.chain)} log ranges to replay"
     return record, missing
@@ -180,8 +180,11 @@ def _sealed_end(span: LogRange, facts: StorageFacts) -> LogPosition:
     return LogPosition(files[-1].number, files[-1].length) if files else span.start
 
 
-def _missing(record: BundleRecord, given: BundleRecord, facts: StorageFacts) -> list[str]:
-    """Objects and files that recovery would ask for and not find; `record` is `given` with its chain closed."""
+def _missing(name: str, record: BundleRecord, given: BundleRecord, facts: StorageFacts) -> list[str]:
+    """Objects and files that recovery would ask for and not find; `record` is `given` with its chain closed.
+
+    Of an owner that has released nothing, also the file in which its log goes on, if that is known to have been there: the bundle needs it all.
+    """
     if record.state is BundleState.DELETED:
         return []
     found = []
@@ -197,6 +200,11 @@ def _missing(record: BundleRecord, given: BundleRecord, facts: StorageFacts) -> 
             continue
         last = span.end.file if span.end.offset > FILE_HEADER_BYTES else span.end.file - 1
         found += [names.log_file(span.incarnation, number) for number in range(span.start.file, last + 1) if number not in there]
+    if given.chain and given.chain[-1].end is None and (name, given.epochs[-1]) not in facts.logs.releases:
+        span = given.chain[-1]
+        lost = facts.logs.lost.get(span.incarnation, -1)
+        if lost >= span.start.file and (name_of_lost := names.log_file(span.incarnation, lost)) not in found:
+            found.append(name_of_lost)
     return found
 
 

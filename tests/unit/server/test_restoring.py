@@ -90,6 +90,27 @@ def test_a_problem_is_named_and_nothing_is_written_unless_forced(tmp_path: Path)
     asyncio.run(scenario())
 
 
+def test_the_loss_of_a_last_log_file_is_a_problem(tmp_path: Path) -> None:
+    """Nothing names it but the seal of the file before it; without it the bundle would go on as if nothing had been acknowledged there."""
+
+    async def scenario() -> None:
+        lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+        async with running_broker(tmp_path, store=lost) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await peer.produce()
+            await peer.send(b"before", 0)
+            await broker.service.roll(NAME)
+            await peer.send(b"behind", 1)
+            broker.fail("killed")
+        async with volume_in(tmp_path) as volume:
+            [log] = [name for name in await volume.list(names.LOGS) if names.log_number(name) == 1]
+            await volume.remove(log)
+            with pytest.raises(InvalidRequest, match=r"nothing was written: .*00000001.log"):
+                await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
+
+    asyncio.run(scenario())
+
+
 def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = MemoryStore(CLOCK)

@@ -492,6 +492,19 @@ def test_a_missing_file_is_a_problem_that_names_it() -> None:
     assert "logs/gone.1/00000003.log, logs/gone.1/00000004.log" in result.problems[0]
 
 
+@pytest.mark.parametrize(("lost", "released", "named"), [(1, False, True), (1, True, False), (None, False, False)])
+def test_a_log_that_goes_on_in_a_file_that_is_not_there_is_a_problem(lost: int | None, released: bool, named: bool) -> None:
+    """For whoever has not released its bundle before: then it was written up to its end."""
+    facts = facts_of(whole=owned(5))
+    if lost is not None:
+        facts.logs.lost["b.1"] = lost
+    if released:
+        facts.logs.releases[WHOLE, 5] = LogPosition(0, 8192)
+    result = rebuild(facts, None, 1, 1)
+    assert len(result.problems) == int(named)
+    assert not named or "logs/b.1/00000001.log" in result.problems[0]
+
+
 def test_what_only_the_store_knew_comes_from_the_backup_but_not_what_must_not_come_back() -> None:
     items = {
         "tenants/t": b"t",
