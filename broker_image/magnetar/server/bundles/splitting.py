@@ -159,7 +159,7 @@ class Splitter:
                 break  # else our own checkpoint came first
         while self._owned.get(name) is owned:
             await self._events.of(name).wait()
-        viewed_after, reason = self._views.bundles.get(name), self._called_off.pop(name, None)
+        viewed_after, reason = self._views.bundles.get(name), self._called_off.pop(name, "")
         if reason or (viewed_after is not None and viewed_after.record.state is not BundleState.DELETED):
             reason = reason or "this broker has lost it"
             raise ServiceNotReady(f"bundle {name} was not split: {reason}; look at its namespace and try again")
