@@ -43,6 +43,7 @@ from magnetar_operator.namespace_record import (
     told,
 )
 from magnetar_operator.object_cache import claim_slot
+from magnetar_operator.refusals import KubernetesError, NotLeading
 from magnetar_operator.resources import BROKER_CLUSTER, TOPIC_NAMESPACE
 from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
@@ -89,7 +90,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     await _match_finalizer(world, resource)
     news: list[News] = []
     try:
-        store = await _cluster_store(world, resource)
+        store = await _own_store(world, resource)
         await _release_former(world, resource, store)
         record = await _ensure_record(world, resource, store, news)
         owns_tenant, conflict = await _ensure_tenant(world, resource, store, news)
@@ -159,6 +160,16 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
         raise Blocked(Reason.STORE_UNAVAILABLE, str(error)) from error
     store.claims.setdefault((resource.namespace, resource.name), set()).add(resource.spec.name)
     return store
+
+
+async def _own_store(world: World, resource: TopicNamespace) -> ClusterStore:
+    """As `_cluster_store`; a new resource that may not act owns nothing of what one of its name spoke for, all the same. Raises NotLeading."""
+    try:
+        return await _cluster_store(world, resource)
+    except Blocked as blocked:
+        if blocked.reason in (Reason.CLUSTER_MISSING, Reason.NOT_ALLOWED) and not resource.status.applied_generation:
+            await _release_former(world, resource, None)
+        raise
 
 
 def _admits(cluster: BrokerCluster | None, namespace: str) -> bool:
@@ -323,8 +334,8 @@ async def _release(world: World, key: Key) -> None:
         store.claims.pop((key.namespace, key.name), None)
 
 
-async def _release_former(world: World, resource: TopicNamespace, current: ClusterStore) -> None:
-    """Have the resource own nothing of what one of its name spoke for before it; `current` is its own store. Raises NotLeading.
+async def _release_former(world: World, resource: TopicNamespace, current: ClusterStore | None) -> None:
+    """Have the resource own nothing of what one of its name spoke for before it; `current` is its own store, if it has one. Raises NotLeading.
 
     A store that does not answer holds nobody up: whatever is left there is found again.
     """
@@ -378,17 +389,22 @@ async def _disown(store: ClusterStore, key: str, kind: type[Owned], owner: str, 
 async def orphans(world: World) -> list[Key]:
     """Resources that own a record of some cluster and do not exist, or speak for something else.
 
-    They went, or were made again, while no operator looked. They are to be reconciled, which releases what they own. A store that does not answer is
-    left to the next time.
+    They went, or were made again, while no operator looked. They are to be reconciled, which releases what they own. A store that does not answer, or
+    whose credentials cannot be read, is left to the next time. Raises NotLeading.
     """
     found = []
     for at in world.keys(BROKER_CLUSTER.kind):
+        if world.refused(at.namespace):
+            continue
         try:
             cluster = await world.cluster(at.namespace, at.name)
             if cluster is None:
                 continue
             store = await world.store_of(cluster)
-        except (InvalidResource, StoreError):
+        except NotLeading:
+            raise
+        except (InvalidResource, StoreError, KubernetesError) as error:
+            log.warning("orphans.unknown", cluster=f"{at.namespace}/{at.name}", error=str(error))
             continue
         for number, (owner, owned) in enumerate((await _owners(store)).items()):
             if number % DECODED_AT_ONCE == 0:

@@ -60,7 +60,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         await _write_conditions(world, resource, [Finding(Type.PROGRESSING, False, Reason.PAUSED)])
         return None
     if not resource.status.conditions:
-        world.leftovers.add(key)  # it is new: one of its name may have served another cluster before it
+        world.leftovers.setdefault(key, 0.0)  # it is new: one of its name may have served another cluster before it
     again_s = await _serve(world, resource)
     return min(again_s, await withdraw_elsewhere(world, key, resource.spec.cluster_ref.name))
 

@@ -20,6 +20,7 @@ from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
+from magnetar_operator.refusals import KubernetesError, NotLeading
 from magnetar_operator.resources import BROKER_CLUSTER
 from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
@@ -34,7 +35,8 @@ STORE_RETRY_S = 30.0
 
 
 async def withdraw(world: World, gone: Key) -> float | None:
-    """Have clients be told of no coordinators of a resource that is gone; the seconds after which to look again. Raises NotLeading."""
+    """Have clients be told of no coordinators of a resource that is gone; the seconds after which to look again. Raises KubernetesError."""
+    world.leftovers.pop(gone, None)  # all clusters are looked at here
     again: list[float] = []
     for cluster in await _clusters_beside(world, gone.namespace):
         try:
@@ -49,22 +51,28 @@ async def withdraw(world: World, gone: Key) -> float | None:
 async def withdraw_elsewhere(world: World, key: Key, named: str) -> float:
     """The same of a resource that lives, by every cluster but the one `named` in it, if something may be left there (`World.leftovers`).
 
-    The seconds after which to look again, infinite if nothing is known to be left; a store that does not answer is left to `orphans`.
-    Raises NotLeading.
+    The seconds after which to look again, infinite once every cluster was looked at and nothing is left. Raises NotLeading.
     """
-    if key not in world.leftovers:
-        return math.inf
-    world.leftovers.discard(key)
+    now_s = world.clock.monotonic()
+    wait_s = world.leftovers.get(key, math.inf) - now_s
+    if wait_s > 0:
+        return wait_s
     clusters = await _clusters_beside(world, key.namespace)
     own = next((etcd_endpoints(cluster) for cluster in clusters if cluster.name == named), ())
     again_s = math.inf
     for cluster in clusters:
         try:
             if cluster.name != named and etcd_endpoints(cluster) != own and await _is_held(world, cluster, key):
-                world.leftovers.add(key)
                 again_s = HELD_S
-        except (StoreError, TimeoutError) as error:
+        except NotLeading:
+            raise
+        except (StoreError, TimeoutError, KubernetesError) as error:
             log.warning("coordinators.not_withdrawn", cluster=cluster.reference, error=str(error) or "no answer in time")
+            again_s = min(again_s, STORE_RETRY_S)
+    if again_s == math.inf:
+        world.leftovers.pop(key, None)
+    else:
+        world.leftovers[key] = now_s + again_s
     return again_s
 
 
@@ -90,14 +98,19 @@ async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
 async def orphans(world: World) -> list[Key]:
     """Resources that own a cluster's coordinators and do not exist, or name another cluster.
 
-    They went, or were made again, while no operator looked, or while the store was away.
+    They went, or were made again, while no operator looked, or while the store was away. A store that does not answer, or whose
+    credentials cannot be read, is left to the next time. Raises NotLeading.
     """
     found = []
     for at in world.keys(BROKER_CLUSTER.kind):
+        if world.refused(at.namespace):
+            continue
         for cluster in await _clusters_beside(world, at.namespace, at.name):
             try:
                 state = await read_coordinators((await world.store_of(cluster)).reader)
-            except (StoreError, TimeoutError) as error:
+            except NotLeading:
+                raise
+            except (StoreError, TimeoutError, KubernetesError) as error:
                 log.warning("orphans.unknown", cluster=cluster.reference, error=str(error) or "no answer in time")
                 continue
             namespace, _, name = (state.known.owner if state.known is not None else "").partition("/")
@@ -116,7 +129,7 @@ async def _is_elsewhere(world: World, key: Key, cluster: str) -> bool:
     if resource is not None and resource.spec.cluster_ref.name == cluster:
         return False
     if resource is not None:
-        world.leftovers.add(key)
+        world.leftovers[key] = 0.0
     return True
 
 

@@ -62,8 +62,9 @@ class World:
     autoscaling: AutoscalingMetrics
     refused: Callable[[str], bool]
     """Whether a namespace may not be read now: what the cache does not show there may exist."""
-    leftovers: set[Key] = field(default_factory=set)
-    """TransactionCoordinators that may still be announced by another cluster than theirs, from one of their name before them."""
+    leftovers: dict[Key, float] = field(default_factory=dict)
+    """TransactionCoordinators that may still be announced by another cluster than theirs, from one of their name before them, and when (monotonic) to
+    look again."""
 
     async def read(self, key: Key, model: type[R]) -> R | None:
         """The resource, or None if it is gone. Raises InvalidResource."""

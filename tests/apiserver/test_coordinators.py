@@ -17,6 +17,7 @@ from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord
 from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
 from magnetar_operator.resources import CHILDREN
+from magnetar_operator.work_queue import Key
 from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import (
     POLL_S,
@@ -268,7 +269,7 @@ def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_
 def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    """Also where no operator saw it gone, and where what the other cluster announces is found only after it was served."""
+    """Also where no operator saw it gone, and where the other cluster announces it only after it was served, or its store was away then."""
 
     async def known_by(brokers: Brokers, owner: str | None) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -295,6 +296,15 @@ def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
                 async with running_operator(scene.namespace):
                     await known_by(brokers, None)
                     await known_by(others, owner)
+                await brokers.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode())
+                scene.delete(path)
+                scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "other"}})
+                async with running_operator(scene.namespace, resync_s=3600.0) as operator:
+                    key = Key("TransactionCoordinator", scene.namespace, "tx")
+                    with cluster_etcd.frozen():
+                        await until("it was asked in vain", lambda: operator.world.leftovers.get(key, 0.0) > 0)
+                    await known_by(brokers, None)
+                    await until("nothing is left", lambda: not operator.world.leftovers)
         finally:
             elsewhere.stop()
 

@@ -137,6 +137,30 @@ def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: 
     asyncio.run(scenario())
 
 
+def test_what_an_owner_in_no_watched_namespace_has_left_is_freed_by_a_resource_that_comes_and_goes(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """As docs/install.md says of a namespace that was deleted with what it held: every value stays, and is anybody's."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+            await stage.ready(stage.make("other", namespace="other"))
+            left = NamespaceRecord(initial_boundaries(2), {TTL: 60}, "payments/orders", (f"policies.{TTL}",))
+            owned_tenant = TenantRecord(("root",), ("standalone",), "payments/orders", ("tenantConfig.adminRoles",))
+            await stage.brokers.store.put(KEY, left.encode())
+            await stage.brokers.store.put(keys.tenant("acme"), owned_tenant.encode())
+            path = stage.make("orders", tenantConfig={"adminRoles": ["root"]})
+            await stage.ready(path)
+            assert (await stage.record()).owner == f"{scene.namespace}/orders"
+            scene.delete(path)
+            await stage.becomes("released", stage.is_nobodys)
+            await stage.becomes("the tenant is released", lambda: _tenant_is(stage, ""))
+            assert await stage.record() == NamespaceRecord(initial_boundaries(2), {TTL: 60})
+            assert (await stage.tenant()).admin_roles == ("root",)
+
+    asyncio.run(scenario())
+
+
 def test_what_goes_before_the_watches_have_opened_is_noticed(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,25 +218,34 @@ def test_what_a_resource_spoke_for_before_it_was_made_again_is_released(
                 owner = f"{scene.namespace}/orders"
                 assert (await stage.record("namespaces/acme/invoices")).owner == owner
 
-                may_pass.clear()
-                before = scene.get(path)
-                scene.delete(path)
-                stage.make("orders", namespace="receipts", tenantConfig={"adminRoles": ["joe"]})
-                made = (scene.get(path) or {})["metadata"]["uid"]
-                assert before is not None
-                assert made != before["metadata"]["uid"]
+                async def make_again(**spec: Any) -> None:
+                    """No pass sees it gone."""
+                    may_pass.clear()
+                    before = scene.get(path)
+                    scene.delete(path)
+                    stage.make("orders", **spec)
+                    made = (scene.get(path) or {})["metadata"]["uid"]
+                    assert before is not None
+                    assert made != before["metadata"]["uid"]
 
-                def is_known() -> bool:
-                    shown = operator.cache.get("TopicNamespace", scene.namespace, "orders")
-                    return shown is not None and shown.uid == made
+                    def is_known() -> bool:
+                        shown = operator.cache.get("TopicNamespace", scene.namespace, "orders")
+                        return shown is not None and shown.uid == made
 
-                await until("the operator knows the new one", is_known, TIMEOUT_S)
-                may_pass.set()
+                    await until("the operator knows the new one", is_known, TIMEOUT_S)
+                    may_pass.set()
+
+                await make_again(namespace="receipts", tenantConfig={"adminRoles": ["joe"]})
                 await stage.ready(path)
                 assert (await stage.record("namespaces/acme/receipts")).owner == owner
                 await stage.becomes("released", lambda: stage.is_nobodys("namespaces/acme/invoices"))
                 assert await _tenant_is(stage, owner)
                 await settled(operator)
+
+                await make_again(namespace="receipts", clusterRef={"name": "missing"})
+                await stage.reason(path, "ClusterNotFound")
+                await stage.becomes("released", lambda: stage.is_nobodys("namespaces/acme/receipts"))
+                await stage.becomes("the tenant is released", lambda: _tenant_is(stage, ""))
 
     asyncio.run(scenario())
 
