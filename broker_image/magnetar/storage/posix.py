@@ -163,6 +163,7 @@ class PosixVolume:
             descriptor = os.open(aside, os.O_RDWR | os.O_CLOEXEC)
             linked = False
             try:
+                capacity = os.fstat(descriptor).st_size  # while it is nobody's log: a taker that finds one shortens it
                 write_fully(descriptor, 0, [header])
                 os.fdatasync(descriptor)
                 os.link(aside, path)  # a name is never taken over, as a rename would
@@ -175,7 +176,7 @@ class PosixVolume:
                     with contextlib.suppress(OSError):
                         os.unlink(path)
                 raise
-            return descriptor, os.fstat(descriptor).st_size
+            return descriptor, capacity
 
     def _read_cached(self, name: str, offset: int, length: int) -> bytes | None:
         """The bytes if all of them are in the page cache, else None."""

@@ -216,6 +216,7 @@ class SimVolume:
         inode = self._disk.names.get(spare)
         if inode is None:
             raise FileNotFoundError(spare)
+        capacity = inode.size
         await self.write(inode, spare, 0, header)
         await self._step()
         await self.flush(inode, spare)
@@ -233,7 +234,7 @@ class SimVolume:
             self._disk.unlink(name)
             raise
         await self._step()
-        return SimLogHandle(self, inode, name, inode.size)
+        return SimLogHandle(self, inode, name, capacity)
 
     async def append(self, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
         """The four steps of `LogHandle.append`."""
