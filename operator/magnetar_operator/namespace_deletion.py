@@ -124,7 +124,7 @@ async def _delete_record(world: World, resource: TopicNamespace, store: ClusterS
     key, changes = keys.namespace(name), keys.topic_changes(name)
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            item = await store.reader.get(key)
+            item = await store.read(key)
             if item is None or NamespaceRecord.decode(item.value).owner != owner_text(resource):
                 return
             mark = await store.reader.get(changes)

@@ -1,8 +1,9 @@
 """A metadata store that does not answer.
 
-Owns: which errors mean that, since when and why, when who waits for the end looks again, and the error that says so. Imports: magnetar.errors.
-Pure: who asks the store tells the time.
-Invariants: who looks again does so ever more seldom, so that thousands of resources of one store that is away leave the workers to the others.
+Owns: which errors mean that, since when and why, when who waits for the end looks again, who may ask meanwhile, and the error that says so.
+Imports: magnetar.errors. Pure: who asks the store tells the time.
+Invariants: who looks again does so ever more seldom, and only one now and then waits for an answer, so that thousands of resources of one store that
+is away leave the workers to the others.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from magnetar.errors import StoreUnavailable
 
 LOOK_AGAIN_MIN_S, LOOK_AGAIN_MAX_S = 2.0, 60.0
 LOOKS_PER_AGE = 2.0
+TRIAL_MAX_S = 10.0
+"""Between two requests that find out whether a store is back."""
 NO_ANSWER = (StoreUnavailable, TimeoutError)
 """Errors after which nobody knows whether the store is there; after any other one it has answered."""
 
 
 class StoreAway(StoreUnavailable):
-    """The store did not answer others just now, so it was not asked; `retry_s`: when to look again."""
+    """The store did not answer others just now, so it was not asked; `retry_s`: when to look again (seconds)."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)
@@ -34,5 +37,45 @@ class Outage:
 
     def error(self, now_s: float) -> StoreAway:
         """What to tell who would ask the store now."""
-        age_s = now_s - self.since_s
-        return StoreAway(self.words, min(max(age_s / LOOKS_PER_AGE, LOOK_AGAIN_MIN_S), LOOK_AGAIN_MAX_S))
+        return StoreAway(self.words, self.retry_s(now_s))
+
+    def retry_s(self, now_s: float) -> float:
+        """How long to leave the store alone (seconds)."""
+        return min(max((now_s - self.since_s) / LOOKS_PER_AGE, LOOK_AGAIN_MIN_S), LOOK_AGAIN_MAX_S)
+
+
+class CircuitBreaker:
+    """For one sort of requests to a store: while it does not answer these, one is let through now and then and all others are refused."""
+
+    def __init__(self) -> None:
+        self._outage: Outage | None = None
+        self._trial_s = 0.0
+
+    def admit(self, now_s: float) -> None:
+        """To be called before a request. Raises StoreAway."""
+        if self._outage is None:
+            return
+        if now_s < self._trial_s:
+            raise self._outage.error(now_s)
+        self._trial_s = now_s + self._pause_s(self._outage, now_s)
+
+    def failed(self, now_s: float, words: str) -> None:
+        """A request had no answer."""
+        if self._outage is None:
+            self._outage = Outage(now_s, words)
+            self._trial_s = now_s + self._pause_s(self._outage, now_s)
+        else:
+            self._outage = Outage(self._outage.since_s, words)
+
+    def answered(self) -> bool:
+        """A request had an answer, be it a refusal; whether that ends an outage."""
+        ended, self._outage = self._outage is not None, None
+        return ended
+
+    def try_now(self) -> None:
+        """There is reason to believe that the store is back: let the next request through."""
+        self._trial_s = 0.0
+
+    @staticmethod
+    def _pause_s(outage: Outage, now_s: float) -> float:
+        return min(outage.retry_s(now_s), TRIAL_MAX_S)

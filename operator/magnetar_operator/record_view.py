@@ -1,10 +1,9 @@
 """A warm copy of the records below one prefix of a cluster's store.
 
-Owns: the copy, its watch, and telling of changes that others made, and of the end of an outage. Imports: asyncio, clock, magnetar.metadata,
-outages.
+Owns: the copy, its watch, and telling of changes that others made, and whether the store answered. Imports: asyncio, clock, magnetar.metadata.
 Invariants: a record is only ever replaced by a younger one; what this process has just written or read itself is known at once; a write is guarded
 by the revision that the view showed, so a view that lags behind costs another try, never a wrong write; what a watch might have missed is found by
-reading everything again now and then; while a store has never answered, `run` alone asks it.
+reading everything again now and then.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.errors import Compacted, StoreError
 from magnetar.metadata.store import Delete, Event, KeyValue, MetadataStore, Operation, Put, RangeResult
-from magnetar_operator.outages import Outage
 
 log = structlog.get_logger(__name__)
 
@@ -33,15 +31,19 @@ class RecordView:
     """Records below `prefix`. Reading is free; `run` keeps it warm."""
 
     def __init__(
-        self, store: MetadataStore, prefix: str, changed: Changed, clock: Clock, recovered: Callable[[], None] = lambda: None
+        self,
+        store: MetadataStore,
+        prefix: str,
+        changed: Changed,
+        clock: Clock,
+        asked: Callable[[StoreError | None], None] = lambda _: None,
     ) -> None:
-        """`recovered` is called when everything was read for the first time after attempts that failed."""
-        self._store, self._prefix, self._changed, self._clock, self._recovered = store, prefix, changed, clock, recovered
+        """`asked` is called after every attempt to read everything, with the error if it failed."""
+        self._store, self._prefix, self._changed, self._clock, self._asked = store, prefix, changed, clock, asked
         self._records: dict[str, KeyValue] = {}
         self._doubtful: set[str] = set()
         self._own: dict[str, bytes | None] = {}
         self._loaded_at = 0
-        self._outage: Outage | None = None
 
     def knows(self, key: str) -> bool:
         """Whether `get` may be asked for this key."""
@@ -50,17 +52,6 @@ class RecordView:
     def get(self, key: str) -> KeyValue | None:
         """The record as it was last known."""
         return self._records.get(key)
-
-    def require_store(self) -> None:
-        """Raises StoreAway while nothing could be read yet: `run` goes on trying, and others need not."""
-        if self._outage is not None:
-            raise self._outage.error(self._clock.monotonic())
-
-    def failed(self, error: StoreError) -> None:
-        """The store could not be read."""
-        if self._loaded_at == 0:
-            since_s = self._outage.since_s if self._outage is not None else self._clock.monotonic()
-            self._outage = Outage(since_s, str(error))
 
     def doubt(self, keys: Iterable[str]) -> None:
         """Somebody has seen these keys otherwise: have them read from the store until they are known again."""
@@ -100,20 +91,29 @@ class RecordView:
         delay_s, words = RETRY_MIN_S, ""
         while True:
             try:
-                found = await self._store.range(self._prefix)
-                self._load(found)
+                found = await self._range()
                 delay_s, words = RETRY_MIN_S, ""
                 async with asyncio.timeout(RELOAD_S * self._clock.uniform(0.8, 1.2)):
                     await self._follow(found.revision + 1)
             except (TimeoutError, Compacted):
                 continue
             except StoreError as error:
-                self.failed(error)
                 if str(error) != words:
                     words = str(error)
                     log.warning("view.interrupted", prefix=self._prefix, error=words)
                 await asyncio.sleep(delay_s * self._clock.uniform(0.7, 1.0))
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    async def _range(self) -> RangeResult:
+        """Read everything. Raises StoreError."""
+        try:
+            found = await self._store.range(self._prefix)
+        except StoreError as error:
+            self._asked(error)
+            raise
+        self._load(found)
+        self._asked(None)
+        return found
 
     async def _follow(self, revision: int) -> None:
         async with aclosing(self._store.watch(self._prefix, revision)) as batches:
@@ -133,9 +133,6 @@ class RecordView:
             elif key not in self._records:
                 self._changed(key, old.value, None)
         if first:
-            outage, self._outage = self._outage, None
-            if outage is not None:
-                self._recovered()
             return
         for key, new in self._records.items():
             known = before.get(key)

@@ -1,15 +1,17 @@
 """Connections to the clusters' metadata stores, and the operator's term in each.
 
-Owns: one store per set of endpoints, for as long as a cluster uses it; guarded writes; views of the records that resources own.
-Imports: magnetar.metadata, clock, metrics, record_view.
+Owns: one store per set of endpoints, for as long as a cluster uses it; guarded writes; views of the records that resources own; who asks a store that
+does not answer. Imports: magnetar.metadata, clock, metrics, outages, record_view.
 Invariants: every write compares `operator/term`, so an operator that lost its Lease without noticing changes nothing after its successor's first
-write; the term is taken lazily, so that a steady state writes nothing.
+write; the term is taken lazily, so that a steady state writes nothing; many who ask a store that is away wait for it only once, and look again when
+it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import structlog
 
@@ -20,19 +22,20 @@ from magnetar.metadata.election import Election
 from magnetar.metadata.etcd import EtcdStore, TlsMaterial
 from magnetar.metadata.record_json import Record
 from magnetar.metadata.records import CordonRecord, NamespaceRecord, TenantRecord
-from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
+from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put, RangeResult
 from magnetar.names import NamespaceName
 from magnetar_operator import passes
 from magnetar_operator.etcd_admin import EtcdAdmin
 from magnetar_operator.etcd_users import EtcdUsers
 from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.outages import NO_ANSWER, CircuitBreaker
 from magnetar_operator.record_view import RecordView
 from magnetar_operator.refusals import NotLeading
 from magnetar_operator.scaling import Cordon, draining_cordon
 
 log = structlog.get_logger(__name__)
 
-WRITE_TIMEOUT_S = 3.0
+READ_TIMEOUT_S, WRITE_TIMEOUT_S = 4.0, 3.0
 NO_LEASE = 0
 VIEWED: dict[str, type[Record]] = {keys.NAMESPACES: NamespaceRecord, keys.TENANTS: TenantRecord}
 """What custom resources own."""
@@ -64,15 +67,14 @@ class ClusterStore:
         self._election: Election | None = None
         self._seizing = asyncio.Lock()
         self._users: EtcdUsers | None = None
-        self._views = {prefix: RecordView(store, prefix, self._changed, clock, self._recovered) for prefix in VIEWED}
+        # Apart, because a store may answer one and not the other: without space, or with a disk that hardly writes.
+        self._reads, self._writes = CircuitBreaker(), CircuitBreaker()
+        self._views = {prefix: RecordView(store, prefix, self._changed, clock, self._viewed) for prefix in VIEWED}
         self._viewing: list[asyncio.Task[None]] = []
         self._closed = False
 
     async def record(self, key: str) -> KeyValue | None:
-        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision.
-
-        Raises StoreError, and at once StoreAway while the copy could not be made yet: many who ask a store that is away wait for it only once.
-        """
+        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision. Raises as `read`."""
         if self._closed:
             raise StoreUnavailable("no cluster uses this store any more")
         view = next(view for prefix, view in self._views.items() if key.startswith(prefix))
@@ -80,14 +82,48 @@ class ClusterStore:
             self._viewing = [asyncio.create_task(each.run(), name=f"view of {prefix}") for prefix, each in self._views.items()]
         if view.knows(key):
             return view.get(key)
-        view.require_store()
-        try:
-            item = await self.reader.get(key)
-        except StoreError as error:
-            view.failed(error)
-            raise
+        item = await self.read(key)
         view.read(key, item)
         return item
+
+    async def read(self, key: str) -> KeyValue | None:
+        """What the store itself has under `key`. Raises StoreError, and at once StoreAway while it does not answer; TimeoutError."""
+        with self._asking(self._reads):
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await self.reader.get(key)
+
+    async def range(self, prefix: str) -> RangeResult:
+        """All that the store itself has below `prefix`. Raises as `read`."""
+        with self._asking(self._reads):
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await self.reader.range(prefix)
+
+    @contextmanager
+    def _asking(self, breaker: CircuitBreaker) -> Iterator[None]:
+        """Around a request to the store. Raises StoreAway."""
+        breaker.admit(self._clock.monotonic())
+        try:
+            yield
+        except (StoreError, TimeoutError) as error:
+            # A read that is refused is refused whoever asks; a write may be refused for what it says.
+            if breaker is self._reads or isinstance(error, NO_ANSWER):
+                breaker.failed(self._clock.monotonic(), str(error) or "no answer in time")
+            else:
+                self._answered(breaker)
+            raise
+        self._answered(breaker)
+
+    def _answered(self, breaker: CircuitBreaker) -> None:
+        if breaker.answered():
+            self._writes.try_now()
+            self._recovered()
+
+    def _viewed(self, error: StoreError | None) -> None:
+        """A view has read everything, or could not."""
+        if error is not None:
+            self._reads.failed(self._clock.monotonic(), str(error))
+        else:
+            self._answered(self._reads)
 
     def _recovered(self) -> None:
         """Who was refused a record while the store was away looks again."""
@@ -122,17 +158,18 @@ class ClusterStore:
     async def write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Apply `operations` if the compares hold and we still lead; False if they did not hold.
 
-        Raises NotLeading, StoreError, TimeoutError.
+        Raises NotLeading, StoreError, and at once StoreAway while the store takes nothing; TimeoutError.
         """
         self._require_leadership()
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            guard = await self._guard()
-            self._require_leadership()
-            self._metrics.store_writes.inc()
-            passes.count_effect()
-            for view in self._views.values():
-                view.writing(operations)
-            result = await self.reader.transact([guard, *compares], operations)
+        with self._asking(self._writes):
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                guard = await self._guard()
+                self._require_leadership()
+                self._metrics.store_writes.inc()
+                passes.count_effect()
+                for view in self._views.values():
+                    view.writing(operations)
+                result = await self.reader.transact([guard, *compares], operations)
         if result.succeeded:
             replaced = self._owners_replaced(operations)
             for view in self._views.values():
@@ -166,8 +203,7 @@ class ClusterStore:
     async def _cordon_of(self, broker: str) -> tuple[Cordon | None, Compare]:
         """The cordon as it stands, and the comparison that holds while it does. Raises StoreError, TimeoutError."""
         key = keys.cordon(broker)
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            item = await self.reader.get(key)
+        item = await self.read(key)
         if item is None:
             return None, Compare(key, "mod", "=", 0)
         record = CordonRecord.decode(item.value)

@@ -308,7 +308,7 @@ async def _living(store: ClusterStore, name: NamespaceName) -> list[BundleName]:
     """Bundles of a namespace that hold messages. Raises Blocked."""
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return list(living_bundles((await store.reader.range(keys.bundles_in(name))).items))
+            return list(living_bundles((await store.range(keys.bundles_in(name))).items))
     except (StoreError, TimeoutError) as error:
         raise Blocked.by_store(error) from error
 
@@ -375,8 +375,7 @@ Owned = TypeVar("Owned", NamespaceRecord, TenantRecord)
 
 async def _disown(store: ClusterStore, key: str, kind: type[Owned], owner: str, released: Callable[[Owned], Owned]) -> None:
     """Raises StoreError, TimeoutError, NotLeading."""
-    async with asyncio.timeout(READ_TIMEOUT_S):
-        item = await store.reader.get(key)
+    item = await store.read(key)
     if item is None:
         return
     current = kind.decode(item.value)

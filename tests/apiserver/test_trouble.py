@@ -216,6 +216,42 @@ def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
     asyncio.run(scenario())
 
 
+def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
+    scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    """Hundreds of its namespaces are edited, a moment later one of another cluster; the records are known, so that only their writes are in vain."""
+    away = EtcdProcess(tmp_path / "away")
+    many = [f"away-{number:03}" for number in range(AWAY)]
+    away.start()
+    for name, etcd in (("away", away), ("main", cluster_etcd)):
+        scene.create("BrokerCluster", name, {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
+    for name, cluster in (*((name, "away") for name in many), ("served", "main")):
+        scene.create("TopicNamespace", name, {"clusterRef": {"name": cluster}, "tenant": "acme", "namespace": name})
+
+    def ready(name: str) -> bool:
+        found = scene.get(scene.path("topicnamespaces", name))
+        return found is not None and is_converged(found)
+
+    def edit_all() -> None:
+        for name in (*many, "served"):
+            scene.merge(scene.path("topicnamespaces", name), {"spec": {"policies": {"message_ttl_in_seconds": 60}}})
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
+            all_ready = lambda: all(map(is_converged, topic_namespaces(scene).values()))  # noqa: E731
+            await until("all are Ready", all_ready, PATIENCE_S)
+            with away.frozen():
+                await asyncio.to_thread(edit_all)
+                await until("the other cluster's namespace follows", lambda: ready("served"))
+                assert not ready(many[0])
+            await until("all follow", all_ready, PATIENCE_S)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        away.stop()
+
+
 def test_definitions_that_are_deleted_and_made_again_are_served_again(
     control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from magnetar.clock import SystemClock
-from magnetar.errors import StoreUnavailable
+from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.store import KeyValue, RangeResult
+from magnetar.metadata.store import Compare, KeyValue, Operation, Put, RangeResult, TxnResult
 from magnetar.names import NamespaceName
 from magnetar_operator.conditions import Blocked
 from magnetar_operator.metrics import OperatorMetrics
@@ -90,9 +90,14 @@ class Away(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
-        self.away, self.waited = True, 0
+        self.away, self.waited, self.gets = True, 0, 0
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        await self._answer()
+        return await super().transact(compares, operations)
 
     async def get(self, key: str) -> KeyValue | None:
+        self.gets += 1
         await self._answer()
         return await super().get(key)
 
@@ -109,6 +114,15 @@ class Away(MemoryStore):
             raise StoreUnavailable("nobody answers")
 
 
+class Hands(SystemClock):
+    """Monotonic time goes on only when the test says so."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred resources of one cluster cost one timeout, not a hundred: the workers are there for other clusters."""
     monkeypatch.setattr("magnetar_operator.record_view.RETRY_MIN_S", 0.005)
@@ -116,16 +130,16 @@ def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(monke
 
     async def script() -> None:
         away, told = Away(), asyncio.Queue[str]()
-        store = ClusterStore(away, SystemClock(), OperatorMetrics(), "operator", lambda: True, told.put_nowait)
-        store.claims["team", "orders"] = NamespaceName("acme", "orders")
+        store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+        store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
         try:
             for _ in range(100):
                 with pytest.raises(StoreUnavailable, match="nobody answers"):
                     await store.record(KEY)
             assert away.waited == 1
-            await away.put(KEY, b"{}")
             assert told.empty()
             away.away = False
+            await away.put(KEY, b"{}")
             async with asyncio.timeout(120):
                 assert await told.get() == "team/orders"
             found = await store.record(KEY)
@@ -133,6 +147,76 @@ def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(monke
             assert found.value == b"{}"
         finally:
             await store.close()
+
+    asyncio.run(script())
+
+
+def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once() -> None:
+    """Its copies are warm, and many want to write, or to read what is not in a copy: one now and then finds out, and tells the others."""
+    put = Put(KEY, b"{}")
+
+    async def script() -> None:
+        away, clock, told = Away(), Hands(), asyncio.Queue[str]()
+        away.away = False
+        store = ClusterStore(away, clock, OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+        store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
+        requests: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
+            lambda: store.write((), (put,)),
+            lambda: store.read(KEY),
+            lambda: store.cordon("main-broker-0", "a test"),
+        )
+        try:
+            await store.record(KEY)
+            assert await store.write((), (put,)) is True
+            async with asyncio.timeout(120):
+                before = -1
+                while before != away.gets:  # until the copy is warm
+                    before = away.gets
+                    await store.record(KEY)
+                    await asyncio.sleep(0)
+            for request in requests[:2]:
+                away.away, away.waited = True, 0
+                for _ in range(100):
+                    with pytest.raises(StoreUnavailable, match="nobody answers"):
+                        await request()
+                assert away.waited == 1
+                assert await store.record(KEY) is not None, "a warm copy is read as ever"
+                for pause_s in (2.0, 2.0, 2.0, 3.0, 4.5):
+                    clock.now_s += pause_s
+                    for _ in range(100):
+                        with pytest.raises(StoreUnavailable):
+                            await request()
+                assert away.waited == 6
+                away.away = False
+                with pytest.raises(StoreAway):
+                    await request()
+                clock.now_s += 10.0
+                assert told.empty()
+                await request()
+                assert told.get_nowait() == "team/orders"
+            away.away, away.waited = True, 0
+            for _ in range(100):
+                with pytest.raises(StoreUnavailable):
+                    await requests[2]()
+            assert away.waited == 1
+        finally:
+            await store.close()
+
+    asyncio.run(script())
+
+
+def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
+    """The store answers: it refuses that one."""
+
+    async def script() -> None:
+        away = Away()
+        away.away = False
+        store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="written twice"):
+                await store.write((), (Put(KEY, b"1"), Put(KEY, b"2")))
+        assert await store.write((), (Put(KEY, b"{}"),)) is True
+        await store.close()
 
     asyncio.run(script())
 
