@@ -269,9 +269,11 @@ def test_an_etcd_of_an_earlier_operator_changes_over_while_everything_is_told(sc
             assert pods_with_tls() == [False]
             settle(ready=1)
             await look(scene, operator, "brokers that are told", told_brokers)
-            # There is no etcd behind the name, so nobody should wait for it; whoever was told is not sent back because it is away.
+            # There is no etcd behind the name: a broker that is well would wait for it. Whoever was told is not sent back because it is away.
             settle(ready=0)
+            kubelet.sick.add("main-broker-0")
             await look(scene, operator, "a broker with a certificate", lambda: pods_with_tls() == [True])
+            kubelet.sick.clear()
             await look(scene, operator, "TLS alone", lambda: schemes() == {"https"})
             await look(scene, operator, "a status", lambda: security() == "TLS")
 
