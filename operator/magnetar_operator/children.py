@@ -56,10 +56,18 @@ async def apply_children(
             raise  # nothing else can be made either
         except ApiRefused as error:
             problem = Problem(Reason.REFUSED, str(error))
-            await world.events.once(owner, "Warning", Reason.REFUSED.word, str(error))
+            await world.events.once(owner, "Warning", Reason.REFUSED.word, str(error), part=_part(step))
         if problem is not None:
             problems.append(problem)
     return problems
+
+
+def _part(step: Step) -> str:
+    """Which of the owner's objects an Event about `step` is about."""
+    kind, name = (
+        step.identity if isinstance(step, Taken) else identity_of(step.observed if isinstance(step, Remove) else step.manifest)
+    )
+    return f"{kind} {name}"
 
 
 async def _perform(world: World, owner: CustomResource, step: Step) -> Problem | None:
@@ -67,7 +75,8 @@ async def _perform(world: World, owner: CustomResource, step: Step) -> Problem |
     if isinstance(step, Taken):
         kind, name = step.identity
         message = f"{kind} {name} exists and belongs to {step.owner or 'somebody else'}"
-        await world.events.once(owner, "Warning", Reason.NAME_TAKEN.word, f"{message}. {Reason.NAME_TAKEN.remedy}")
+        words = f"{message}. {Reason.NAME_TAKEN.remedy}"
+        await world.events.once(owner, "Warning", Reason.NAME_TAKEN.word, words, part=_part(step))
         return Problem(Reason.NAME_TAKEN, message)
     if isinstance(step, Remove):
         kind, name = identity_of(step.observed)

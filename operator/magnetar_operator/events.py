@@ -27,7 +27,7 @@ class Events:
 
     def __init__(self, api: KubernetesApi, clock: Clock, metrics: OperatorMetrics, identity: str) -> None:
         self._api, self._clock, self._metrics, self._identity = api, clock, metrics, identity
-        self._last: dict[tuple[str, str], str] = {}
+        self._last: dict[tuple[str, str, str], str] = {}
         self._newest_ms = 0
 
     async def normal(self, about: CustomResource, reason: str, message: str) -> None:
@@ -38,9 +38,9 @@ class Events:
         """Something needs a person's attention."""
         await self._write(about, "Warning", reason, message)
 
-    async def once(self, about: CustomResource, kind: str, reason: str, message: str) -> None:
-        """As above, but not again while the same message would follow itself."""
-        key = (about.metadata.uid, reason)
+    async def once(self, about: CustomResource, kind: str, reason: str, message: str, *, part: str = "") -> None:
+        """As above, but not again while the same message would follow itself; of each `part` of what it is about there is a last one."""
+        key = (about.metadata.uid, reason, part)
         if self._last.get(key) == message:
             return
         if len(self._last) >= REMEMBERED_MAX:
@@ -49,8 +49,8 @@ class Events:
         await self._write(about, kind, reason, message)
 
     def forget(self, about_uid: str, reason: str) -> None:
-        """The state that `once` told of has ended; telling of it again is news."""
-        self._last.pop((about_uid, reason), None)
+        """The state that `once` told of the whole has ended; telling of it again is news."""
+        self._last.pop((about_uid, reason, ""), None)
 
     async def _write(self, about: CustomResource, kind: str, reason: str, message: str) -> None:
         log.info("event", about=about.reference, reason=reason, message=message)

@@ -284,14 +284,15 @@ def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
                 scene.create("BrokerCluster", "main", external(cluster_etcd))
                 scene.create("BrokerCluster", "other", external(elsewhere))
                 scene.create("TransactionCoordinator", "tx", SPEC)
-                async with running_operator(scene.namespace):
+                async with running_operator(scene.namespace) as operator:
                     await known_by(brokers, owner)
+                    await settled(operator)
                 scene.delete(path)
                 scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "other"}})
                 async with running_operator(scene.namespace) as operator:
                     await known_by(brokers, None)
                     await known_by(others, owner)
-                    await settled(operator)
+                    await settled(operator)  # nobody collects what the former one owned here: each object is told of once
                 await brokers.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode())
                 async with running_operator(scene.namespace):
                     await known_by(brokers, None)
