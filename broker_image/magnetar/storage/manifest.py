@@ -25,6 +25,7 @@ from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, P
 from magnetar.names import BundleName, TopicName, sidecar_of, topic_of_sidecar
 from magnetar.storage import names
 from magnetar.storage.document import close_document, decode_document, document_json, json_items
+from magnetar.storage.turns import Turns
 from magnetar.storage.volume import Volume
 
 KIND, VERSION = "manifest", 1
@@ -174,19 +175,6 @@ def _compacted_pieces(view: Compacted | None) -> Iterator[bytes]:
     yield b"]}"
 
 
-class _Turns:
-    """Lets others have theirs after every TURN_PARSED topics and segments."""
-
-    def __init__(self) -> None:
-        self._done = 0
-
-    async def after(self, count: int) -> None:
-        self._done += count
-        if self._done >= TURN_PARSED:
-            self._done = 0
-            await asyncio.sleep(0)
-
-
 async def decode_manifest(data: bytes, name: str) -> Manifest:
     """Parse the object `name`, in turns. Raises CorruptData."""
     body = decode_document(KIND, VERSION, data, name)
@@ -202,7 +190,7 @@ async def decode_manifest(data: bytes, name: str) -> Manifest:
 
 
 async def _topics(listed: dict[str, Any]) -> dict[str, TopicSegments]:
-    turns = _Turns()
+    turns = Turns(TURN_PARSED)
     read = {topic: await _topic(built(dict[str, Any], fields), turns) for topic, fields in listed.items()}
     topics = {found: segments for found, segments in read.items() if topic_of_sidecar(found) is None}
     for found, sidecar in read.items():
@@ -212,7 +200,7 @@ async def _topics(listed: dict[str, Any]) -> dict[str, TopicSegments]:
     return topics
 
 
-async def _topic(fields: dict[str, Any], turns: _Turns) -> TopicSegments:
+async def _topic(fields: dict[str, Any], turns: Turns) -> TopicSegments:
     await turns.after(1)
     level1 = await _segments(fields.pop("level1", ()), turns)
     view = fields.pop("compacted", None)
@@ -224,7 +212,7 @@ async def _topic(fields: dict[str, Any], turns: _Turns) -> TopicSegments:
     return dataclasses.replace(found, level1=level1, compacted=compacted)
 
 
-async def _segments(rows: Sequence[Any], turns: _Turns) -> tuple[SegmentReference, ...]:
+async def _segments(rows: Sequence[Any], turns: Turns) -> tuple[SegmentReference, ...]:
     found: list[SegmentReference] = []
     for at in range(0, len(rows), TURN_PARSED):
         part = rows[at : at + TURN_PARSED]

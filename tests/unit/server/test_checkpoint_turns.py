@@ -17,6 +17,7 @@ from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.server.storage import recovery
 from magnetar.server.storage.log_scans import LogScans
 from magnetar.server.storage.recovery import BundleReplay
+from magnetar.storage import turns
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from tests.unit.server.brokers import TOPIC, Peer, Type, entry, open_peer, running_broker
@@ -130,11 +131,11 @@ def test_others_have_a_turn_while_a_checkpoint_is_taken(tmp_path: Path, monkeypa
             pointer, _ = await owned.write_checkpoint(owned.context.log.position)
             with monkeypatch.context() as patch:
                 patch.setattr(recovery, "TAKEN_PER_TURN_MAX", taken)
-                patch.setattr(recovery, "asyncio", loading)
+                patch.setattr(turns, "asyncio", loading)
                 replay = BundleReplay(owned.name, 1 << 40)
                 await replay.load(owned.context, pointer)
                 patch.setattr(bundle, "HOSTED_PER_TURN_MAX", taken)
-                patch.setattr(bundle, "asyncio", hosting)
+                patch.setattr(turns, "asyncio", hosting)
                 held, owned.topics = owned.topics, {}
                 await owned.host(replay.topics)
                 assert held.keys() == owned.topics.keys()

@@ -16,7 +16,7 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, MetadataStore, Operation, TxnResult
 from magnetar.names import BundleName
-from magnetar.storage import document
+from magnetar.storage import document, turns
 from magnetar.storage import manifest as manifest_module
 from magnetar.storage.document import decode_document, encode_document
 from magnetar.storage.manifest import (
@@ -149,7 +149,8 @@ def test_others_have_turns_while_a_manifest_is_written_and_parsed(
             nonlocal pauses
             pauses += 1
 
-    monkeypatch.setattr(manifest_module, "asyncio", Paused)
+    for module in (manifest_module, turns):
+        monkeypatch.setattr(module, "asyncio", Paused)
     monkeypatch.setattr(manifest_module, "TURN_BYTES", 1000)
     monkeypatch.setattr(manifest_module, "TURN_PARSED", 10)
     monkeypatch.setattr(document, "PIECE_ITEMS", 10)

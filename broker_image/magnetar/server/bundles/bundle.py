@@ -41,6 +41,7 @@ from magnetar.storage.log_format import (
     encode_topic,
 )
 from magnetar.storage.places import RecordPlace
+from magnetar.storage.turns import Turns
 from magnetar.topics.ledgers import Position
 from magnetar.topics.state import CursorDelta
 from magnetar.topics.topic import TRIMMED, Topic, position_text
@@ -125,13 +126,10 @@ class OwnedBundle:
 
     async def host(self, topics: Mapping[str, RecoveredTopic]) -> None:
         """Serve what recovery found, before anybody else knows of this bundle. Others have their turns on the way."""
-        hosted = 0
+        turns = Turns(HOSTED_PER_TURN_MAX)
         for topic, found in topics.items():
             self.topics[topic] = TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
-            hosted += 1 + len(found.core.subscriptions)
-            if hosted >= HOSTED_PER_TURN_MAX:
-                hosted = 0
-                await asyncio.sleep(0)
+            await turns.after(1 + len(found.core.subscriptions))
 
     def append(self, record: Encoded, on_durable: Durable | None) -> None:
         """Write a record of this term; `on_durable` gets its place. Raises LimitExceeded."""

@@ -8,7 +8,6 @@ bundle's own epochs count, and none after that epoch's RELEASE in the same log; 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +41,7 @@ from magnetar.storage.names import log_file
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import ScannedRecord
 from magnetar.storage.transaction_format import TransactionRecord
+from magnetar.storage.turns import Turns
 from magnetar.topics.ledgers import Position
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
 from magnetar.topics.topic import Topic
@@ -181,9 +181,9 @@ class BundleReplay:
             raise CorruptData(
                 f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is {self._epoch}: raise the restore number"
             )
-        taken = 0
+        turns = Turns(TAKEN_PER_TURN_MAX)  # this loop serves the other bundles' clients
         for name in checkpoint.topics:
-            taken += 1
+            taken = 1
             if self.contains(name):  # else of a sibling: it was written before the bundle was split off
                 state = checkpoint.topics[name]
                 core = Topic.from_state(name, self._epoch, _topic_state(state))
@@ -191,9 +191,7 @@ class BundleReplay:
                 transactions = TopicTransactions(core, self._epoch, state=used) if used is not None else None
                 self.topics[name] = RecoveredTopic(core, EntryIndex(), transactions)
                 taken += len(state.cursors)
-            if taken >= TAKEN_PER_TURN_MAX:
-                taken = 0
-                await asyncio.sleep(0)  # this loop serves the other bundles' clients
+            await turns.after(taken)
 
     def begin(self, epoch: int) -> None:
         """The term these topics are served in is known now."""

@@ -1,0 +1,23 @@
+"""Long work on the event loop that lets others have their turns.
+
+Owns: `Turns`. Imports: asyncio.
+Invariant: between two pauses no more is done than the limit and what was done last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Turns:
+    """One piece of work; whoever does it says after each part how much that was, and pauses once `limit` is reached."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._done = limit, 0
+
+    async def after(self, done: int) -> None:
+        """So much more has been done."""
+        self._done += done
+        if self._done >= self._limit:
+            self._done = 0
+            await asyncio.sleep(0)
