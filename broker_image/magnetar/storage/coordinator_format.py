@@ -13,7 +13,7 @@ import enum
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
@@ -32,8 +32,6 @@ from magnetar.transactions.records import (
     Outcome,
     Participant,
 )
-
-T = TypeVar("T")
 
 VERSION = 1
 CHECKPOINT_KIND = "coordinator-checkpoint"
