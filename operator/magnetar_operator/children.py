@@ -72,23 +72,20 @@ def _part(step: Step) -> str:
 
 async def _perform(world: World, owner: CustomResource, step: Step) -> Problem | None:
     """One step of the plan. Raises KubernetesError."""
+    part = _part(step)
     if isinstance(step, Taken):
-        kind, name = step.identity
-        message = f"{kind} {name} exists and belongs to {step.owner or 'somebody else'}"
-        words = f"{message}. {Reason.NAME_TAKEN.remedy}"
-        await world.events.once(owner, "Warning", Reason.NAME_TAKEN.word, words, part=_part(step))
+        message = f"{part} exists and belongs to {step.owner or 'somebody else'}"
+        await world.events.once(owner, "Warning", Reason.NAME_TAKEN.word, f"{message}. {Reason.NAME_TAKEN.remedy}", part=part)
         return Problem(Reason.NAME_TAKEN, message)
     if isinstance(step, Remove):
-        kind, name = identity_of(step.observed)
         if await world.api.delete(step.observed):
-            await world.events.normal(owner, "Removed", f"{kind} {name} is not wanted any more")
+            await world.events.normal(owner, "Removed", f"{part} is not wanted any more")
         return None
-    kind, name = identity_of(step.manifest)
     await world.api.apply(step.manifest)
     if isinstance(step, Create):
-        await world.events.normal(owner, "Created", f"{kind} {name}")
+        await world.events.normal(owner, "Created", part)
     elif step.drift:
-        await world.events.warning(owner, "DriftCorrected", f"{kind} {name} was changed by somebody else: {describe(step.changes)}")
+        await world.events.warning(owner, "DriftCorrected", f"{part} was changed by somebody else: {describe(step.changes)}")
     else:
-        await world.events.normal(owner, "Updated", f"{kind} {name}: {describe(step.changes)}")
+        await world.events.normal(owner, "Updated", f"{part}: {describe(step.changes)}")
     return None

@@ -43,14 +43,7 @@ REFUSED_POLL_S = 10.0
 class Controller:
     """Takes keys and reconciles them."""
 
-    def __init__(
-        self,
-        world: World,
-        queue: WorkQueue,
-        metrics: OperatorMetrics,
-        leading: Callable[[], bool],
-        workers: int,
-    ) -> None:
+    def __init__(self, world: World, queue: WorkQueue, metrics: OperatorMetrics, leading: Callable[[], bool], workers: int) -> None:
         self._world, self._queue, self._metrics, self._leading, self._workers = world, queue, metrics, leading, workers
         self._promoted = asyncio.Event()
         self._measured: dict[str, PassMetrics] = {}
