@@ -183,6 +183,21 @@ def test_while_everything_is_refused_requests_become_few(
     asyncio.run(scenario())
 
 
+def of_two_clusters(scene: Scene, away: EtcdProcess, there: EtcdProcess) -> list[str]:
+    """Makes AWAY namespaces of a cluster "away", whose names these are, and "served" of "main"."""
+    many = [f"away-{number:03}" for number in range(AWAY)]
+    for name, etcd in (("away", away), ("main", there)):
+        scene.create("BrokerCluster", name, {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
+    for name, cluster in (*((name, "away") for name in many), ("served", "main")):
+        scene.create("TopicNamespace", name, {"clusterRef": {"name": cluster}, "tenant": "acme", "namespace": name})
+    return many
+
+
+def is_ready(scene: Scene, name: str) -> bool:
+    found = scene.get(scene.path("topicnamespaces", name))
+    return found is not None and is_converged(found)
+
+
 def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
@@ -191,25 +206,17 @@ def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
     If each of them waited for its own timeout, the other one would have its turn after minutes.
     """
     away = EtcdProcess(tmp_path / "away")
-    many = [f"away-{number:03}" for number in range(AWAY)]
-    for name, etcd in (("away", away), ("main", cluster_etcd)):
-        scene.create("BrokerCluster", name, {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
-    for name, cluster in (*((name, "away") for name in many), ("served", "main")):
-        scene.create("TopicNamespace", name, {"clusterRef": {"name": cluster}, "tenant": "acme", "namespace": name})
-
-    def ready(name: str) -> bool:
-        found = scene.get(scene.path("topicnamespaces", name))
-        return found is not None and is_converged(found)
+    many = of_two_clusters(scene, away, cluster_etcd)
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
-            await until("the other cluster's namespace is served", lambda: ready("served"))
-            assert not ready(many[0])
+            await until("the other cluster's namespace is served", lambda: is_ready(scene, "served"))
+            assert not is_ready(scene, many[0])
             try:
                 await asyncio.to_thread(away.start)
                 all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.word)
                 await until("all are served", lambda: operator.cache.standings()[all_ready] == AWAY + 1, PATIENCE_S)
-                assert ready(many[-1])
+                assert is_ready(scene, many[-1])
             finally:
                 away.stop()
 
@@ -221,16 +228,8 @@ def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
 ) -> None:
     """Hundreds of its namespaces are edited, a moment later one of another cluster; the records are known, so that only their writes are in vain."""
     away = EtcdProcess(tmp_path / "away")
-    many = [f"away-{number:03}" for number in range(AWAY)]
     away.start()
-    for name, etcd in (("away", away), ("main", cluster_etcd)):
-        scene.create("BrokerCluster", name, {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
-    for name, cluster in (*((name, "away") for name in many), ("served", "main")):
-        scene.create("TopicNamespace", name, {"clusterRef": {"name": cluster}, "tenant": "acme", "namespace": name})
-
-    def ready(name: str) -> bool:
-        found = scene.get(scene.path("topicnamespaces", name))
-        return found is not None and is_converged(found)
+    many = of_two_clusters(scene, away, cluster_etcd)
 
     def edit_all() -> None:
         for name in (*many, "served"):
@@ -242,8 +241,8 @@ def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
             await until("all are Ready", all_ready, PATIENCE_S)
             with away.frozen():
                 await asyncio.to_thread(edit_all)
-                await until("the other cluster's namespace follows", lambda: ready("served"))
-                assert not ready(many[0])
+                await until("the other cluster's namespace follows", lambda: is_ready(scene, "served"))
+                assert not is_ready(scene, many[0])
             await until("all follow", all_ready, PATIENCE_S)
 
     try:

@@ -18,11 +18,10 @@ MARKERS = st.lists(
 )
 
 
-@given(MARKERS, st.data())
-def test_every_entry_is_found_where_it_came_from(
-    markers: list[tuple[int, int, list[tuple[int, int]]]], data: st.DataObject
-) -> None:
-    """Whatever lies between the markers and between their spans, across ledgers, and after any trimming."""
+def laid_out(
+    markers: list[tuple[int, int, list[tuple[int, int]]]],
+) -> tuple[Links, dict[tuple[int, int], tuple[int, int]], tuple[int, int]]:
+    """The links of these markers, the same entry by entry, and where the next entry would lie."""
     links, table = Links(), {}
     ledger, entry, source = 15, 0, 0
     for ledgers, between, spans in markers:
@@ -33,6 +32,15 @@ def test_every_entry_is_found_where_it_came_from(
             links.add((ledger, entry), (14, source, count))
             table.update({(ledger, entry + n): (14, source + n) for n in range(count)})
             entry, source = entry + count, source + count
+    return links, table, (ledger, entry)
+
+
+@given(MARKERS, st.data())
+def test_every_entry_is_found_where_it_came_from(
+    markers: list[tuple[int, int, list[tuple[int, int]]]], data: st.DataObject
+) -> None:
+    """Whatever lies between the markers and between their spans, across ledgers, and after any trimming."""
+    links, table, (ledger, entry) = laid_out(markers)
     if table:
         first = data.draw(st.sampled_from(sorted(table)), label="trimmed")
         links.trim(first)
@@ -53,15 +61,7 @@ def test_what_transactions_published_without_a_gap_is_counted(
     markers: list[tuple[int, int, list[tuple[int, int]]]], most: int
 ) -> None:
     """From every entry on, over any number of links, to the next plain entry or the ledger's end."""
-    links, linked, ledger, entry, source = Links(), set(), 15, 0, 0
-    for ledgers, between, spans in markers:
-        ledger, entry = (ledger + 2 * ledgers, 0) if ledgers else (ledger, entry)
-        entry += between
-        for skipped, count in spans:
-            source += skipped
-            links.add((ledger, entry), (14, source, count))
-            linked |= {(ledger, entry + n) for n in range(count)}
-            entry, source = entry + count, source + count
+    links, linked, (ledger, _) = laid_out(markers)
     for at in {known for known, _ in linked} | {ledger}:
         for number in range(max((known for of, known in linked if of == at), default=0) + 2):
             wanted = next(n for n in range(most + 1) if n == most or (at, number + n) not in linked)
