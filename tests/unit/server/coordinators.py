@@ -17,7 +17,7 @@ from magnetar.errors import StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import IncarnationRecord
+from magnetar.metadata.records import CoordinatorRecord, IncarnationRecord
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
 from magnetar.server.bundles.load import ProcessUsage
@@ -258,3 +258,17 @@ async def transaction_stage(directory: Path, **settings: Any) -> AsyncIterator[t
         transaction_peer(coordinator) as peer,
     ):
         yield server, coordinator, peer
+
+
+async def record_of(store: MemoryStore) -> CoordinatorRecord:
+    item = await store.get(keys.coordinator(0))
+    assert item is not None
+    return CoordinatorRecord.decode(item.value)
+
+
+def code(response: object) -> int | None:
+    """The error of a response, which always says why; None for success."""
+    if not response.HasField("error"):  # type: ignore[attr-defined]
+        return None
+    assert response.message  # type: ignore[attr-defined]
+    return response.error  # type: ignore[attr-defined,no-any-return]
