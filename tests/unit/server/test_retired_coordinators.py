@@ -12,12 +12,7 @@ from magnetar.clock import SystemClock
 from magnetar.errors import TransactionNotFound, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import (
-    CoordinatorRecord,
-    CoordinatorSetRecord,
-    CoordinatorState,
-)
-from magnetar.names import TopicName
+from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
 from magnetar.server.coordinator import retired
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.retired import RetiredNumbers
@@ -27,18 +22,11 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.unit.server.brokers import CLOCK, volume_in
-from tests.unit.server.coordinators import (
-    TransactionPeer,
-    code,
-    running_coordinator,
-    topic_server,
-    transaction_peer,
-)
+from tests.unit.server.coordinators import TransactionPeer, code, running_coordinator, topic_server, transaction_peer
 from tests.unit.server.secured import authenticator, show, token
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
-A, B = "persistent://public/default/a", "persistent://public/default/b"
-OF_LOST = TopicName.parse("persistent://public/lost/a")
+A = "persistent://public/default/a"
 TIMEOUT_S = 120.0
 
 
