@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,16 +43,21 @@ class ServerProcess:
         advertise: str = HOST,
         listener: str = "",
         role: str = "broker",
+        open_files: int | None = None,
+        program: Sequence[str] = ("magnetar",),
     ) -> None:
         """`advertise`: the host that clients of a broker are told, if something stands between them and its ports.
 
-        `listener`: a host that clients of the broker's listener `external` are told.
+        `listener`: a host that clients of the broker's listener `external` are told. `open_files`: the process's hard limit of them.
+        `program`: the module that is run, and its own arguments.
         """
-        self.directory, self.name, self._volume = directory, name, volume
+        self.directory, self.name, self.volume = directory, name, volume
         self._advertise, self._listener, self._role = advertise, listener, role
+        self._program = tuple(program)
         self.broker_port, self.http_port = free_port(), free_port()
         self.tls_port, self.https_port = free_port(), free_port()
         self._store = store
+        self._limits = ["prlimit", f"--nofile={open_files}", "--"] if open_files is not None else []
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.log_path = directory / f"{name}.log"
@@ -112,7 +118,7 @@ class ServerProcess:
             ports += ["--tls-port", str(self.tls_port), "--https-port", str(self.https_port)]
         if self._store is None:
             command = ["standalone", "--data-dir", str(self.directory / "data"), *ports, "--log-level", "info"]
-            command += ["--storage", self._volume] if self._volume else []
+            command += ["--storage", self.volume] if self.volume else []
         else:
             command = [
                 self._role,
@@ -121,7 +127,7 @@ class ServerProcess:
                 "--store",
                 self._store,
                 "--volume",
-                self._volume or str(self.directory / "volume"),
+                self.volume or str(self.directory / "volume"),
                 "--bind",
                 HOST,
                 "--advertised-address",
@@ -132,7 +138,11 @@ class ServerProcess:
         started = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "magnetar", *command], stdout=log, stderr=log, env=self._environment, start_new_session=True
+                [*self._limits, sys.executable, "-m", *self._program, *command],
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
             )
         if wait:
             self.wait_ready()

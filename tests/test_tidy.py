@@ -61,6 +61,18 @@ def test_time_and_chance_come_only_from_the_clock() -> None:
     assert offenders == []
 
 
+def test_patterns_of_whole_texts_do_not_end_with_a_dollar_sign() -> None:
+    r"""`$` also matches before a line break at the end: `fullmatch` and `\Z` do not."""
+    pattern = re.compile(r"""re\.(?:compile|match|search)\([^\n]*\$["']""")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in _sources()
+        for line in path.read_text().splitlines()
+        if pattern.search(line)
+    ]
+    assert [line for line in found if "MULTILINE" not in line] == []
+
+
 def test_every_invariant_of_the_architecture_names_tests_that_exist() -> None:
     """The table of invariants points to files and folders that are there."""
     text = (ROOT / "ARCHITECTURE.md").read_text()

@@ -62,6 +62,14 @@ class SystemClock:
         return self._random.uniform(low, high)
 
 
+def elapsed_ms(clock: Clock) -> int:
+    """`monotonic` in milliseconds: what decides about data goes by time that a process saw pass, never by differences of wall clocks.
+
+    Of one process only: another one's readings begin elsewhere.
+    """
+    return int(clock.monotonic() * 1000)
+
+
 def doubled_s(failures: int, first_s: float, last_s: float) -> float:
     """`first_s`, doubled with each failure up to `last_s`."""
     return min(last_s, first_s * 2.0 ** min(failures, DOUBLINGS_MAX))

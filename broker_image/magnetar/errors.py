@@ -90,6 +90,15 @@ class InvalidTopicName(MagnetarError):
     wire_code, http_status, retry = WireCode.INVALID_TOPIC_NAME, 412, Retry.NEVER
 
 
+class InvalidSubscriptionName(MagnetarError):
+    """A subscription name that is blank, reserved or too long.
+
+    Apache Pulsar answers a wrong name with ProducerBusy; the C++ client and those that wrap it turn it into InvalidConfiguration.
+    """
+
+    wire_code, http_status, retry = WireCode.PRODUCER_BUSY, 412, Retry.NEVER
+
+
 class InvalidPartitions(MagnetarError):
     """A number of partitions out of range."""
 
@@ -128,6 +137,12 @@ class NotAuthorized(MagnetarError):
     """The peer's role may not do this."""
 
     wire_code, http_status, retry = WireCode.AUTHORIZATION, 403, Retry.NEVER
+
+
+class NotAuthorizedByRole(NotAuthorized):
+    """The same on a route where Apache Pulsar answers 401 instead of 403."""
+
+    http_status = 401
 
 
 class InvalidRequest(MagnetarError):
@@ -299,6 +314,10 @@ class NotOwner(ServiceNotReady):
         self.http_url, self.http_url_tls = http_url, http_url_tls
 
 
+class LedgerIdsExhausted(ServiceNotReady):
+    """A topic that has no ledger id in this term can get none: all are given. Its bundle is about to get a new epoch, and with it new ids."""
+
+
 class StorageError(MagnetarError):
     """A write or read of durable storage failed; nothing was acknowledged."""
 
@@ -311,6 +330,12 @@ class Fenced(StorageError):
 
 class StorageFull(StorageError):
     """No space is left on durable storage; what was asked for may be tried again once there is."""
+
+
+class RestoresExhausted(StorageError):
+    """The metadata store of this storage was restored so often that message ids have no room for one more restore number."""
+
+    retry = Retry.NEVER
 
 
 class CorruptData(StorageError):

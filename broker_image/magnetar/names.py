@@ -1,8 +1,9 @@
-"""Names: tenants, namespaces, topics, bundles, incarnations.
+"""Names: tenants, namespaces, topics, bundles, subscriptions, producers.
 
-Owns: their grammar, parsing and the map from topic to bundle. Imports: errors, zlib. Pure.
-Source: topic grammar of Pulsar; bundle hashing as Pulsar's namespace bundles (CRC-32 of the full topic name; facts: last bundle closed).
-Invariants: `str(parse(x)) == canonical(x)`; every hash in 0..0xffffffff falls into exactly one bundle of a namespace.
+Owns: the table of what each kind of name may hold (`RULES`), parsing and the map from topic to bundle. Imports: errors, zlib. Pure.
+Source: topic grammar of Pulsar; bundle hashing as Pulsar's namespace bundles (CRC-32 of the full topic name, the last bundle closed at the top).
+Invariants: `str(parse(x)) == canonical(x)`; every hash in 0..0xffffffff falls into exactly one bundle of a namespace; a name that passes its rule
+is one path component of storage where it becomes one, stays on one line of a log, and survives percent-encoding in a URL.
 """
 
 from __future__ import annotations
@@ -24,13 +25,63 @@ NAME_LENGTH_MAX = 1024
 SIDECAR = "/_txnlog"
 """What the log calls a topic's transaction sidecar: the topic's name and this. No client may use such a name."""
 
-_PART = re.compile(r"^[-=:.\w]+$")
-_BOUNDARY = re.compile(r"^0x[0-9a-fA-F]{1,8}$")
-_PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,8})$")
+PART_PATTERN = "[-=:.0-9A-Za-z_]*[-=:0-9A-Za-z_][-=:.0-9A-Za-z_]*"
+"""Tenants, namespaces and clusters: Pulsar's characters. They become directories, so dots alone are not a name."""
+PART_LENGTH_MAX = 200
+"""Characters: a directory's name holds 255 bytes, and an object's key three such parts."""
+SUBSCRIPTION_NAME_MAX = 1024
+"""Characters of a subscription's name: what a transaction coordinator takes for a participant."""
+_TEXT_PATTERN = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
+_BOUNDARY = re.compile(r"0x[0-9a-fA-F]{1,8}")
+_BUNDLE_RANGE = re.compile(r"0x([0-9a-f]{8})_0x([0-9a-f]{8})")
+_PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,8})")
 CLUSTER_NAME = "standalone"
 """What Pulsar's clients call the cluster that they talk to."""
 PERSISTENT = "persistent"
 NON_PERSISTENT = "non-persistent"
+
+
+@dataclass(frozen=True, slots=True)
+class NameRule:
+    """What names of one kind may hold: `pattern` matches the whole name, `words` says it to the user."""
+
+    kind: str
+    pattern: re.Pattern[str]
+    length_max: int
+    words: str
+
+    def violation(self, name: str) -> str | None:
+        """Why `name` is refused, as a sentence with the remedy; None if it is allowed."""
+        if len(name) > self.length_max:
+            return f"{self.kind} {name[:40]!r}... has {len(name)} characters; choose one of at most {self.length_max}"
+        if not self.pattern.fullmatch(name):
+            return f"{self.kind} {name!r} is not valid; use {self.words}"
+        return None
+
+
+_PART_WORDS = "letters, digits and -=:._ , and not dots alone"
+_TEXT_WORDS = "text without control characters, line separators and direction marks"
+_PART, _TEXT = re.compile(PART_PATTERN), re.compile(_TEXT_PATTERN)
+RULES = {
+    rule.kind: rule
+    for rule in (
+        NameRule("cluster", _PART, PART_LENGTH_MAX, _PART_WORDS),
+        NameRule("tenant", _PART, PART_LENGTH_MAX, _PART_WORDS),
+        NameRule("namespace", _PART, PART_LENGTH_MAX, _PART_WORDS),
+        NameRule("topic", _TEXT, NAME_LENGTH_MAX, _TEXT_WORDS),
+        NameRule("subscription", _TEXT, SUBSCRIPTION_NAME_MAX, _TEXT_WORDS),
+        NameRule("producer_name", _TEXT, NAME_LENGTH_MAX, _TEXT_WORDS),
+    )
+}
+"""By kind: the one place that says what a peer may call something."""
+
+
+def check_part(kind: str, name: str) -> str:
+    """The name of a cluster, tenant or namespace, if it is allowed. Raises InvalidTopicName."""
+    violation = RULES[kind].violation(name)
+    if violation is not None:
+        raise InvalidTopicName(violation)
+    return name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,9 +98,9 @@ class NamespaceName:
     def parse(text: str) -> NamespaceName:
         """Parse `tenant/namespace`. Raises InvalidTopicName."""
         parts = text.split("/")
-        if len(parts) != 2 or not all(_PART.match(part) for part in parts):
-            raise InvalidTopicName(f"namespace {text!r} is not valid; write tenant/namespace with letters, digits and -=:._")
-        return NamespaceName(*parts)
+        if len(parts) != 2:
+            raise InvalidTopicName(f"namespace {text!r} is not valid; write tenant/namespace")
+        return NamespaceName(check_part("tenant", parts[0]), check_part("namespace", parts[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +131,7 @@ class TopicName:
     @property
     def base(self) -> TopicName:
         """The partitioned topic this is a partition of, or itself."""
-        match = _PARTITION.match(self.local)
+        match = _PARTITION.fullmatch(self.local)
         return TopicName(self.domain, self.tenant, self.namespace, match["base"]) if match else self
 
     def with_partition(self, index: int) -> TopicName:
@@ -113,10 +164,13 @@ def _parse_topic(text: str) -> TopicName:
     if len(parts) != 3 or not parts[2]:
         raise InvalidTopicName(f"topic {text!r} is not valid; write {domain}://tenant/namespace/topic")
     tenant, namespace, local = parts
-    if not _PART.match(tenant) or not _PART.match(namespace):
-        raise InvalidTopicName(f"topic {text!r}: tenant and namespace may hold letters, digits and -=:._ only")
-    if "\x00" in local or any(ord(char) < 0x20 for char in local):
-        raise InvalidTopicName(f"topic {text!r}: control characters are not allowed")
+    check_part("tenant", tenant)
+    check_part("namespace", namespace)
+    violation = RULES["topic"].violation(local.removesuffix(SIDECAR))
+    if violation is not None:
+        raise InvalidTopicName(violation)
+    if not {".", ".."}.isdisjoint(local.split("/")):
+        raise InvalidTopicName(f"topic {text!r} is not valid; URLs cannot hold the path components . and ..")
     return TopicName(domain, tenant, namespace, local)
 
 
@@ -150,7 +204,7 @@ class BundleName:
     def parse(text: str) -> BundleName:
         """Parse `tenant/namespace/0x00000000_0x40000000`. Raises InvalidTopicName."""
         namespace, _, span = text.rpartition("/")
-        match = re.match(r"^0x([0-9a-f]{8})_0x([0-9a-f]{8})$", span)
+        match = _BUNDLE_RANGE.fullmatch(span)
         if not match or int(match[1], 16) >= int(match[2], 16):
             raise InvalidTopicName(f"bundle {text!r} is not valid; write tenant/namespace/0x00000000_0x40000000")
         return BundleName(NamespaceName.parse(namespace), int(match[1], 16), int(match[2], 16))
@@ -170,7 +224,7 @@ def initial_boundaries(count: int) -> tuple[int, ...]:
 def boundaries_given(texts: Sequence[object]) -> tuple[int, ...]:
     """Boundaries as an administrator writes them (`0x40000000`), in any order, sorted; they must span the whole ring. Raises InvalidRequest."""
     for text in texts:
-        if not isinstance(text, str) or not _BOUNDARY.match(text):
+        if not isinstance(text, str) or not _BOUNDARY.fullmatch(text):
             raise InvalidRequest(f"bundles.boundaries: {str(text)[:40]!r} is not a position on the ring; write it as 0x40000000")
     found = tuple(sorted({int(str(text), 16) for text in texts}))
     if found[:1] != (0,) or found[-1:] != (FULL_RANGE_END,):
@@ -212,5 +266,5 @@ def topic_of_sidecar(name: str) -> str | None:
 
 def partition_of(topic: str) -> int:
     """Partition index of the topic with this name (or local name), or -1 for a topic that is not a partition."""
-    match = _PARTITION.match(topic)
+    match = _PARTITION.fullmatch(topic)
     return int(match["index"]) if match else -1

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from magnetar.hashes import murmur3
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.dispatch import DispatchLimits, EntryTraits, SubscriptionType
+from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
@@ -66,7 +67,7 @@ def acknowledge_scattered(subscription: Subscription) -> None:
 
 def publish(_: Subscription) -> None:
     """Assign and confirm runs of 100."""
-    topic = Topic("persistent://public/default/bench", 1)
+    topic = Topic("persistent://public/default/bench", LedgerIds(1))
     for _number in range(ENTRIES // RUN):
         topic.confirm(topic.publish(RUN), RUN)
 

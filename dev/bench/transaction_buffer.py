@@ -24,7 +24,7 @@ def main() -> None:
     transactions = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     for name, step in (("worst order", 2), ("usual order", 1)):
         tracemalloc.start()
-        buffer = TransactionBuffer(TOPIC, 1)
+        buffer = TransactionBuffer(TOPIC, lambda: 2)
         begun = time.perf_counter()
         for number in range(transactions):
             _abort_one(buffer, TxnId(0, step * number + 1), number if step > 1 else 0)
@@ -35,7 +35,7 @@ def main() -> None:
         begun = time.perf_counter()
         state = participant_state(json.loads(document)).buffer
         assert state is not None
-        again = TransactionBuffer.from_state(TOPIC, 2, state)
+        again = TransactionBuffer.from_state(TOPIC, lambda: 4, state)
         reopened_s = time.perf_counter() - begun
         assert again.to_state() == state
         print(
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _abort_one(buffer: TransactionBuffer, txn: TxnId, entry: int) -> None:
-    buffer.confirm(buffer.append(txn, "p", count=1, highest=0, size=100, send_point=(3, entry), now_ms=0))
+    buffer.confirm(buffer.append(txn, "p", count=1, highest=0, size=100, messages=1, send_point=(3, entry), now_ms=0))
     change = buffer.abort(txn, 0)
     assert change is not None
     buffer.confirm(change)

@@ -153,6 +153,7 @@ CLUSTER_PANELS = (
         "Storage in trouble", "short",
         (
             ("damage {{pod}}", f"magnetar_storage_damage{{{_BROKER}}}"),
+            ("short of space {{pod}}", f"magnetar_storage_short{{{_BROKER}}}"),
             ("waits for space {{pod}}", f"magnetar_log_stalled{{{_BROKER}}}"),
         ),
     ),

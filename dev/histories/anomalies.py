@@ -180,6 +180,8 @@ def _inputs(world: _World) -> _Found:
             for ack in txn.acknowledgements:
                 unsettled[ack.input].append(txn)
     for topic, subscription in world.history.remaining:
+        if topic in world.history.expiring:
+            continue  # it may be gone by its age
         by_cause: defaultdict[Kind, list[str]] = defaultdict(list)
         for value in world.held[topic]:
             found = Input(topic, subscription, value)
@@ -210,7 +212,7 @@ def _sources(world: _World) -> _Found:
 
 
 def _log(world: _World) -> _Found:
-    """Topics hold what was sent, once, each at a place of its own; ordinary messages may be there twice (that is deduplication's affair)."""
+    """Topics hold what was sent, once, each at a place of its own in all topics; ordinary messages may be there twice (deduplication's affair)."""
     history = world.history
     plain = {(send.topic, send.value): send for send in history.published}
     transactional = {(send.topic, send.value) for txn in history.transactions for send in txn.sends}
@@ -233,13 +235,14 @@ def _log(world: _World) -> _Found:
     ]
     if invented:
         yield Kind.INVENTED, _some(invented)
-    at: dict[tuple[str, Place], str] = {}
+    at: dict[Place, tuple[str, str]] = {}
     confused: list[str] = []
     seen = [(topic, entry.place, entry.value) for topic, entries in history.stored.items() for entry in entries]
     seen += [(session.topic, place, value) for session in history.sessions for _, place, value in session.received]
     for topic, place, value in seen:
-        if at.setdefault((topic, place), value) != value:
-            confused.append(f"{place} of {topic} is {at[topic, place]} and {value}")
+        if at.setdefault(place, (topic, value)) != (topic, value):
+            first, other = at[place]
+            confused.append(f"{place} is {other} of {first} and {value} of {topic}")
     if confused:
         yield Kind.INCONSISTENT_OFFSETS, _some(confused)
 

@@ -166,6 +166,8 @@ class History:
         self.remaining: dict[tuple[str, str], list[str]] = {}
         """By topic and subscription."""
         self.trimmed: set[str] = set()
+        self.expiring: set[str] = set()
+        """Topics whose messages leave subscriptions by their age as well."""
 
     def begin(self, identifier: Hashable, client: str = "") -> TransactionHistory:
         """A coordinator answered with the id of a new transaction."""

@@ -3,8 +3,10 @@
 Owns: that door and its weather. Imports: the standard library, moto, werkzeug: it runs in the virtual environment that `server` makes, which
 holds nothing of ours.
 Invariants: one request at a time reaches moto, whose threads know no compare-and-put; what is injected happens before or behind that.
-POST /-/weather takes a JSON object: latency_ms, and the probabilities lost_answer (carried out, the connection is closed), conflict (409, not
-carried out) and late (the connection is closed, carried out late_ms afterwards).
+POST /-/weather takes a JSON object: latency_ms; the probabilities lost_answer (carried out, the connection is closed), conflict (409, not
+carried out), late (the connection is closed, carried out late_ms afterwards), throttled (503 SlowDown, not carried out) and broken (500, not
+carried out); and split_ms: a conditional put looks for the key, waits that long and then overwrites, as a store without atomic conditions does.
+POST /-/counts answers with the requests by method since the last such request.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from typing import Any, NoReturn
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-CONFLICT = b"<?xml version='1.0'?><Error><Code>ConditionalRequestConflict</Code><Message>injected</Message></Error>"
+ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>injected</Message></Error>"
 
 
 class Door:
@@ -33,6 +36,7 @@ class Door:
         self._atomic = threading.Lock()
         self._chance = random.Random(seed)
         self._weather: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -40,13 +44,22 @@ class Door:
             self._weather = json.loads(body)
             start_response("204 No Content", [])
             return []
+        if environ["PATH_INFO"] == "/-/counts":
+            counts, self._counts = self._counts, Counter()
+            return _answer(start_response, "200 OK", json.dumps(counts), "application/json")
+        self._counts[environ["REQUEST_METHOD"]] += 1
         environ["wsgi.input"] = io.BytesIO(body)
         weather = self._weather
         time.sleep(weather.get("latency_ms", 0) / 1000)
+        if self._strikes("throttled"):
+            return _answer(start_response, "503 Slow Down", ERROR.format("SlowDown"))
+        if self._strikes("broken"):
+            return _answer(start_response, "500 Internal Server Error", ERROR.format("InternalError"))
         writes = environ["REQUEST_METHOD"] == "PUT"
         if writes and self._strikes("conflict") and "HTTP_IF_NONE_MATCH" in environ:
-            start_response("409 Conflict", [("Content-Type", "application/xml"), ("Content-Length", str(len(CONFLICT)))])
-            return [CONFLICT]
+            return _answer(start_response, "409 Conflict", ERROR.format("ConditionalRequestConflict"))
+        if weather.get("split_ms") and "HTTP_IF_NONE_MATCH" in environ:
+            self._split(environ, weather["split_ms"] / 1000)
         if writes and self._strikes("late"):
             threading.Timer(weather.get("late_ms", 50) / 1000, self._carry_out, (environ, _ignore)).start()
             _hang_up(environ)
@@ -64,8 +77,24 @@ class Door:
                 if hasattr(found, "close"):
                     found.close()
 
+    def _split(self, environ: dict[str, Any], pause_s: float) -> None:
+        """Decide the condition of a put by a look at the key; the put itself comes later and is unconditional if nothing was there."""
+        statuses: list[str] = []
+        look = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
+        look.pop("HTTP_IF_NONE_MATCH")
+        self._carry_out(look, lambda status, _headers, _error=None: statuses.append(status))
+        time.sleep(pause_s)
+        if statuses[0].startswith("404"):
+            del environ["HTTP_IF_NONE_MATCH"]
+
     def _strikes(self, kind: str) -> bool:
         return self._chance.random() < self._weather.get(kind, 0.0)
+
+
+def _answer(start_response: Any, status: str, text: str, kind: str = "application/xml") -> list[bytes]:
+    body = text.encode()
+    start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+    return [body]
 
 
 def _hang_up(environ: dict[str, Any]) -> NoReturn:

@@ -90,15 +90,21 @@ class S3Server:
         """What goes wrong from now on; see `app`. Nothing without arguments."""
         self._request("POST", "/-/weather", json.dumps(weather).encode())
 
+    def counts(self) -> dict[str, int]:
+        """Requests by method since the last call."""
+        return dict(json.loads(self._request("POST", "/-/counts", b"")))
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait(30)
             self._process = None
 
-    def _request(self, method: str, path: str, body: bytes) -> None:
-        with urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}{path}", data=body, method=method), timeout=10):
-            return
+    def _request(self, method: str, path: str, body: bytes) -> bytes:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{self.endpoint}{path}", data=body, method=method), timeout=10
+        ) as answer:
+            return bytes(answer.read())
 
 
 def _location() -> bytes:

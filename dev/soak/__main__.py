@@ -19,8 +19,10 @@ from pathlib import Path
 
 import structlog
 
+from dev.soak import life_traffic
 from dev.soak.foreign import ForeignTraffic
 from dev.soak.history import TopicHistory, violations
+from dev.soak.life_traffic import LifeTraffic
 from dev.soak.namespaces import create_namespace
 from dev.soak.nemesis import Nemesis
 from dev.soak.report import fault_table, progress_line, summary
@@ -37,12 +39,15 @@ SLACK_S = 4.0
 ANSWERED_S = 60.0
 CAUGHT_UP_S = 120.0
 POLL_S = 0.1
+ENVIRONMENT = {"MAGNETAR_EXPIRY_CHECK_S": "2"}
 
 
 def create_namespaces(cluster: Cluster) -> None:
     """The namespaces of the soak."""
     for name, deduplicated in NAMESPACES.items():
         create_namespace(cluster.brokers[cluster.entry], f"public/{name}", deduplicated=deduplicated)
+    for name, policies in life_traffic.NAMESPACES.items():
+        create_namespace(cluster.brokers[cluster.entry], f"public/{name}", deduplicated=True, **policies)
 
 
 def create_partitioned(cluster: Cluster, topics: list[TopicHistory]) -> None:
@@ -69,7 +74,7 @@ class Soak:
         self, directory: Path, minutes: float, seed: int, rate: float, languages: Sequence[str], only: Sequence[str]
     ) -> None:
         self._until_s, self._seed = minutes * 60, seed
-        self.cluster = Cluster(directory / "cluster", gated=True, fronted=True)
+        self.cluster = Cluster(directory / "cluster", gated=True, fronted=True, environment=ENVIRONMENT)
         self._directory = directory
         self._plans = plan_topics(languages)
         self.topics = [plan.history for plan in self._plans]
@@ -78,6 +83,12 @@ class Soak:
         self._began = time.monotonic()
         self._over = threading.Event()
         self.problems: list[str] = []
+        self._life: list[TopicHistory] = []
+
+    @property
+    def _all_topics(self) -> list[TopicHistory]:
+        """Those of the life of messages as well; their gaps say nothing, for they are slow by intent."""
+        return [*self.topics, *self._life]
 
     def run(self) -> int:
         """The exit code."""
@@ -90,17 +101,22 @@ class Soak:
         official = OfficialTraffic(service_url, self._plans, self._rate, self._directory / "client.log")
         own = OwnTraffic(service_url, self._plans, self._rate, self._seed)
         foreign = [ForeignTraffic(name, service_url, self._plans, self._rate, self._directory) for name in self._languages]
-        traffics: list[OfficialTraffic | OwnTraffic | ForeignTraffic] = [official, own, *foreign]
+        life = LifeTraffic(service_url, self._rate)
+        self._life = life.topics
+        traffics: list[OfficialTraffic | OwnTraffic | ForeignTraffic | LifeTraffic] = [official, own, *foreign, life]
         try:
             for traffic in (official, own):
                 traffic.subscribe()
-            for publishing in traffics:
-                publishing.publish()
+            official.publish()
+            own.publish()
+            for strange in foreign:
+                strange.publish()
+            life.start()
             print(f"{len(self.topics)} topics, {self._rate:g} messages a second each; logs in {self._directory}", flush=True)
             self._began = time.monotonic()
             threading.Thread(target=self._show_progress, daemon=True).start()
             self._hurt()
-            self._judge(official, own, foreign)
+            self._judge(official, own, foreign, life)
         finally:
             self._over.set()
             for ended in reversed(traffics):
@@ -121,7 +137,7 @@ class Soak:
                 self.problems.append(f"the cluster did not heal: {error}")
                 break
 
-    def _judge(self, official: OfficialTraffic, own: OwnTraffic, foreign: list[ForeignTraffic]) -> None:
+    def _judge(self, official: OfficialTraffic, own: OwnTraffic, foreign: list[ForeignTraffic], life: LifeTraffic) -> None:
         """Heal, let everything arrive, read everything back."""
         bound_s = LEASES * LEASE_S + SLACK_S
         try:
@@ -129,31 +145,33 @@ class Soak:
             print(f"the last fault is over: all bundles owned after {self.nemesis.wait_serving(bound_s):.2f} s", flush=True)
         except AssertionError as error:
             self.problems.append(str(error))
-        for traffic in (official, own):
+        for traffic in (official, own, life):
             traffic.stop_publishing()
         for strange in foreign:
             strange.finish()
-        self.problems.append(wait("every send answered", lambda: not any(t.unanswered() for t in self.topics), ANSWERED_S))
+        self.problems.append(wait("every send answered", lambda: not any(t.unanswered() for t in self._all_topics), ANSWERED_S))
         print("reading everything back", flush=True)
-        for topic in self.topics:
+        for topic in self._all_topics:
             official.read_back(topic)
         self.problems.append(wait("every subscription has got everything", self._caught_up, CAUGHT_UP_S))
+        self.problems += life.finish()
+        print(f"{len(life.letters)} dead letters, {life.expired} messages expired", flush=True)
         own.stop_consuming()
         own.look_again()
         self.problems += self.nemesis.problems
 
     def _caught_up(self) -> bool:
-        for topic in self.topics:
+        for topic in self._all_topics:
             stored = {message for entries in topic.stored.values() for _, message in entries}
             if any(not stored <= subscription.distinct for subscription in topic.subscriptions):
                 return False
         return True
 
     def _verdict(self) -> int:
-        found = violations(self.topics)
+        found = violations(self._all_topics)
         problems = [problem for problem in self.problems if problem]
         print(f"\nseed {self._seed}, {len(self.nemesis.faults)} faults, {self.nemesis.restarts} restarts of brokers")
-        print("\n".join([*fault_table(self.nemesis.faults, self.topics), *summary(self.topics, found, problems)]))
+        print("\n".join([*fault_table(self.nemesis.faults, self.topics), *summary(self._all_topics, found, problems)]))
         acknowledged = sum(len(topic.receipts) for topic in self.topics)
         good = not found and not problems and acknowledged > 0 and self.nemesis.faults
         print("No promise was broken." if good else "FAILED", flush=True)

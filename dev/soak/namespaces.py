@@ -5,16 +5,25 @@ Owns: `create_namespace`. Imports: REST as the tests use it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.clients.rest import Admin, HasRest
 
 NUM_BUNDLES = 4
 FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 
 
-def create_namespace(server: HasRest, name: str, *, deduplicated: bool) -> None:
+def create_namespace(server: HasRest, name: str, *, deduplicated: bool, **more: Any) -> None:
     """One that keeps everything, so that it can be read back; with `deduplicated` a producer's repetitions do not count.
+
+    `more`: policies beside these.
 
     Raises RestError for a refusal, OSError without an answer.
     """
-    policies = {"bundles": {"numBundles": NUM_BUNDLES}, "retention_policies": FOR_EVER, "deduplicationEnabled": deduplicated}
+    policies = {
+        "bundles": {"numBundles": NUM_BUNDLES},
+        "retention_policies": FOR_EVER,
+        "deduplicationEnabled": deduplicated,
+        **more,
+    }
     Admin(server).call("PUT", f"namespaces/{name}", policies)

@@ -22,10 +22,9 @@ from magnetar.storage.index import LevelZeroIndex, Run
 from magnetar.storage.segment import SegmentReader
 from magnetar.storage.segment_format import HAS_KEY, IS_DECIDED, IS_DELETION, UNPARSED, Block, BlockEntry
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
-from magnetar.wire.entries import parse_metadata
 from magnetar_jobs.bounds import HIGHEST, Bounds
 from magnetar_jobs.files import VolumeFiles
-from magnetar_jobs.messages import key_of
+from magnetar_jobs.messages import key_of, readable_metadata
 from magnetar_jobs.orders import GROUPS_MAX
 from magnetar_jobs.rows import Rows
 
@@ -340,9 +339,9 @@ def is_unparsed(rows: Rows) -> bool:
 
 def with_metadata(rows: Rows) -> Rows:
     """The rows of a log file, or of a segment made of some, with what only their entries' own metadata tells: key, event and publish time."""
-    found = [parse_metadata(rows.entry_bytes(row)) for row in range(len(rows))]
+    found = [readable_metadata(rows.entry_bytes(row)) for row in range(len(rows))]
     return rows.replaced(
-        publish_times=np.array([metadata.publish_time for metadata in found], np.int64),
-        event_times=np.array([metadata.event_time for metadata in found], np.int64),
+        publish_times=np.array([min(metadata.publish_time, HIGHEST) for metadata in found], np.int64),
+        event_times=np.array([min(metadata.event_time, HIGHEST) for metadata in found], np.int64),
         keys=pa.array([key_of(metadata) for metadata in found], pa.binary()),
     )

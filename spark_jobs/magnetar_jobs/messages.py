@@ -31,6 +31,7 @@ from magnetar.wire.entries import (
     encode_entry,
     parse_entry,
     partition_key,
+    readable_entry,
 )
 from magnetar_jobs.codec import compress, decompress
 
@@ -132,6 +133,12 @@ def examine_single(entry: memoryview) -> tuple[bytes | None, bool] | None:
     if metadata.null_partition_key or (not key and not metadata.HasField("partition_key")):
         return None, live
     return _raw(key), live
+
+
+def readable_metadata(entry: bytes | memoryview) -> api.MessageMetadata:
+    """What an entry says about itself; nothing if it cannot be read: such an entry has no key and no times, and stays as it is."""
+    readable = readable_entry(entry)
+    return readable.metadata if readable is not None else api.MessageMetadata()
 
 
 def key_of(metadata: api.MessageMetadata | api.SingleMessageMetadata) -> bytes | None:

@@ -22,11 +22,10 @@ from magnetar.names import BundleName
 from magnetar.storage import names
 from magnetar.storage.segment import SegmentWriter
 from magnetar.storage.segment_format import HAS_REMOVED, IS_BATCH, IS_DECIDED, IS_DELETION, Footer, Row
-from magnetar.wire.entries import parse_entry
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.files import VolumeFiles
 from magnetar_jobs.inputs import Group, read_group
-from magnetar_jobs.messages import Kind, examine, key_of, rewrite
+from magnetar_jobs.messages import Kind, examine, key_of, readable_metadata, rewrite
 from magnetar_jobs.orders import INDEX_SHIFT, INDEXES_MAX, ROW_SHIFT, ROWS_MAX, group_of, order_of
 from magnetar_jobs.rows import Rows
 
@@ -140,7 +139,7 @@ def surviving_row(rows: Rows, place: int, keep: list[int]) -> Row:
     if flags & IS_DECIDED:
         times = (int(rows.event_times[place]), int(rows.publish_times[place]))
         return Row(*position, *times, append_time, count, flags, rows.keys[place].as_py(), entry)
-    metadata = parse_entry(entry).metadata
+    metadata = readable_metadata(entry)
     examined = examine(entry)
     flags &= HAS_REMOVED
     if metadata.HasField("num_messages_in_batch"):

@@ -13,7 +13,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -85,13 +85,15 @@ class Cluster:
         external: bool = False,
         volume: str = "",
         environment: dict[str, str] | None = None,
+        program: Sequence[str] = ("magnetar",),
     ) -> None:
         """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of its own, `gates[name]`.
 
         With `fronted` clients reach each broker through `fronts[name]`, at another address of the loopback; with `external` only those that
-        name the listener `external` do. `volume` "" is a directory.
+        name the listener `external` do. `volume` "" is a directory. `program` as in `ServerProcess`.
         """
         self.directory = directory
+        self._program = program
         self._evened_out = (environment or {}).get("MAGNETAR_SPREAD_BUNDLES") != "0"
         self.members = [EtcdServer(directory / f"etcd-{number}") for number in range(members)]
         if members > 1:
@@ -108,6 +110,7 @@ class Cluster:
                 environment={**SETTINGS, **(environment or {})},
                 advertise=host,
                 listener=FRONT if external else "",
+                program=program,
             )
             for name in names
         }
@@ -137,6 +140,7 @@ class Cluster:
             environment={**environment},
             advertise=advertise,
             role="coordinator",
+            program=self._program,
         )
 
     def start(self) -> None:

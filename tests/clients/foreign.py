@@ -64,6 +64,8 @@ class Received:
     publish_time_ms: int
     event_time_ms: int
     producer: str
+    index: int | None
+    broker_publish_time_ms: int | None
 
 
 @dataclass(frozen=True)

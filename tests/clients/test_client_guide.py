@@ -21,7 +21,7 @@ def test_every_block_of_the_guide_runs(shared_server: ServerProcess, capsys: pyt
     found = [*client_guide.blocks(coordinators=False), *client_guide.blocks(coordinators=True)]
     for block in found:
         client_guide.run(block, shared_server.service_url)
-    assert len(found) == 7
+    assert len(found) == 8
     assert "b'first'" in capsys.readouterr().out
 
 

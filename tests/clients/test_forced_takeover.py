@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -69,7 +69,7 @@ class UncheckedVolume(PosixVolume):
 class UnfencedVolume(SlotVolume):
     """The broken variant: a taker that removes the claim and puts no fences."""
 
-    async def end_log(self, directory: str) -> None:
+    async def end_log(self, directory: str, lost: Collection[int] = ()) -> None:
         """Nothing."""
 
 

@@ -7,13 +7,16 @@ what does not hold there (`PEER=1 pytest -k apache` runs only that; strictly, so
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from dev.server_process import ServerProcess
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.cluster import MOVED, UNAVAILABLE, request, wait_for
-from tests.clients.foreign import Client, Consumer, Driver, ForeignError, Received, rest_is_empty
-from tests.clients.places import ABORT, COMMIT, Place
+from tests.clients.foreign import Client, Consumer, Driver, ForeignError, Producer, Received, rest_is_empty
+from tests.clients.places import ABORT, COMMIT, SETTINGS, Place
 from tests.clients.rest import Admin
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]
@@ -237,37 +240,67 @@ def test_a_message_in_chunks(app: Client, topic: str) -> None:
 
 @pytest.mark.parametrize("driver", ["go"], indirect=True)
 def test_a_batch_with_the_name_of_an_ended_transaction(app: Client, topic: str) -> None:
-    """The Go client names a producer's last transaction in its later batches without one, too: after a commit these are ordinary
-    messages; after an abort they are refused, with the reason, until it sends in the next transaction.
+    """The Go client names a producer's last transaction in its later batches without one, too: these are refused, with the reason, until it
+    sends in the next transaction. A producer that only sends in transactions, or none, notices nothing.
     """
     consumer = app.consumer(topic, "s")
-    producer = app.producer(topic, batching=True, send_timeout_ms=SEND_TIMEOUT_MS)
+    producer, beside = (app.producer(topic, batching=True, send_timeout_ms=SEND_TIMEOUT_MS) for _ in range(2))
     committed, aborted, last = app.transaction(), app.transaction(), app.transaction()
     producer.send_all([b"one", b"two"], committed)
     committed.commit()
-    producer.send_all([b"three", b"four"])
+    refused_twice(producer)
+    beside.send_all([b"three", b"four"])
     producer.send(b"never", aborted)
     aborted.abort()
-    for _ in range(2):
-        with pytest.raises(ForeignError, match="begin another one"):
-            producer.send(b"refused")
+    refused_twice(producer)
     producer.send_all([b"five", b"six"], last)
     last.commit()
     assert consumer.values(6) == [b"one", b"two", b"three", b"four", b"five", b"six"]
     rest_is_empty(consumer, app, topic)
 
 
-def test_a_producer_outlives_a_refused_message(place: Place, app: Client, topic: str) -> None:
+def refused_twice(producer: Producer) -> None:
+    for _ in range(2):
+        with pytest.raises(ForeignError, match="begin another one"):
+            producer.send(b"refused")
+
+
+@pytest.mark.parametrize("driver", ["go"], indirect=True)
+def test_such_a_batch_is_an_ordinary_one_if_the_server_is_told_so(tmp_path: Path, driver: Driver, topic: str) -> None:
+    """`txn_late_sends_as_ordinary`: after a commit such batches are ordinary messages, after an abort they are refused."""
+    settings = {**SETTINGS, "MAGNETAR_TXN_LATE_SENDS_AS_ORDINARY": "1"}
+    with (
+        ServerProcess(tmp_path, environment=settings) as server,
+        closing(driver.client(server.service_url, transactions=True)) as app,
+    ):
+        consumer = app.consumer(topic, "s")
+        producer = app.producer(topic, batching=True, send_timeout_ms=SEND_TIMEOUT_MS)
+        committed, aborted, last = app.transaction(), app.transaction(), app.transaction()
+        producer.send_all([b"one", b"two"], committed)
+        committed.commit()
+        producer.send_all([b"three", b"four"])
+        producer.send(b"never", aborted)
+        aborted.abort()
+        refused_twice(producer)
+        producer.send_all([b"five", b"six"], last)
+        last.commit()
+        assert consumer.values(6) == [b"one", b"two", b"three", b"four", b"five", b"six"]
+        rest_is_empty(consumer, app, topic)
+
+
+@pytest.mark.parametrize("action", [COMMIT, ABORT], ids=["commit", "abort"])
+def test_a_producer_outlives_a_refused_message(place: Place, app: Client, topic: str, action: int) -> None:
     """A transaction that has ended behind its client's back: the SEND fails with the reason, and what the producer sends then is stored."""
     consumer, producer = app.consumer(topic, "s"), app.producer(topic, send_timeout_ms=SEND_TIMEOUT_MS)
     for number in range(3):
         txn = app.transaction()
-        producer.send(b"never", txn)
-        assert not place.ended(txn.id, ABORT).HasField("error")
+        producer.send(b"in %d" % number, txn)
+        assert not place.ended(txn.id, action).HasField("error")
         with pytest.raises(ForeignError, match="begin another one"):
             producer.send(b"late", txn)
         producer.send(b"ordinary %d" % number)
-    assert consumer.values(3) == [b"ordinary 0", b"ordinary 1", b"ordinary 2"]
+    kinds = [b"in", b"ordinary"] if action == COMMIT else [b"ordinary"]
+    assert consumer.values(3 * len(kinds)) == [kind + b" %d" % number for number in range(3) for kind in kinds]
     rest_is_empty(consumer, app, topic)
 
 

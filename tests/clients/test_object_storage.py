@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pulsar
@@ -12,17 +21,20 @@ import pytest
 
 from dev.s3.server import BUCKET, CREDENTIALS, REGION, S3Server
 from dev.server_process import ServerProcess
+from magnetar.storage import names
+from magnetar.storage.objects import RetryingObjects
 from magnetar_operator.builders.message_storage import location, storage_environment
 from tests.clients.cluster import Cluster, wait_for
 from tests.clients.conftest import QUIET
 from tests.clients.load import PENDING_MAX, Load
-from tests.contract.storage.volumes import s3_server
+from tests.contract.storage.volumes import s3_objects, s3_server
 from tests.unit.operator.samples import cluster as cluster_resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TROUBLE = {"lost_answer": 0.05, "conflict": 0.05, "late": 0.02, "late_ms": 200}
 MESSAGES = 200
+OUTAGE_S = 6.0
 RECEIVE_MS = 60_000
 
 
@@ -64,6 +76,108 @@ def test_what_was_acknowledged_survives_sigkill(server: ServerProcess, storage: 
     assert sorted(received) == received
     assert len(received) <= MESSAGES + 2
     client.close()
+
+
+def test_an_outage_of_the_store_is_waited_for(server: ServerProcess, storage: S3Server) -> None:
+    """No request succeeds for longer than a client's patience: the broker goes on where it was, and reads nothing of its log again."""
+    client = pulsar.Client(server.service_url, operation_timeout_seconds=120, logger=QUIET)
+    producer = client.create_producer("waiting", send_timeout_millis=120_000)
+    for number in range(MESSAGES):
+        producer.send(b"%d" % number)
+    for kind in ("throttled", "broken"):
+        storage.counts()
+        storage.weather(**{kind: 1.0})
+        receipt = threading.Thread(target=producer.send, args=(kind.encode(),))
+        receipt.start()
+        receipt.join(OUTAGE_S)
+        assert receipt.is_alive()
+        storage.weather()
+        receipt.join(RECEIVE_MS / 1000)
+        assert not receipt.is_alive()
+        counts = storage.counts()
+        assert counts.get("GET", 0) < MESSAGES / 4
+        assert sum(counts.values()) < MESSAGES
+    with urllib.request.urlopen(f"{server.http_url}/metrics") as answer:
+        assert "magnetar_log_files_abandoned 0" in answer.read().decode()
+    client.close()
+
+
+class TestMissingSlot:
+    """A commit in the middle of a dead server's log is deleted from outside."""
+
+    GONE = 20
+
+    @pytest.fixture
+    def scene(self, tmp_path: Path, storage: S3Server) -> Iterator[tuple[ServerProcess, RetryingObjects, str]]:
+        """A server that has started again on a log without one of its slots, the objects, and the log file's name."""
+        prefix = f"standalone/{uuid4()}"
+        with ServerProcess(tmp_path, volume=storage.url(prefix), environment=CREDENTIALS) as server:
+            client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
+            producer = client.create_producer("damaged")
+            for number in range(MESSAGES // 4):
+                producer.send(b"%d" % number)
+            server.kill()
+            client.close()
+            objects = s3_objects(prefix)
+            logs = {slot[0] for key, _ in asyncio.run(objects.list(names.LOGS)) if (slot := names.slot_of(key)) is not None}
+            yield server, objects, max(logs)
+
+    def test_it_is_named_and_what_is_brought_back_brings_everything_back(
+        self, scene: tuple[ServerProcess, RetryingObjects, str]
+    ) -> None:
+        server, objects, log = scene
+        key = names.slot(log, self.GONE)
+        content = asyncio.run(objects.get(key))
+        asyncio.run(objects.delete(key))
+        server.start()
+        client = pulsar.Client(server.service_url, operation_timeout_seconds=120, logger=QUIET)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(self.read, client)
+            wait_for("the damage is named", lambda: any(key in found["error"] for found in self.damage(server)))
+            assert not asyncio.run(objects.exists(key))
+            assert asyncio.run(objects.put_if_absent(key, [content]))
+            assert reading.result() == list(range(MESSAGES // 4))
+        wait_for("no damage is named", lambda: not self.damage(server))
+        client.close()
+
+    def test_its_loss_can_be_accepted(self, scene: tuple[ServerProcess, RetryingObjects, str]) -> None:
+        server, objects, log = scene
+        asyncio.run(objects.delete(names.slot(log, self.GONE)))
+        server.start()
+        client = pulsar.Client(server.service_url, operation_timeout_seconds=120, logger=QUIET)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(self.read, client)
+            wait_for("the damage is named", lambda: bool(self.damage(server)))
+            [file] = {found["file"] for found in self.damage(server)}
+            command = [sys.executable, "-m", "magnetar", "storage", "accept-loss", file, "--volume", server.volume]
+            said = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **CREDENTIALS}).stdout
+            assert "Nothing was changed" in said
+            subprocess.run([*command, "--yes"], check=True, env={**os.environ, **CREDENTIALS})
+            kept = reading.result()
+        assert 0 < len(kept) < self.GONE
+        assert kept == list(range(len(kept)))
+        client.create_producer("damaged").send(b"on")
+        client.close()
+
+    def damage(self, server: ServerProcess) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(f"{server.http_url}/magnetar/v1/damage") as answer:
+            return list(json.load(answer)["damage"])
+
+    def read(self, client: pulsar.Client) -> list[int]:
+        """All that is there, as soon as anything is."""
+        reader = client.create_reader("damaged", pulsar.MessageId.earliest)
+        found = []
+        while reader.has_message_available():
+            found.append(int(reader.read_next(RECEIVE_MS).data()))
+        return found
+
+
+def test_a_store_without_atomic_conditions_is_refused_at_start(tmp_path: Path, storage: S3Server) -> None:
+    """It looks for the key, and writes afterwards: one put after another would never show that."""
+    storage.weather(split_ms=20)
+    process = ServerProcess(tmp_path, volume=storage.url(f"split/{uuid4()}"), environment=CREDENTIALS)
+    with pytest.raises(RuntimeError, match=r"s3://(.|\n)*win instead of one(.|\n)*Use a store with atomic conditional writes"):
+        process.start()
 
 
 def test_what_the_operator_renders_is_what_a_broker_needs(tmp_path: Path, storage: S3Server) -> None:

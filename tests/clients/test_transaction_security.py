@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
 from magnetar.client import Client
+from magnetar.client.failures import BrokerRefused
 from magnetar.errors import NotAllowed
+from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 TOPIC = "persistent://public/default/owned"
 TIMEOUT_S = 120.0
+DONE = -1
 
 
 @pytest.fixture(scope="module")
@@ -86,5 +89,67 @@ def test_a_client_cannot_tell_a_topic_how_a_transaction_ended(secured: Secured) 
         refused = await tell("ann")
         assert (refused.error, "its coordinator does" in refused.message) == (api.AuthorizationError, True)
         assert not (await tell("admin")).HasField("error")
+
+    asyncio.run(_to_the_end(scenario()))
+
+
+async def _asked(client: Client, ask: Callable[[int], bytes]) -> int:
+    """The code that the coordinator of a standalone server refuses one request with; -1 if it does what it is asked."""
+    pool = client._session.pool
+    connection, number = await pool.get(await pool.locate(f"{ASSIGN}-partition-0")), pool.next_request_id()
+    try:
+        await connection.request(number, ask(number))
+    except BrokerRefused as refused:
+        return int(refused.code)
+    except NotAllowed as refused:
+        return int(refused.wire_code)
+    return DONE
+
+
+def test_a_role_that_may_use_nothing_begins_no_transaction(secured: Secured) -> None:
+    """It cannot use up what others need."""
+
+    async def scenario() -> None:
+        for role, code in (("nobody", api.AuthorizationError), ("ann", DONE), ("admin", DONE)):
+            async with _client(secured, role) as client:
+                assert await _asked(client, lambda number: requests.new_txn(number, 0, 1_000)) == code, role
+
+    asyncio.run(_to_the_end(scenario()))
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"),
+    [(TOPIC, DONE), ("persistent://other/tenant/t", api.AuthorizationError), (f"{TOPIC}/_txnlog", api.NotAllowedError)],
+)
+def test_topics_of_a_transaction_are_those_that_its_role_may_use(secured: Secured, topic: str, code: int) -> None:
+    """By messages and by acknowledgements."""
+
+    async def scenario() -> None:
+        async with _client(secured, "ann") as ann:
+            txn = ann.transaction()
+            await txn.begin()
+            published = await _asked(ann, lambda number: requests.add_partitions_to_txn(number, txn.id, (topic,)))
+            acknowledged = await _asked(ann, lambda number: requests.add_subscription_to_txn(number, txn.id, topic, "s"))
+            assert [published, acknowledged] == [code, code]
+            await txn.abort()
+
+    asyncio.run(_to_the_end(scenario()))
+
+
+def test_an_administrator_ends_the_transactions_of_a_role(secured: Secured) -> None:
+    """Those of others go on."""
+    secured.rest("POST", "/magnetar/v1/transactions/abort?role=ann")  # what other tests have left
+
+    async def scenario() -> None:
+        async with _client(secured, "ann") as ann, _client(secured, "eve") as eve:
+            for client in (ann, ann, eve):
+                await client.transaction(timeout_s=600).begin()
+            assert await asyncio.to_thread(secured.rest, "POST", "/magnetar/v1/transactions/abort?role=ann") == {
+                "aborted": 2,
+                "more": False,
+            }
+            left = await asyncio.to_thread(secured.rest, "GET", "/magnetar/v1/transactions")
+            assert [row["owner"] for row in left["transactions"] if row["owner"] != "admin"] == ["eve"]
+            await asyncio.to_thread(secured.rest, "POST", "/magnetar/v1/transactions/abort?role=eve")
 
     asyncio.run(_to_the_end(scenario()))

@@ -66,7 +66,7 @@ def moved(*, answered: Fate, there: tuple[str, ...], remaining: tuple[str, ...])
     txn.ask_commit()
     txn.answer(answered)
     history.final_read("in", [((1, 0, -1), "i1"), ((1, 1, -1), "i2")])
-    history.final_read("out", [((1, number, -1), value) for number, value in enumerate(there)])
+    history.final_read("out", [((3, number, -1), value) for number, value in enumerate(there)])
     history.final_cursor("in", "s", remaining)
     return history
 
@@ -102,7 +102,7 @@ def test_what_an_unknown_transaction_left_another_one_may_take() -> None:
     retry.ask_commit()
     retry.answer(Fate.COMMITTED)
     assert anomalies(history) == []
-    history.final_read("out", [((1, number, -1), value) for number, value in enumerate(("p1", "p2", "o1", "o2"))])
+    history.final_read("out", [((3, number, -1), value) for number, value in enumerate(("p1", "p2", "o1", "o2"))])
     assert {anomaly.kind for anomaly in anomalies(history)} == {Kind.DOUBLE_PROCESSING}
 
 
@@ -114,7 +114,7 @@ def test_messages_of_two_producers_may_lie_in_any_order() -> None:
     txn.send("out", "b", producer="q").confirm()
     txn.ask_commit()
     txn.answer(Fate.COMMITTED)
-    history.final_read("out", [((1, 0, -1), "b"), ((1, 1, -1), "a")])
+    history.final_read("out", [((3, 0, -1), "b"), ((3, 1, -1), "a")])
     assert anomalies(history) == []
 
 
@@ -125,7 +125,7 @@ def test_what_lay_in_a_trimmed_topic_may_be_gone_once_it_was_received() -> None:
     assert {anomaly.kind for anomaly in anomalies(history)} == {Kind.SPLIT}
     reader = history.subscribe("out", "reader", whole=True)
     for number, value in enumerate(("o1", "o2")):
-        reader.receive((1, number, -1), value)
+        reader.receive((3, number, -1), value)
     assert anomalies(history) == []
 
 

@@ -1,4 +1,4 @@
-"""What lives and ends in a broker survives 300 bad days: chunks, expiry, quotas, terminated topics, topics without storage.
+"""What lives and ends in a broker survives 100 bad days: chunks, expiry, quotas, terminated topics, topics without storage.
 
 The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign --suite lifecycle --seeds N:N+1 --again` repeats.
 """
@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.scenarios.seeds import SeedRange
 
-SEEDS = SeedRange("lifecycle:counted", 300, chunk=50)
+SEEDS = SeedRange("lifecycle:counted", 100, chunk=25)
 
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written

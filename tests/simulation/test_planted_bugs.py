@@ -21,6 +21,7 @@ from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
 
 SEEDS = range(200)
 ORDER = "order of the group is broken"
+# What the check of the broken promise says. That a run took too long says nothing of it, and does not count.
 NOTICED_BY = {
     "planted": {
         "no_look_at_the_claim": "invariant [12]",
@@ -28,19 +29,19 @@ NOTICED_BY = {
         "last_range_ignored": "invariant [12]|after a seek|never got",
         "receipt_before_flush": "invariant [12]",
         "ack_confirmed_before_flush": "invariant 3",
-        # the next recovery refuses a log that holds its own ledger, for ever: the topic never comes back
-        "ledger_of_the_term_before": "invariant 4|did not end within",
-        # a reader asks for the file for ever
-        "collector_ignores_the_manifest": "did not end within",
-        "rewrite_without_compare": "did not end within",
+        "ledger_of_the_term_before": "invariant [14]",  # where the log refuses what has the ledger of another, nobody reads it again
+        "topics_of_a_bundle_share_their_ids": "invariant 4.*ledger",
+        "collector_ignores_the_manifest": "invariant 1, .*manifest lists",
+        "rewrite_without_compare": "invariant 1",
     },
     "planted_splits": {
-        "ids_begin_again_in_the_ledger_of_the_parent": "failed: AssertionError|invariant 4|did not end within",
-        "children_forget_the_chain": "invariant [12]|after a seek|never got|did not end within",
-        "chain_is_closed_before_the_flush": "invariant [123]|did not end within|saw",
-        "children_begin_without_files": "did not end within",
-        "files_of_the_parent_go_with_it": "did not end within|after the last fault",
-        "checkpoints_of_the_parent_go_with_it": "invariant 1|did not end within|after the last fault",
+        "ids_begin_again_in_the_ledger_of_the_parent": "failed: AssertionError|invariant [14]",
+        "children_do_not_share_their_ledger_ids": "invariant 4.*ledger",
+        "children_forget_the_chain": "invariant [12]|after a seek|never got",
+        "chain_is_closed_before_the_flush": "invariant [123]|saw",
+        "children_begin_without_files": "invariant 1",
+        "files_of_the_parent_go_with_it": "invariant 1, .*manifest lists",
+        "checkpoints_of_the_parent_go_with_it": "invariant 1, .*checkpoint",
     },
     "planted_durable": {
         "log_not_replayed_for_deduplication": "the broker remembers|invariant 3",
@@ -52,17 +53,19 @@ NOTICED_BY = {
         "stand_by_goes_on_without_rewinding": ORDER,
         "what_a_consumer_held_is_not_given_back": "never got|invariant 1",  # where it is trimmed as if acknowledged
         "retention_ignores_subscriptions": "invariant 1|never got",
-        # a topic that cannot be recovered, or read, does not come back; nor does a broker that is to recover it
-        "collector_forgets_the_chain": "invariant 1|did not end within|never got|after the last fault",
-        "collector_forgets_the_manifests": "invariant 1|did not end within|never got",
+        "collector_forgets_the_chain": "invariant 1, .*in the chain",
+        "collector_forgets_the_manifests": "invariant 1, .*manifest lists",
     },
     "planted_lifecycle": {
         "an_end_is_only_remembered": "takes producers|was terminated at|was said to end|after its end",
         "a_topic_goes_on_behind_its_end": "was terminated at|after its end|was said to end",
-        "the_end_is_not_told": "did not end within",
+        "the_end_is_not_told": "were not told",
         "the_young_expire": "though it has not expired",
         "nothing_expires": "is still delivered",
-        "held_for_ever": "did not end within",
+        "held_for_ever": "a producer is still held",
+        "ages_go_by_the_wall_clock": "was expired at the age of|though it has not expired|is still delivered",
+        "ages_are_taken_as_they_are": "was expired at the age of|though it has not expired|is still delivered",
+        "unused_by_the_wall_clock": "after it was in use|has not been used for long",
         "chunks_go_to_whoever_is_next": "never got",
     },
     "planted_coordinators": {
@@ -84,12 +87,11 @@ NOTICED_BY = {
         "collector_forgets_coordinators": "after the last fault",
     },
     "planted_transactions": {
-        # a topic that waits for what is missing, or cannot be recovered, does not come back
-        "checkpoint_without_the_buffer": "lost commit|torn|split|aborted read|did not end within|after the last fault|did not hold within",
+        "checkpoint_without_the_buffer": "lost commit|torn|split|aborted read",
         "checkpoint_without_held_acknowledgements": "double processing|split|torn|lost commit|acknowledgement undone",
-        "commits_are_not_replayed": "lost commit|torn|split|did not end within|after the last fault|did not hold within",
+        "commits_are_not_replayed": "lost commit|torn|split",
         "held_acknowledgements_are_not_replayed": "double processing|split|torn|lost commit|acknowledgement undone",
-        "conflicts_are_not_looked_for": "double processing|pending-ack leak|split|torn|did not hold within",
+        "conflicts_are_not_looked_for": "double processing|pending-ack leak|split|torn",
         "acknowledgement_confirmed_before_the_flush": "acknowledgement undone|split|torn|lost commit|double processing",
         "a_repetition_is_taken_again": "duplicate",
         "an_abort_keeps_what_it_held": "pending-ack leak",
@@ -103,12 +105,12 @@ BUGS = [(suite, bug) for suite, bugs in NOTICED_BY.items() for bug in bugs]
 @cache
 def hunts() -> dict[tuple[str, str], Future[Verdict | None]]:
     """All hunts, begun together so that they use every core."""
-    return {(suite, bug): hunt(f"{suite}:run:{bug}", SEEDS) for suite, bug in BUGS}
+    return {(suite, bug): hunt(f"{suite}:run:{bug}", SEEDS, NOTICED_BY[suite][bug]) for suite, bug in BUGS}
 
 
 def found(suite: str, bug: str) -> Verdict:
     verdict = hunts()[suite, bug].result()
-    assert verdict is not None, f"{bug} was not noticed in {len(SEEDS)} seeds"
+    assert verdict is not None, f"{bug} was not noticed by {NOTICED_BY[suite][bug]!r} in {len(SEEDS)} seeds"
     return verdict
 
 
@@ -129,12 +131,18 @@ def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted_transactions"]} == {*planted_transactions.BUGS}
 
 
+@pytest.mark.parametrize("late", ["<coroutine object probe> did not end within 10.0", "the condition did not hold within 28.0"])
+def test_that_a_run_took_too_long_is_no_evidence(late: str) -> None:
+    """A bug counts as found only by what the check of its promise says."""
+    assert [bug for suite, bug in BUGS if re.search(NOTICED_BY[suite][bug], f"TimeoutError: {late} virtual seconds")] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "bug"), BUGS)
 def test_a_planted_bug_is_found(suite: str, bug: str) -> None:
     """Within 200 seeds; the verdict names the seed and the broken promise."""
     verdict = found(suite, bug)
-    assert re.search(NOTICED_BY[suite][bug], verdict.error), verdict.error
+    assert re.search(NOTICED_BY[suite][bug], verdict.raised), verdict.error
     assert f"seed {verdict.seed}, virtual time" in verdict.error
 
 

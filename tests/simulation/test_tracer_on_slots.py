@@ -34,7 +34,7 @@ HAPPENED_PER_SEED = {
     "trace: object conflict": 0.3,
 }
 
-LOST = "which its taker has not found|has not learned|did not end within"
+LOST = "which its taker has not found|has not found that out|has not learned|did not end within|ended because the service refused"
 TAKEOVER_SEEDS = 100
 
 
@@ -76,6 +76,8 @@ def test_no_owner_acknowledges_what_its_taker_has_not_read() -> None:
     assert total["takeover"] == slot_takeovers.TAKEOVERS * TAKEOVER_SEEDS
     assert total["collected"] > TAKEOVER_SEEDS
     assert total["files"] > 10 * TAKEOVER_SEEDS
+    assert total["hole"] > TAKEOVER_SEEDS
+    assert total["throttled"] > TAKEOVER_SEEDS
 
 
 @pytest.mark.slow

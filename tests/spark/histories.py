@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from magnetar.topics.ledger_ids import epoch_of, ledger_of
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry, parse_entry
 from magnetar_jobs.codec import compress, decompress
@@ -48,7 +49,7 @@ class History:
     """Builds entries with growing positions; now and then another ledger."""
 
     chance: random.Random
-    ledger: int = 3
+    ledger: int = ledger_of(1, 7)
     entry: int = 0
     entries: list[Described] = field(default_factory=list)
     sequence: int = 0
@@ -73,7 +74,7 @@ class History:
 
     def roll(self) -> None:
         """Start another ledger."""
-        self.ledger += 2 * self.chance.randint(1, 3)
+        self.ledger = ledger_of(epoch_of(self.ledger) + self.chance.randint(1, 3), 5)
         self.entry = 0
 
     def single(self, key: str | None, payload: bytes, compression: int = api.NONE, event_time: int = 0) -> Described:

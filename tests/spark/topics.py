@@ -34,6 +34,7 @@ from magnetar.storage.manifest import (
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.segment import RunSegmentWriter, SegmentReader
 from magnetar.storage.segment_format import Row, RunColumns
+from magnetar.topics.ledger_ids import epoch_of
 from magnetar.wire.entries import parse_entry
 from magnetar_jobs.commit import Committer
 from magnetar_jobs.compact import Compactor, Result
@@ -103,7 +104,7 @@ class StoredTopic:
             if number:
                 await writer.roll("test")
             for run in runs_of(entries, run_entries_max):
-                epoch, start = run[0].ledger // 2, writer.position
+                epoch, start = epoch_of(run[0].ledger), writer.position
                 for encoded in (encode_run(run, str(TOPIC)), encode_run([run[0]], OTHER)):
                     writer.append(encoded.buffers, encoded.size, 1, None)
                 await writer.barrier()
@@ -249,7 +250,7 @@ def encode_run(run: Sequence[Described], topic: str) -> Any:
     """The run as a record of the log; the epoch is that of its ledger."""
     counts = [max(1, parse_entry(described.data).metadata.num_messages_in_batch) for described in run]
     return encode_entries(
-        epoch=run[0].ledger // 2,
+        epoch=epoch_of(run[0].ledger),
         ledger=run[0].ledger,
         first_entry=run[0].entry,
         append_ms=APPEND_MS,

@@ -46,4 +46,9 @@ def coordinator_router(port: CoordinatorPort) -> APIRouter:
         """Abort an open transaction."""
         await port.abort(tcid, least)
 
+    @router.post("/{tcid}/abort")
+    async def abort_of(tcid: int, role: Annotated[str, Query(min_length=1)]) -> dict[str, Any]:
+        """Abort open transactions of a role, as many as one call does."""
+        return await port.abort_of(tcid, role)
+
     return router

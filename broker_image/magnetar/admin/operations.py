@@ -24,8 +24,8 @@ def operation_router(port: AdminPort) -> APIRouter:
 
     @router.get("/damage")
     async def damage(cluster: bool = False) -> dict[str, Any]:
-        """Damaged storage that this broker, or with `cluster` any broker, knows of now."""
-        return await port.cluster_damage() if cluster else {"damage": port.damage()}
+        """Damaged storage that this broker, or with `cluster` any broker, knows of now, and why it lacks space if it does."""
+        return await port.cluster_damage() if cluster else {"damage": port.damage(), "short_of_space": port.short_of_space()}
 
     @router.put("/brokers/{broker}/cordon", status_code=NO_CONTENT)
     async def cordon(broker: str, request: Request) -> None:

@@ -48,6 +48,10 @@ class HealthPort(Protocol):
         """What is wrong with the storage of this broker right now: file, offset, topic, entries, error, since when."""
         ...
 
+    def short_of_space(self) -> str:
+        """Why this broker publishes nothing for want of space; "" while it has enough."""
+        ...
+
     def version(self) -> str: ...
 
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
@@ -327,7 +331,7 @@ class OperationPort(Protocol):
         ...
 
     async def cluster_damage(self) -> dict[str, Any]:
-        """`damage` of every broker that answers, and the names of those that do not, as `unreachable`."""
+        """`damage` of every broker that answers, `short_of_space` by broker, and the names of those that do not, as `unreachable`."""
         ...
 
 
@@ -384,6 +388,10 @@ class CoordinatorPort(Protocol):
         """Raises TransactionNotFound, InvalidTxnStatus."""
         ...
 
+    async def abort_of(self, tcid: int, owner: str) -> dict[str, Any]:
+        """End open transactions of a role: `aborted` of them, `more` if there are others."""
+        ...
+
 
 class TransactionPort(Protocol):
     """Transactions of all coordinators. Raises ServiceNotReady if there are none, TransactionNotFound."""
@@ -408,6 +416,10 @@ class TransactionPort(Protocol):
 
     async def abort_transaction(self, txn: TxnId) -> None:
         """Raises NotAllowed if it is decided already."""
+        ...
+
+    async def abort_transactions_of(self, role: str) -> dict[str, Any]:
+        """As `CoordinatorPort.abort_of`, at all coordinators."""
         ...
 
     async def transaction_buffer_stats(self, topic: TopicName, low_watermarks: bool) -> dict[str, Any]:

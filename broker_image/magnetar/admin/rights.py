@@ -2,7 +2,9 @@
 
 Owns: the table of routes and rights, and asking the gate before a route runs. Imports: FastAPI, names, security.authorization.
 Source: Pulsar's admin resources (BrokersBase, TenantsBase, NamespacesBase, PersistentTopicsBase): clusters and brokers are for super users, what is
-below a tenant for its administrators, statistics and look-ups for who produces or consumes, subscriptions for who consumes.
+below a tenant for its administrators, statistics and look-ups for who produces or consumes, subscriptions for who consumes. A peer that is not
+known gets 401 everywhere; a known role without the right gets what PulsarWebResource answers it: 403 where the right is checked for a namespace
+or a policy, and 401 where it is checked for the cluster, a tenant or a topic. Routes of our own answer it 403.
 Invariants: every route is in the table under its own path (a test walks them); one that is not is for super users alone.
 """
 
@@ -16,6 +18,7 @@ from typing import Protocol
 from fastapi import Request
 
 from magnetar.admin.answers import NAMESPACE, TOPIC
+from magnetar.errors import NotAuthorized, NotAuthorizedByRole
 from magnetar.names import TopicName
 from magnetar.security.authorization import Place, Right
 
@@ -47,6 +50,7 @@ SUPER = (
     "/magnetar/v1/explain",
     "/magnetar/v1/explain/owned",
     "/magnetar/v1/transactions",
+    "/magnetar/v1/transactions/abort",
     "/magnetar/v1/transactions/{most}/{least}",
     "/admin/v3/transactions/coordinators",
     "/admin/v3/transactions/coordinatorStats",
@@ -130,6 +134,8 @@ ADMINISTER = (
     f"{_N}/permissions/subscription/{{subscription}}",
     f"{_N}/permissions/{{subscription}}/{{role}}",
     f"{_N}/{{policy}}",
+    f"{_N}/clearBacklog",
+    f"{_N}/{{bundle}}/clearBacklog",
     f"{_N}/resourcegroup/{{group}}",
     f"{_N}/backlogQuotaMap",
     f"{_N}/backlogQuota",
@@ -197,9 +203,7 @@ CONSUME = (
     f"{_T}/examinemessage",
     f"{_T}/messageid/{{timestamp}}",
     f"{_T}/backlogSize",
-    f"{_N}/clearBacklog",
     f"{_N}/clearBacklog/{{subscription}}",
-    f"{_N}/{{bundle}}/clearBacklog",
     f"{_N}/{{bundle}}/clearBacklog/{{subscription}}",
     f"{_N}/unsubscribe/{{subscription}}",
     f"{_N}/{{bundle}}/unsubscribe/{{subscription}}",
@@ -224,6 +228,29 @@ READ_RIGHTS: Mapping[str, Right] = {
 OTHER_RIGHTS: Mapping[str, Right] = {"/admin/v2/tenants/{tenant}": Right.SUPER, f"{_T}/partitions": Right.ADMINISTER}
 
 
+_OURS = ("/magnetar/", "/internal/", "/metrics")
+_TENANTS_WORK = (f"{_N}/unload", f"{_N}/{{bundle}}/unload", f"{_N}/{{bundle}}/split")
+"""Below the path of a namespace, but Pulsar asks for a right of the tenant or of the cluster."""
+_NAMESPACES_WORK = frozenset(
+    {_LIST, f"{_LIST}/partitioned", _T, f"{_T}/{{policy}}", f"{_T}/policies", f"{_T}/backlogQuota", f"{_T}/backlogQuotaMap"}
+)
+"""Below the path of a topic, but Pulsar asks for a right of the namespace, or for one on a policy."""
+
+
+def answers_401(method: str, path: str) -> bool:
+    """Whether a known role without the right gets 401 from this route, by the path it was declared with, and not 403."""
+    path = spelled(path)
+    if path.startswith(_OURS):
+        return False
+    if path == _N:  # created and deleted by the tenant's administrators, read by the namespace's
+        return method not in (READ, "HEAD")
+    if path == f"{_T}/partitions":
+        return method in (READ, "HEAD")
+    if path.startswith(_N):
+        return path in _TENANTS_WORK
+    return path not in _NAMESPACES_WORK
+
+
 def right_of(method: str, path: str) -> Right | None:
     """What a route needs, by the path it was declared with; None if it is not in the table."""
     by_method = READ_RIGHTS if method in (READ, "HEAD") else OTHER_RIGHTS
@@ -233,8 +260,11 @@ def right_of(method: str, path: str) -> Right | None:
 class Gate(Protocol):
     """Decides who may have a request answered."""
 
-    async def admit(self, request: Request, right: Right, namespace: str, place: Place) -> None:
-        """Raises AuthenticationFailed, NotAuthorized."""
+    async def admit(self, request: Request, right: Right, place: Callable[[], tuple[str, Place]]) -> None:
+        """`place`: the namespace ("" = none, or a tenant alone) and topic that the request names; looked at once it is known who asks.
+
+        Raises AuthenticationFailed, NotAuthorized, and what `place` does.
+        """
         ...
 
     def metrics_are_open(self) -> bool:
@@ -250,8 +280,14 @@ def gate_of(gate: Gate) -> Callable[[Request], Awaitable[None]]:
         right = right_of(request.method, path) or Right.SUPER
         if path in METRICS and not gate.metrics_are_open():
             right = Right.ANYBODY
-        if right is not Right.OPEN:
-            await gate.admit(request, right, *_place(request.path_params))
+        if right is Right.OPEN:
+            return
+        try:
+            await gate.admit(request, right, lambda: _place(request.path_params))
+        except NotAuthorized as error:
+            if answers_401(request.method, path):
+                raise NotAuthorizedByRole(str(error)) from error
+            raise
 
     return admit
 

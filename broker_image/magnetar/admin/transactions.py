@@ -169,6 +169,11 @@ def _add_ours(router: APIRouter, port: AdminPort) -> None:
         """List transactions that have not ended everywhere, the oldest first, whether there are more, and the coordinators that do not answer."""
         return await port.transactions(tcid, older_ms, limit)
 
+    @router.post(f"{OURS}/abort")
+    async def abort_of(role: Annotated[str, Query(min_length=1)]) -> dict[str, Any]:
+        """Abort open transactions that a role began; `more` says that others are left for another call."""
+        return await port.abort_transactions_of(role)
+
     @router.get(f"{OURS}/{{most}}/{{least}}")
     async def transaction(most: int, least: int) -> dict[str, Any]:
         """Return a transaction with its participants and those that have not carried its end out, or how it has ended."""

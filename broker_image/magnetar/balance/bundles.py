@@ -3,7 +3,7 @@
 Owns: which change of a `BundleRecord` is allowed, and what the record looks like after it. Imports: errors, names, metadata.records, splits. Pure.
 Source: PIP-192's bundle states; how the epoch and the recovery chain travel with them is ours.
 
-How a term begins. The epoch of a term is restore number * 2^40 + mod_revision of its Assigning record: a number that exists only
+How a term begins. The epoch of a term is restore number * 2^36 + mod_revision of its Assigning record: a number that exists only
 once that record has been written. So an Assigning record still carries the epoch of the term before it (0: there was none); its
 destination reads the revision of the record it was given, fences and recovers with the epoch made of it, and `own` writes that
 epoch into Owned.

@@ -22,6 +22,7 @@ from magnetar.cli.namespaces import namespaces
 from magnetar.cli.screen import OutputFormat, Screen
 from magnetar.cli.serving import SUMMARIES, serve
 from magnetar.cli.session import DEFAULT_SERVICE_URL, NoColor, Output, ServiceUrl, Session, admitted, connected
+from magnetar.cli.storage import storage
 from magnetar.cli.subscriptions import subscriptions
 from magnetar.cli.tokens import tokens
 from magnetar.cli.topics import Topic, topics
@@ -283,6 +284,7 @@ GROUPS = {
     "bundles": bundles,
     "txn": transactions,
     "metadata": metadata,
+    "storage": storage,
     "token": tokens,
 }
 for _name, _group in GROUPS.items():

@@ -86,7 +86,7 @@ def _place(position: Mapping[str, int] | None) -> str:
 
 
 def _topic(screen: Screen, topic: Mapping[str, Any]) -> None:
-    """Ledgers and cursors; ledger ids are 2 x epoch + 1 of the term that wrote them."""
+    """Ledgers and cursors; a ledger id is made of the epoch of the term that wrote it, and a number."""
     if topic["ledgers"]:
         screen.line("\nLedgers (one per term in which something was published)")
         screen.table(("ledger", "epoch", "entries"), [(row["ledger"], row["epoch"], row["entries"]) for row in topic["ledgers"]])

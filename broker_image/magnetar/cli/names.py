@@ -16,9 +16,9 @@ from magnetar.names import BundleName, NamespaceName, TopicName
 
 Position: TypeAlias = tuple[int, int]
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)
-_BUNDLE = re.compile(r"/0x[0-9a-fA-F]{8}_0x[0-9a-fA-F]{8}$")
-_ID = re.compile(r"^(-?\d+):(-?\d+)(:-?\d+)*$")
-_AGO = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)$")
+_BUNDLE = re.compile(r"/0x[0-9a-fA-F]{8}_0x[0-9a-fA-F]{8}\Z")
+_ID = re.compile(r"(-?\d+):(-?\d+)(:-?\d+)*")
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -65,9 +65,9 @@ def start_of(text: str) -> Position | int:
     """
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
-    if found := _ID.match(text):
+    if found := _ID.fullmatch(text):
         return int(found[1]), int(found[2])
-    if found := _AGO.match(text):
+    if found := _AGO.fullmatch(text):
         return SystemClock().wall_ms() - int(float(found[1]) * _SECONDS[found[2]] * 1000)
     if text.isdigit():
         return int(text)

@@ -44,7 +44,7 @@ def _damage(rest: Rest) -> dict[str, Any]:
         if error.status != NOT_FOUND:
             raise
         found = {}
-    return {"damage": found.get("damage", []), "unreachable": found.get("unreachable", [])}
+    return {name: found.get(name, kind()) for name, kind in (("damage", list), ("short_of_space", dict), ("unreachable", list))}
 
 
 def problems_of(status: Mapping[str, Any], damage: Mapping[str, Any]) -> list[str]:
@@ -61,6 +61,7 @@ def problems_of(status: Mapping[str, Any], damage: Mapping[str, Any]) -> list[st
         elif row["state"] == "Owned" and row["owner"] not in live:
             found.append(f"bundle {row['bundle']} belongs to {row['owner']}, which is gone; the leader reassigns it")
     found += [f"broker {name} is registered but does not answer" for name in damage["unreachable"]]
+    found += [f"broker {name} publishes nothing: {why}" for name, why in damage["short_of_space"].items()]
     found += [f"storage damage at {row.get('broker') or 'a broker'}: {row['error']}" for row in damage["damage"]]
     return found
 

@@ -23,7 +23,7 @@ from magnetar.errors import InvalidRequest
 
 SECRET_BITS = 256
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
-_DURATION = re.compile(r"^([1-9][0-9]{0,8})([smhdwy])$")
+_DURATION = re.compile(r"([1-9][0-9]{0,8})([smhdwy])")
 tokens = group("Keys and tokens by which clients say who they are.")
 
 
@@ -97,7 +97,7 @@ def show(
 
 
 def _seconds(text: str) -> int:
-    match = _DURATION.match(text)
+    match = _DURATION.fullmatch(text)
     if match is None:
         raise WrongUsage(f"--expires: {text!r} is no duration", "write a number and a unit: 90s, 15m, 12h, 30d, 2w, 1y")
     return int(match[1]) * _UNITS[match[2]]

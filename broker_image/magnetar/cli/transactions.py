@@ -1,7 +1,7 @@
 """`magnetar txn`.
 
 Owns: list, slow, show and abort of transactions. Imports: typer, rest, screen.
-Invariant: what is aborted by force was named by its id, as `list` prints it.
+Invariant: what is aborted by force was named by its id, as `list` prints it, or by the role that began it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS = ("transaction", "status", "age", "timeout", "owner", "participants", "
 SHOWN_DEFAULT = 100
 _ID = re.compile(r"\(?\s*(\d+)\s*[,:]\s*(\d+)\s*\)?")
 
-transactions = group("Transactions: list, slow, show, abort.")
+transactions = group("Transactions: list, slow, show, abort, abort-role.")
 
 Id = Annotated[str, typer.Argument(help="coordinator:sequence, such as 0:3; (0,3) as logs and errors print it will do.")]
 Coordinator = Annotated[int | None, typer.Option("--coordinator", "-c", min=0, help="Of one coordinator; default: of all.")]
@@ -77,6 +77,17 @@ def abort(session: Session, txn: Id) -> None:
     most, least = _id_of(txn)
     session.rest.post(f"/admin/v3/transactions/abortTransaction/{most}/{least}")
     session.screen.done(f"transaction ({most},{least}) aborted", txn=f"({most},{least})")
+
+
+@transactions.command("abort-role")
+@connected
+def abort_role(session: Session, role: str) -> None:
+    """Abort all open transactions that a role began."""
+    aborted, more = 0, True
+    while more:
+        found = session.rest.post(f"{PATH}/abort", query={"role": role})
+        aborted, more = aborted + found["aborted"], found["more"] and found["aborted"]
+    session.screen.done(f"{aborted} transactions of role {role} aborted", role=role, aborted=aborted)
 
 
 def _show(session: Session, coordinator: int | None, older_s: float, limit: int) -> None:

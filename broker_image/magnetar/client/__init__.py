@@ -6,7 +6,10 @@ Map: `client` is the door; `producer` and `consumer` fan out over partitions; `s
 `attachment`, which keeps them attached to whichever broker owns the topic; `pool` and `connection` carry the bytes. `transactions` is what an
 application holds of a transaction, `coordinators` talks to those who decide it; `exactly_once` is consume, transform, produce
 with both.
+Logs go to the standard library's loggers under `magnetar.client`, which are silent until the application gives them a handler.
 """
+
+import logging
 
 from magnetar.client.client import Client
 from magnetar.client.compression import Compression
@@ -61,3 +64,5 @@ __all__ = [
     "Undecodable",
     "exactly_once",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

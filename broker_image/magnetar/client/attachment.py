@@ -9,10 +9,9 @@ anything else waits for the back-off and looks up afresh; a final refusal ends t
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-
-import structlog
 
 from magnetar.client.backoff import Backoff
 from magnetar.client.connection import Connection
@@ -22,7 +21,7 @@ from magnetar.clock import Clock
 from magnetar.errors import ConsumerBusy, InvalidRequest, MagnetarError, ProducerBusy, Retry
 
 ASSIGNED_HOPS_MAX = 5
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class Attachment(ABC):
                 if isinstance(failure, MagnetarError) and self._final(failure):
                     self._fail(failure)
                     return
-                _log.info("attach_failed", topic=self.topic, reason=repr(failure))
+                _log.info("topic %s: attaching failed: %r", self.topic, failure)
                 assigned, hops = None, 0
                 await asyncio.sleep(backoff.next())
                 continue
@@ -160,7 +159,7 @@ class Attachment(ABC):
             try:
                 return self._session.pool.assigned(assigned, self._through_proxy)
             except InvalidRequest as failure:
-                _log.warning("assigned_url_ignored", topic=self.topic, url=assigned, reason=str(failure))
+                _log.warning("topic %s: the broker named an address that is not valid, %s: %s", self.topic, assigned, failure)
         address = await self._session.pool.locate(self.topic)
         self._through_proxy = address.logical != address.physical
         return address

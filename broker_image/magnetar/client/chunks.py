@@ -32,6 +32,7 @@ class Chunk(NamedTuple):
 
     metadata: api.MessageMetadata
     payload: bytes
+    broker_metadata: api.BrokerEntryMetadata | None = None
 
 
 @dataclass(slots=True)

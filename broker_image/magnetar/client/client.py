@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ from magnetar.client.attachment import Attachment, Session
 from magnetar.client.backoff import Backoff
 from magnetar.client.compression import Compression, available
 from magnetar.client.connection import KEEP_ALIVE_S, Credentials
-from magnetar.client.consumer import Consumer, Reader
+from magnetar.client.consumer import Consumer, Reader, Subscribed
 from magnetar.client.coordinators import Coordinators
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import AlreadyClosed, ConnectionLost
@@ -138,7 +138,7 @@ class Client:
 
     async def subscribe(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         subscription: str,
         *,
         schema: Schema[T] | None = None,
@@ -159,9 +159,11 @@ class Client:
     ) -> Consumer[T]:
         """A consumer of a subscription on all partitions of a topic, later ones too; the subscription is created if it does not exist.
 
+        Of a list of topics, it receives from all of them, each with a subscription of this name; ids of messages then name their topic.
         What the options mean: `ConsumerOptions`, `RedeliveryBackoff`, `DeadLetterPolicy`.
-        Raises the broker's refusal, or the last failure when the operation timeout is over.
+        Raises InvalidRequest, the broker's refusal, or the last failure when the operation timeout is over; nothing stays attached then.
         """
+        topics = _topics(topic)
         options = ConsumerOptions(
             subscription=subscription,
             kind=SubscriptionType(type),
@@ -179,11 +181,19 @@ class Client:
             dead_letter=dead_letter,
             properties=properties or {},
             schema=BYTES if schema is None else schema,
+            topic_in_ids=len(topics) > 1,
         )
-        whole = str(TopicName.parse(topic))
-        letters = None if dead_letter is None else DeadLetters(dead_letter, whole, subscription, self._dead_letter_producer)
-        partitions, inbox, growth = await self._receive(topic, options, letters)
-        consumer: Consumer[T] = Consumer(whole, partitions, inbox, growth, self._open.discard, letters)
+        inbox, subscribed = Inbox(), list[Subscribed]()
+        try:
+            for name in topics:
+                letters = None if dead_letter is None else DeadLetters(dead_letter, name, subscription, self._dead_letter_producer)
+                partitions, growth = await self._receive(name, inbox, options, letters, of=len(topics))
+                subscribed.append(Subscribed(name, partitions, growth, letters))
+        except BaseException:  # cancelled, too: nothing may stay attached that nobody holds
+            await asyncio.gather(*(found.growth.stop() for found in subscribed))
+            await asyncio.gather(*(partition.abandon() for found in subscribed for partition in found.partitions))
+            raise
+        consumer: Consumer[T] = Consumer(subscribed, inbox, self._open.discard)
         self._open.add(consumer)
         return consumer
 
@@ -211,7 +221,8 @@ class Client:
             start_inclusive=inclusive,
             schema=BYTES if schema is None else schema,
         )
-        partitions, inbox, growth = await self._receive(topic, options, None)
+        inbox = Inbox()
+        partitions, growth = await self._receive(topic, inbox, options, None)
         reader: Reader[T] = Reader(str(TopicName.parse(topic)), partitions, inbox, growth, self._open.discard)
         self._open.add(reader)
         return reader
@@ -283,13 +294,14 @@ class Client:
         return made
 
     async def _receive(
-        self, topic: str, options: ConsumerOptions, letters: DeadLetters | None
-    ) -> tuple[list[PartitionConsumer], Inbox, Growth]:
-        names, inbox = await self._partition_names(topic), Inbox()
+        self, topic: str, inbox: Inbox, options: ConsumerOptions, letters: DeadLetters | None, of: int = 1
+    ) -> tuple[list[PartitionConsumer], Growth]:
+        """Attach to a topic, one of so many that share an inbox."""
+        names = await self._partition_names(topic)
         positioned = options.start is not None and options.start not in (EARLIEST, LATEST)
-        if positioned and len(names) > 1:
-            raise InvalidRequest(f"{topic}: a start id needs a topic without partitions; name one, such as {names[0]}")
-        share = max(1, min(options.receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // len(names)))
+        if positioned and (len(names) > 1 or of > 1):
+            raise InvalidRequest(f"{topic}: a start id needs one topic without partitions; name one, such as {names[0]}")
+        share = max(1, min(options.receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // (of * len(names))))
         options = replace(options, receiver_queue=share)
 
         partitions: list[PartitionConsumer] = []
@@ -310,7 +322,7 @@ class Client:
         await attach(names, options)
         growth = self._growth(topic, names)
         growth.watch(grow)
-        return partitions, inbox, growth
+        return partitions, growth
 
     async def _attach_all(self, partitions: Sequence[Attachment]) -> None:
         """Attach to every partition, or to none."""
@@ -323,3 +335,14 @@ class Client:
     def _check_open(self) -> None:
         if self._closed:
             raise AlreadyClosed("client is closed; make a new one")
+
+
+def _topics(given: str | Sequence[str]) -> list[str]:
+    """The full names of what `subscribe` was given. Raises InvalidRequest, InvalidTopicName."""
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, Sequence | Set) or not all(isinstance(name, str) for name in listed):
+        raise InvalidRequest(f"topic: {str(given)[:200]} is neither a name nor a list of names; pass one of them")
+    names = [str(TopicName.parse(name)) for name in listed]
+    if not names or len({*names}) < len(names):
+        raise InvalidRequest(f"topic: {str(given)[:200]} names {'a topic twice' if names else 'none'}; name each topic once")
+    return names

@@ -9,11 +9,10 @@ PING is answered at once, and a peer silent for a whole keep-alive interval afte
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
-
-import structlog
 
 from magnetar.client.failures import ConnectionLost, failure_in, failure_of
 from magnetar.errors import ProtocolError, UnsupportedCommand
@@ -27,7 +26,7 @@ ANSWERS_PENDING_MAX = 50_000
 
 Answer: TypeAlias = api.BaseCommand
 Type = api.BaseCommand.Type
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 class ProducerLink(Protocol):
@@ -208,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             command = commands.decode_command(self._buffer.data, start, body)
         except UnsupportedCommand:
-            _log.info("command_ignored", bytes=body - start)
+            _log.info("a command of %d bytes that is not known was ignored", body - start)
             return
         if command.type == Type.MESSAGE:
             consumer = self.consumers.get(command.message.consumer_id)

@@ -1,6 +1,6 @@
 """Consumers and readers.
 
-Owns: what applications hold to receive with, over all partitions of a topic. Imports: receiving, growth, asyncio.
+Owns: what applications hold to receive with, over all partitions of a topic, or of several. Imports: receiving, growth, asyncio.
 Invariants: messages of one partition come in order; an acknowledgement goes to the partition its message came from; a message taken by a
 receiver that is cancelled at that moment is not lost (taking it is the last step).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import AlreadyClosed
@@ -23,25 +23,32 @@ from magnetar.errors import InvalidRequest
 from magnetar.wire.commands import Position
 
 
-class Consumer(Generic[T]):
-    """Receives from a topic, partitioned or not. Made by `Client.subscribe`."""
+class Subscribed(NamedTuple):
+    """One topic of a consumer: its partitions, to which `growth` adds, and where its dead letters go."""
 
-    def __init__(
-        self,
-        topic: str,
-        partitions: list[PartitionConsumer],
-        inbox: Inbox,
-        growth: Growth,
-        on_closed: Callable[[Consumer[T]], None],
-        dead_letters: DeadLetters | None = None,
-    ) -> None:
-        assert partitions, "a topic has at least one partition to receive from"
-        self.topic = topic
-        self._partitions = partitions
+    topic: str
+    partitions: list[PartitionConsumer]
+    growth: Growth
+    dead_letters: DeadLetters | None = None
+
+
+class Consumer(Generic[T]):
+    """Receives from a topic, partitioned or not, or from several. Made by `Client.subscribe`."""
+
+    def __init__(self, subscribed: Sequence[Subscribed], inbox: Inbox, on_closed: Callable[[Consumer[T]], None]) -> None:
+        assert all(found.partitions for found in subscribed), "a topic has at least one partition to receive from"
+        self.topics = tuple(found.topic for found in subscribed)
+        self.topic = ", ".join(self.topics)
+        self._subscribed = tuple(subscribed)
+        self._by_name: dict[str, PartitionConsumer] = {}
         self._inbox = inbox
-        self._growth = growth
         self._on_closed = on_closed
-        self._dead_letters = dead_letters
+
+    @property
+    def _partitions(self) -> Sequence[PartitionConsumer]:
+        if len(self._subscribed) == 1:
+            return self._subscribed[0].partitions
+        return [partition for found in self._subscribed for partition in found.partitions]
 
     @property
     def active(self) -> bool:
@@ -130,35 +137,56 @@ class Consumer(Generic[T]):
             partition.redeliver_unacknowledged()
 
     async def last_message_id(self) -> MessageId:
-        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a partitioned topic."""
+        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a partitioned topic, or several."""
         last, _ = await _only(self._partitions, "last_message_id").last_message_id()
         return last
 
     async def seek(self, target: MessageId | int) -> None:
-        """Continue from a message id (inclusive; a plain topic only, save EARLIEST and LATEST) or a publish time in milliseconds."""
-        await _seek(self._partitions, target)
+        """Continue from a message id (inclusive) or a publish time in milliseconds, which holds for all topics.
+
+        An id needs a plain topic, save EARLIEST and LATEST, or names its topic: then the others go on where they are.
+        """
+        if isinstance(target, MessageId) and target.topic:
+            partition, target = self._origin(target)
+            await partition.seek(target)
+        else:
+            await _seek(self._partitions, target)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription; the consumer is closed."""
-        await self._growth.stop()
+        await self._stop_growing()
         await asyncio.gather(*(partition.unsubscribe() for partition in self._partitions))
         self._on_closed(self)
 
     async def close(self) -> None:
         """Leave the subscription, which stays; idempotent."""
         self._on_closed(self)
-        await self._growth.stop()
+        await self._stop_growing()
         await asyncio.gather(*(partition.close() for partition in self._partitions))
-        if self._dead_letters is not None:
-            await self._dead_letters.close()
+        await asyncio.gather(*(found.dead_letters.close() for found in self._subscribed if found.dead_letters is not None))
+
+    async def _stop_growing(self) -> None:
+        await asyncio.gather(*(found.growth.stop() for found in self._subscribed))
 
     def _origin(self, message: Message[T] | MessageId) -> tuple[PartitionConsumer, MessageId]:
         message_id = message.id if isinstance(message, Message) else message
+        if len(self._subscribed) > 1:
+            return self._origin_by_name(message_id), message_id
         if len(self._partitions) == 1:
             return self._partitions[0], message_id
         if not 0 <= message_id.partition < len(self._partitions):
             raise InvalidRequest(f"{self.topic}: message id {message_id} names no partition of {len(self._partitions)}")
         return self._partitions[message_id.partition], message_id
+
+    def _origin_by_name(self, message_id: MessageId) -> PartitionConsumer:
+        found = self._by_name.get(message_id.topic)
+        if found is None:  # of another consumer, or of a partition that has come since
+            self._by_name = {partition.topic: partition for partition in self._partitions}
+            found = self._by_name.get(message_id.topic)
+        if found is None:
+            named = f"topic {message_id.topic}, which is none of {self.topic}" if message_id.topic else "no topic"
+            raise InvalidRequest(f"message id {message_id} names {named}; pass a message or an id that this consumer has received")
+        return found
 
 
 class Reader(Generic[T]):

@@ -9,10 +9,9 @@ transaction did not take place.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
-
-import structlog
 
 from magnetar.client.backoff import Backoff
 from magnetar.client.client import Client
@@ -26,7 +25,7 @@ from magnetar.errors import MagnetarError, Retry, TransactionConflict
 BATCH_MESSAGES_MAX = 100
 FAILURES_IN_A_ROW_MAX = 20
 RETRY_LAST_S = 10.0
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 Work: TypeAlias = Callable[[Sequence[Message[T]], Transaction], Awaitable[None]]
 """Publishes what follows from messages, with `txn=`; acknowledging them is not its affair."""
@@ -64,7 +63,7 @@ async def exactly_once(
             failures += 1
             if not _worth_another(failure) or failures >= FAILURES_IN_A_ROW_MAX:
                 raise
-            _log.warning("transaction_tried_again", topic=consumer.topic, messages=len(messages), reason=str(failure))
+            _log.warning("topic %s: trying %d messages again in a new transaction: %s", consumer.topic, len(messages), failure)
             await asyncio.sleep(backoff.next())
         except Exception:
             for message in messages:

@@ -7,9 +7,8 @@ Invariants: partitions are only ever added, in the order of their numbers; a loo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-
-import structlog
 
 from magnetar.clock import Clock
 from magnetar.errors import MagnetarError
@@ -17,7 +16,7 @@ from magnetar.names import TopicName
 
 PARTITIONS_CHECK_S = 60.0
 JITTER = 0.1
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 class Growth:
@@ -45,10 +44,10 @@ class Growth:
                 count = await self._partitions(str(self._topic))
                 if count > self._known:
                     await attach([str(self._topic.with_partition(index)) for index in range(self._known, count)])
-                    _log.info("partitions_added", topic=str(self._topic), before=self._known, now=count)
+                    _log.info("topic %s: %d partitions have become %d", self._topic, self._known, count)
                     self._known = count
             except MagnetarError as failure:
-                _log.warning("partitions_not_seen", topic=str(self._topic), reason=str(failure))
+                _log.warning("topic %s: new partitions could not be looked for: %s", self._topic, failure)
 
     async def stop(self) -> None:
         """Look no more; idempotent."""

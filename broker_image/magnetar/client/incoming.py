@@ -46,7 +46,7 @@ def open_entry(topic: str, command: api.CommandMessage, raw: bytes, schema: Sche
     except ProtocolError as failure:
         return Damaged(1, ValidationError.ChecksumMismatch, str(failure))
     if entry.metadata.num_chunks_from_msg > 1:
-        return Chunk(entry.metadata, bytes(entry.payload))
+        return Chunk(entry.metadata, bytes(entry.payload), entry.broker_metadata)
     try:
         if entry.batched:
             return _open_batch(topic, command, entry, schema)
@@ -55,12 +55,11 @@ def open_entry(topic: str, command: api.CommandMessage, raw: bytes, schema: Sche
         return Damaged(entry.message_count, ValidationError.DecompressionError, str(failure))
 
 
-def open_chunked(
-    topic: str, command: api.CommandMessage, metadata: api.MessageMetadata, payload: bytes, schema: Schema[Any]
-) -> Received | Damaged:
-    """Read a message whose chunks were put together; `command` and `metadata` are those of its last chunk."""
+def open_chunked(topic: str, command: api.CommandMessage, last: Chunk, payload: bytes, schema: Schema[Any]) -> Received | Damaged:
+    """Read a message whose chunks were put together; `command` is that of its last chunk."""
     try:
-        return Received([_open_single(topic, command, Entry(metadata, memoryview(payload), None), schema)], 0)
+        entry = Entry(last.metadata, memoryview(payload), last.broker_metadata)
+        return Received([_open_single(topic, command, entry, schema)], 0)
     except MagnetarError as failure:
         return Damaged(1, ValidationError.DecompressionError, str(failure))
 
@@ -68,7 +67,7 @@ def open_chunked(
 def _open_single(topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]) -> Message[Any]:
     payload = bytes(uncompressed(entry, decompress))
     metadata = entry.metadata
-    return _message(topic, command, metadata, metadata, -1, 0, metadata.sequence_id, payload, schema)
+    return _message(topic, command, entry, metadata, -1, 0, metadata.sequence_id, payload, schema)
 
 
 def _open_batch(topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]) -> Received:
@@ -86,14 +85,14 @@ def _open_batch(topic: str, command: api.CommandMessage, entry: Entry, schema: S
             continue
         sequence_id = item.metadata.sequence_id if item.metadata.HasField("sequence_id") else metadata.sequence_id + index
         payload = bytes(item.payload)
-        messages.append(_message(topic, command, metadata, item.metadata, index, len(batch), sequence_id, payload, schema))
+        messages.append(_message(topic, command, entry, item.metadata, index, len(batch), sequence_id, payload, schema))
     return Received(messages, skipped)
 
 
 def _message(
     topic: str,
     command: api.CommandMessage,
-    shared: api.MessageMetadata,
+    entry: Entry,
     own: api.MessageMetadata | api.SingleMessageMetadata,
     batch_index: int,
     batch_size: int,
@@ -101,7 +100,8 @@ def _message(
     payload: bytes,
     schema: Schema[Any],
 ) -> Message[Any]:
-    position = position_of(command.message_id)
+    position, shared, broker = position_of(command.message_id), entry.metadata, entry.broker_metadata
+    numbered = broker is not None and broker.HasField("index")
     return Message(
         id=MessageId(position.ledger, position.entry, batch_index, command.message_id.partition, batch_size),
         topic=topic,
@@ -116,4 +116,6 @@ def _message(
         sequence_id=sequence_id,
         producer_name=shared.producer_name,
         redelivery_count=command.redelivery_count,
+        index=broker.index - max(0, batch_size - 1 - batch_index) if broker is not None and numbered else None,
+        broker_publish_time_ms=broker.broker_timestamp if broker is not None and broker.HasField("broker_timestamp") else None,
     )

@@ -19,13 +19,17 @@ WORD_BITS = 64
 
 
 class MessageId(NamedTuple):
-    """Where a message is. `batch_index` is -1 unless it came in a batch of `batch_size`; `partition` is -1 for a plain topic."""
+    """Where a message is. `batch_index` is -1 unless it came in a batch of `batch_size`; `partition` is -1 for a plain topic.
+
+    `topic` is its topic, a partition by its own name, if a consumer of several topics received it, else "".
+    """
 
     ledger: int
     entry: int
     batch_index: int = -1
     partition: int = -1
     batch_size: int = 0
+    topic: str = ""
 
     @property
     def position(self) -> Position:
@@ -56,7 +60,8 @@ LATEST = MessageId((1 << 63) - 1, (1 << 63) - 1)
 class Message(Generic[T]):
     """A received message: `data` as it came, `value` as the consumer's schema reads it. Times are milliseconds since the epoch.
 
-    `null_value` marks a tombstone: its data are empty, and under a schema it has no value.
+    `null_value` marks a tombstone: its data are empty, and under a schema it has no value. `index`, the message's number in its topic, and
+    `broker_publish_time_ms`, when the broker took it, are None unless the broker is set to give them.
     """
 
     id: MessageId
@@ -72,6 +77,8 @@ class Message(Generic[T]):
     sequence_id: int
     producer_name: str
     redelivery_count: int
+    index: int | None = None
+    broker_publish_time_ms: int | None = None
 
     @property
     def value(self) -> T:

@@ -10,10 +10,10 @@ again), nor what waits of an entry that comes again; messages of an older consum
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
-
-import structlog
 
 from magnetar.client.acknowledging import BatchAcknowledgements, in_transaction
 from magnetar.client.attachment import Attachment, Session
@@ -34,7 +34,7 @@ from magnetar.wire import requests
 from magnetar.wire.commands import EARLIEST, LATEST, Position, message_id_data, position_of
 
 ACKS_PER_COMMAND_MAX = 1000
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 class PartitionConsumer(Attachment):
@@ -286,10 +286,10 @@ class PartitionConsumer(Attachment):
                 self._use(1)
                 return
             self._chunked.add(position_of(message.message_id), whole.earlier)
-            opened = open_chunked(self.topic, message, opened.metadata, whole.payload, self._options.schema)
+            opened = open_chunked(self.topic, message, opened, whole.payload, self._options.schema)
         if isinstance(opened, Damaged):
             position = position_of(message.message_id)
-            _log.error("entry_damaged", topic=self.topic, position=position, reason=opened.detail)
+            _log.error("topic %s: entry %s is damaged: %s", self.topic, position, opened.detail)
             if self.connection is not None:
                 data = [message_id_data(position)]
                 self.connection.write(requests.ack(self.identity, data, validation_error=opened.reason))
@@ -313,6 +313,8 @@ class PartitionConsumer(Attachment):
                 skipped += 1
             else:
                 self._waiting += 1
+                if self._options.topic_in_ids:
+                    item = replace(item, id=item.id._replace(topic=self.topic))
                 self._inbox.put(self, copy, item)
         self._use(skipped)
 
@@ -320,15 +322,24 @@ class PartitionConsumer(Attachment):
         too_large = self._assembler.too_large
         whole = self._assembler.add(chunk, position)
         if self._assembler.too_large > too_large:
-            _log.error("chunked_message_too_large", topic=self.topic, position=position, bytes_max=CHUNKED_BYTES_MAX)
+            _log.error("topic %s: the message of chunk %s has more than %d bytes", self.topic, position, CHUNKED_BYTES_MAX)
         repeated, self._assembler.repeated = self._assembler.repeated, []
         if repeated and not again:  # what comes again may do so without its beginning
             self._acknowledge_soon(map(message_id_data, repeated))
         given_up, self._assembler.given_up = self._assembler.given_up, []
         if given_up:
-            _log.warning("chunks_given_up", topic=self.topic, entries=len(given_up))
-            self._redeliver(given_up)
+            _log.warning("topic %s: %d chunks of unfinished messages were given up", self.topic, len(given_up))
+            self._come_back_to(given_up)
         return whole
+
+    def _come_back_to(self, given_up: Sequence[Position]) -> None:
+        """Have chunks delivered again, whose messages had to make room. Not at once: as long as as many are unfinished, they are given up again.
+
+        Where the broker redelivers everything or nothing they wait, unacknowledged, for the next attachment: what follows them would never come.
+        """
+        if self.one_by_one:
+            for position in given_up:
+                self._unacknowledged.refuse(MessageId(*position), 0)
 
     def on_taken(self, copy: int, message: Message[Any]) -> None:
         """The application has the message: its permit is free again."""

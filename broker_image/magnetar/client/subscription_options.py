@@ -13,7 +13,7 @@ from typing import Any
 from magnetar.client.messages import MessageId
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
 from magnetar.client.schemas import BYTES, Schema
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, InvalidSubscriptionName
 
 RECEIVE_QUEUE_MESSAGES_MAX = 1000
 NEGATIVE_ACK_DELAY_S = 60.0
@@ -41,6 +41,7 @@ class ConsumerOptions:
 
     Unconfirmed acknowledgements wait up to `ack_group_s` for others (0: until the end of this turn of the loop). What is not acknowledged
     `ack_timeout_s` after it was received is delivered again. `negative_ack_backoff` takes the place of `negative_ack_delay_s`.
+    `topic_in_ids`: ids of messages name their topic.
     """
 
     subscription: str
@@ -60,8 +61,11 @@ class ConsumerOptions:
     dead_letter: DeadLetterPolicy | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     schema: Schema[Any] = BYTES
+    topic_in_ids: bool = False
 
     def __post_init__(self) -> None:
+        if not self.subscription.strip():
+            raise InvalidSubscriptionName(f"subscription is {self.subscription!r}; name it")
         for name in ("negative_ack_delay_s", "ack_group_s"):
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must not be negative")

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
-
-import structlog
 
 from magnetar.client.coordinators import Coordinators
 from magnetar.client.failures import TransactionAborted, TransactionOutcomeUnknown
@@ -26,7 +25,7 @@ from magnetar.transactions.ids import TxnId
 TRANSACTION_TIMEOUT_S = 60.0
 OUTCOME_WAIT_S = 600.0
 """How long an end is asked for: a coordinator remembers outcomes at least that long."""
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 class TransactionState(enum.Enum):
@@ -224,7 +223,7 @@ class Transaction:
             raise
         if refusal is None or before is TransactionState.OPEN:  # nobody has asked for its commit, so it has only one end
             if refusal is not None:
-                _log.warning("transaction_left_to_its_timeout", txn=str(self), reason=str(refusal))
+                _log.warning("transaction %s is left to its timeout: %s", self, refusal)
             self._did_not_happen()
             return
         if isinstance(refusal, InvalidTxnStatus):  # an abort is refused to what commits or has committed

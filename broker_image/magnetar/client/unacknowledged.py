@@ -9,10 +9,9 @@ asked for a second time.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
-
-import structlog
 
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.messages import Message, MessageId
@@ -24,7 +23,7 @@ from magnetar.wire.commands import Position
 LAST_CHANCES_MAX = 10_000
 """Entries whose last chance is remembered; of those beyond it a refusal has all that is left of them delivered again, which is their end."""
 BURIAL_RETRY_LEAST_S = 0.01
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 class Actions(NamedTuple):
@@ -192,7 +191,7 @@ class Unacknowledged:
     def _not_buried(self, position: Position, failure: MagnetarError) -> None:
         assert self._dead_letters is not None, "only a policy condemns"
         topic, reason = self._dead_letters.topic, str(failure)
-        _log.warning("dead_letter_failed", topic=self._topic, position=position, dead_letters=topic, reason=reason)
+        _log.warning("topic %s: message %s could not be published to %s: %s", self._topic, position, topic, reason)
         self._put(position, max(self._options.negative_ack_delay_s, BURIAL_RETRY_LEAST_S))
 
     async def close(self) -> None:

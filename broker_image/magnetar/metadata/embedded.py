@@ -23,7 +23,7 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.core import Change, StoreCore
-from magnetar.metadata.journal import JournalFile, JournalWriter
+from magnetar.metadata.journal import JournalFile, JournalWriter, reserve_of
 from magnetar.metadata.memory import MemoryStore
 
 JOURNAL_NAME = "metadata.journal"
@@ -173,6 +173,7 @@ def _take_lock(directory: Path) -> int:
         owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
         os.close(lock)
         raise StoreError(f"{directory} is in use by process {owner}; stop it or choose another directory") from error
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
+    name = f"{os.getpid()}\n".encode()
+    reserve_of(path).spend(os.pwrite, lock, name, 0)  # over what stands there: a full disk has no room for what was cut off first
+    os.ftruncate(lock, len(name))
     return lock

@@ -1,7 +1,7 @@
 """The embedded store's file.
 
 Owns: its format, version 1 (golden bytes in the tests), recovery, and the thread that writes it.
-Imports: os, queue, threading, crc32c, structlog, errors, core, store.
+Imports: os, queue, threading, crc32c, structlog, errors, reserve, core, store.
 Format, little-endian: a file header {magic, version, salt, CRC}, then frames {marker, payload length, frame number, CRC,
 payload}. Frame 0 is a snapshot; every later frame holds the changes of one group commit. A CRC-32C covers length, number and
 payload and starts from the salt.
@@ -10,11 +10,13 @@ Invariants:
   acknowledged data and is refused; an invalid frame with nothing valid behind it was never acknowledged and is cut;
 - the file appears, and is replaced by a shorter one, by a single rename: header and snapshot are never torn;
 - nothing is reported durable before `fdatasync` returned; after a failed write or flush the file is not touched again, except that a write
-  for which there is no space waits for some.
+  for which there is no space takes it from the reserve beside the file, and waits once nothing is left of that. The reserve is larger than what is
+  appended until the file is replaced by a snapshot, which gives the space back: on a full disk the journal goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import queue
@@ -30,10 +32,12 @@ from crc32c import crc32c
 from magnetar.errors import CorruptData
 from magnetar.metadata.core import Change, Snapshot, Write
 from magnetar.metadata.store import KeyValue
+from magnetar.reserve import NO_SPACE, Reserve
 
 log = structlog.get_logger(__name__)
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+RESERVE_NAME = "metadata.reserve"
+RESERVE_BYTES = 8 << 20
 FULL_RETRY_S = 0.5
 MAGIC = b"MAGNMETA"
 VERSION = 1
@@ -193,6 +197,8 @@ class JournalFile:
         self._descriptor = descriptor
         self._salt = salt
         self._frames = frames
+        self._reserve = reserve_of(path)
+        self._reserve_whole = False
         self.size = size
         self.snapshot_bytes = snapshot_bytes
 
@@ -203,15 +209,7 @@ class JournalFile:
         An OSError that tells of missing space left the older file in its place, and in use.
         """
         content = encode_header(salt) + encode_frame(salt, 0, encode_snapshot(snapshot))
-        unfinished = path.with_suffix(".new")
-        descriptor = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(descriptor, content)
-            os.fsync(descriptor)
-            unfinished.rename(path)
-        except OSError:
-            os.close(descriptor)
-            raise
+        descriptor = reserve_of(path).spend(_write_file, path.with_suffix(".new"), path, content)
         try:
             sync_directory(path.parent)
         except OSError as error:
@@ -237,15 +235,37 @@ class JournalFile:
         return cls(path, descriptor, recovered.salt, recovered.frames, recovered.length, recovered.snapshot_bytes), recovered
 
     def append(self, changes: Iterable[Change], give_up: threading.Event) -> None:
-        """Write `changes` as one frame and make it durable; waits for space until `give_up` is set.
+        """Write `changes` as one frame and make it durable; uses the reserve, then waits for space until `give_up` is set.
 
         After an OSError the file must not be used again.
         """
         frame = encode_frame(self._salt, self._frames, encode_changes(changes))
-        _write_when_there_is_room(self._descriptor, frame, self.size, give_up)
+        self._write(frame, give_up)
         os.fdatasync(self._descriptor)
         self._frames += 1
         self.size += len(frame)
+        if not self._reserve_whole:
+            with contextlib.suppress(OSError):  # the change is durable, and the disk says soon enough what it has
+                self._reserve_whole = not self._reserve.refill()
+
+    def _write(self, data: bytes, give_up: threading.Event) -> None:
+        """Write at the end; while no space is left, try again: part of a frame is no frame, and the next attempt writes over it."""
+        left, offset = memoryview(data), self.size
+        while left:
+            try:
+                written = os.pwrite(self._descriptor, left, offset)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                self._reserve_whole = False
+                if self._reserve.release():
+                    continue
+                if give_up.is_set():
+                    raise
+                log.error("metadata journal waits for space", error=str(error))
+                give_up.wait(FULL_RETRY_S)
+                continue
+            left, offset = left[written:], offset + written
 
     def replace(self, snapshot: Snapshot) -> JournalFile:
         """Start over with a file that holds only `snapshot`, the state after everything appended."""
@@ -263,19 +283,24 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _write_when_there_is_room(descriptor: int, data: bytes, offset: int, give_up: threading.Event) -> None:
-    """Write at `offset`; while no space is left, try again: part of a frame is no frame, and the next attempt writes over it."""
-    left = memoryview(data)
-    while left:
-        try:
-            written = os.pwrite(descriptor, left, offset)
-        except OSError as error:
-            if error.errno not in NO_SPACE or give_up.is_set():
-                raise
-            log.error("metadata journal waits for space", error=str(error))
-            give_up.wait(FULL_RETRY_S)
-            continue
-        left, offset = left[written:], offset + written
+def _write_file(unfinished: Path, path: Path, content: bytes) -> int:
+    """Write a file whole, durably, and let it replace `path`; its descriptor."""
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+        unfinished.rename(path)
+    except OSError:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()  # what is left of it would fill a full disk
+        raise
+    return descriptor
+
+
+def reserve_of(path: Path) -> Reserve:
+    """The space kept beside a journal for when its file system is full."""
+    return Reserve(str(path.with_name(RESERVE_NAME)), RESERVE_BYTES)
 
 
 def sync_directory(directory: Path) -> None:

@@ -14,7 +14,10 @@ from typing import Any, ClassVar
 
 from magnetar.metadata.record_json import LEFT_OUT, Record, json_of, members, optional
 
-RESTORE_STRIDE = 1 << 40
+RESTORE_STRIDE = 1 << 36
+"""The epoch of a term is restore number * RESTORE_STRIDE + revision of the record it began with. A larger revision goes on into the numbers above."""
+RESTORES_MAX = 255
+"""The highest restore number: message ids have room for 8 bits of it."""
 INTERNAL_LISTENER = "internal"
 """The listener that every broker has."""
 OVER_TLS = "/tls"

@@ -18,7 +18,9 @@ from magnetar.names import TopicName
 PRODUCE, CONSUME = "produce", "consume"
 GRANTS, BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = "auth_policies", "namespace_auth", "destination_auth", "subscription_auth_roles"
 AUTH_MODE, PREFIX = "subscription_auth_mode", "Prefix"
-INTERNAL_ROLE, INTERNAL_METHOD = "magnetar:internal", "magnetar-internal"
+CLUSTER_ROLES = "magnetar:"
+"""How roles begin that no client may have."""
+INTERNAL_ROLE, INTERNAL_METHOD = f"{CLUSTER_ROLES}internal", "magnetar-internal"
 """By which the processes of a cluster know each other."""
 Actions = Mapping[str, frozenset[str]]
 

@@ -1,6 +1,6 @@
 """The security document of a process.
 
-Owns: the shape of `--security FILE` and its errors. Imports: PyYAML, errors.
+Owns: the shape of `--security FILE` and its errors. Imports: PyYAML, errors, authorization.
 Invariants: a field that is unknown, has the wrong type or contradicts another is refused by its full name, never ignored: a typing mistake must
 not open a cluster.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magnetar.errors import InvalidRequest
+from magnetar.security.authorization import CLUSTER_ROLES
 
 DOCUMENT_BYTES_MAX = 256 << 10
 ROLES_MAX = 10_000
@@ -91,6 +92,17 @@ def _token(authentication: _Section) -> TokenOptions | None:
 
 
 def _check(document: SecurityDocument) -> None:
+    named = {
+        "anonymousRole": [document.anonymous_role],
+        "superUserRoles": document.super_user_roles,
+        "proxyRoles": document.proxy_roles,
+    }
+    for field, roles in named.items():
+        for role in roles:
+            if role.startswith(CLUSTER_ROLES):
+                raise InvalidRequest(
+                    f"security: {field} names {role!r}; roles that begin with {CLUSTER_ROLES} are the cluster's own"
+                )
     if both := document.proxy_roles & document.super_user_roles:
         raise InvalidRequest(
             f"security: authorization.proxyRoles and superUserRoles both name {sorted(both)[0]!r}; a proxy needs no rights of its own"

@@ -92,6 +92,22 @@ def key_lines(keys: Iterable[bytes]) -> bytes:
     return b"".join(_DATA + b";base64," + base64.b64encode(key) + b"\n" for key in keys)
 
 
+def _is_public(secret: bytes) -> bool:
+    """Whether bytes are a public key or certificate in DER: anybody who has it could sign tokens."""
+    if secret[:1] != b"\x30":  # what every structure in DER begins with
+        return False
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    for load in (load_der_public_key, x509.load_der_x509_certificate):
+        try:
+            load(secret)
+        except Exception:  # whatever it is, it is not one of these
+            continue
+        return True
+    return False
+
+
 def secret_key(field: str, data: bytes) -> SecretKey:
     """The key of a file. Raises InvalidRequest naming `field`."""
     secret = file_content(field, data)
@@ -99,6 +115,8 @@ def secret_key(field: str, data: bytes) -> SecretKey:
         raise InvalidRequest(
             f"{field}: its file holds a key in PEM; everybody who knows a public key could sign tokens with it: use publicKeyFile for it"
         )
+    if _is_public(secret):
+        raise InvalidRequest(f"{field}: its file holds a public key in DER, which is no secret: use publicKeyFile for it")
     if len(secret) < SECRET_BYTES_MIN:
         raise InvalidRequest(
             f"{field}: its file has {len(secret)} bytes, fewer than {SECRET_BYTES_MIN}; make one with magnetar token create-secret-key"

@@ -1,38 +1,58 @@
 """Work that nobody waits for.
 
-Owns: `watch_over`, for work whose failure is the end of something, and `again_and_again`, for work that has to go on. Imports: asyncio.
-Invariant: a task that ends by an exception never does so silently: who could end a life is told, or it begins anew and the log says so.
+Owns: `Surprises`, which keeps an unforeseen error of one topic, bundle, connection or peer from everything else. Imports: asyncio, errors.
+Invariants: an error that no code foresaw is logged with its type and counted, and costs its item this round only; the rest of the round and all later
+rounds take place. What ends an incarnation is the loss of its claim or its log, which the log reports by itself, never an exception that comes by.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
+
+from magnetar.errors import Fenced
 
 log = structlog.get_logger(__name__)
 
 AGAIN_S = 1.0
 
 
-def watch_over(task: asyncio.Task[Any], failed: Callable[[str], None]) -> None:
-    """Have `failed` called with the reason if the task ends by an exception."""
+class Surprises:
+    """Unforeseen errors by the work in which they came; `counts` has a closed set of names, for they are labels of a metric."""
 
-    def ended(done: asyncio.Task[Any]) -> None:
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("background.failed", task=done.get_name(), exc_info=error)
-            failed(f"{done.get_name()}: {error!r}")
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
 
-    task.add_done_callback(ended)
-
-
-async def again_and_again(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run work that never ends by itself, until it is cancelled; whatever else ends it, it begins anew after `AGAIN_S`."""
-    while True:
+    @contextmanager
+    def contained(self, work: str, *passed_on: type[Exception], **about: str) -> Iterator[None]:
+        """Within it any error ends only what is within it, but for those `passed_on`; `about` names the item for the log."""
         try:
-            await work()
-        except Exception as error:  # who follows for ever must not stop at a surprise
-            log.error("background.begins_anew", task=name, exc_info=error)
-        await asyncio.sleep(AGAIN_S)
+            yield
+        except passed_on:
+            raise
+        except Exception as error:
+            self.note(work, error, **about)
+
+    def note(self, work: str, error: BaseException, **about: str) -> None:
+        """Log and count an error that was caught elsewhere. Of a lost claim the log has told the broker already.
+
+        Raises the error if the task is being closed: a generator that is left then complains (`aclose(): ... already running`,
+        CPython before 3.13), and a task that went on would never end.
+        """
+        if isinstance(error.__context__, GeneratorExit):
+            raise error
+        if not isinstance(error, Fenced):
+            self.counts[work] += 1
+            log.error("background.surprise", work=work, error_type=type(error).__name__, error=str(error), exc_info=error, **about)
+
+    async def again_and_again(self, work: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what never ends by itself, until it is cancelled; whatever else ends it, it begins again after `AGAIN_S`."""
+        while True:
+            with self.contained(work):
+                await run()
+            await asyncio.sleep(AGAIN_S)

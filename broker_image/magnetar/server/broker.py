@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from magnetar import __version__
 from magnetar.clock import Clock
-from magnetar.errors import MagnetarError, StorageError, StoreError
+from magnetar.errors import CorruptData, MagnetarError, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, IncarnationRecord, ListenerAddress
 from magnetar.metadata.store import Delete, MetadataStore
@@ -29,7 +29,7 @@ from magnetar.server.commands.service import BrokerService
 from magnetar.server.connections.connection import Connection
 from magnetar.server.connections.connection_table import ConnectionTable
 from magnetar.server.context import BrokerContext
-from magnetar.server.joining import check_restore, guarded, join_cluster
+from magnetar.server.joining import check_restore, guarded, incarnation_number, join_cluster
 from magnetar.server.metrics import BrokerMetrics
 from magnetar.server.network.doors import follow_addresses, open_doors
 from magnetar.server.network.listeners import ListenerOptions, Listeners
@@ -114,6 +114,9 @@ class Broker:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._connections = ConnectionTable.open_to(settings, ports.security)
+        self._connections.surprises = self.metrics.surprises
+        if ports.tls is not None:
+            ports.tls.surprises = self.metrics.surprises
         self._ready = False
         self._draining = False
         self._doors: list[Listener] = []
@@ -153,6 +156,7 @@ class Broker:
         self.lease_id = await self._lease.start()
         await self._fence_predecessors()
         await self._register(draining=False)
+        self.context = replace(self.context, number=incarnation_number(joined.restore, self._registered_at))
         self.views = ClusterViews.create(self.context)
         await self.views.start()
         self.ownership = Ownership(self.context, self.views)
@@ -163,15 +167,15 @@ class Broker:
         self._log.on_sealed = self.ownership.file_sealed
         self.views.cordons.listen(lambda _names: self._look_at_cordon())
         self._start_leader()
-        self._spawn(self._check_claim(), "claim check")
+        self._keep_up("claim check", self._check_claim)
         self.maintenance = Maintenance(self.context, self.views, self.ownership, lambda: self.leader.leading)
-        self._spawn(self.maintenance.run(), "maintenance")
+        self._keep_up("maintenance", self.maintenance.run)
         self.deletion_marks = DeletionMarks(self.context, self.views)
-        self._spawn(self.deletion_marks.run(), "marks of deletions")
-        self._spawn(LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run(), "load report")
-        self._spawn(TopicLife(self.context, self.ownership).run(), "life of topics")
+        self._keep_up("marks of deletions", self.deletion_marks.run)
+        self._keep_up("load report", LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run)
+        self._keep_up("life of topics", TopicLife(self.context, self.ownership).run)
         if identity.listeners.reread is not None:
-            self._spawn(self._follow_listeners(), "listeners")
+            self._keep_up("listeners", self._follow_listeners)
         self.views.incarnations.listen(self._registrations_changed)
         if self._beside is not None:
             await self._beside(self)
@@ -308,7 +312,14 @@ class Broker:
         if self._ports.security is not None:
             from magnetar.server.security.guard import Guard
 
-            guard = Guard(self._ports.security, self.context, self.views, self._connections)
+            guard = Guard(
+                self._ports.security,
+                self.context.store,
+                self.context.clock,
+                self.views.namespaces,
+                self._connections,
+                self.metrics.surprises,
+            )
             await guard.start()
             self.guard = self.service.guard = guard
 
@@ -318,7 +329,11 @@ class Broker:
             predecessor = name.removeprefix("claims/")
             if predecessor != self.incarnation and predecessor.rpartition(".")[0] == self._identity.name:
                 log.info("broker.fencing_predecessor", predecessor=predecessor)
-                await fence(self._ports.volume, predecessor)
+                try:
+                    await fence(self._ports.volume, predecessor)
+                except CorruptData as error:
+                    # It has no claim any more. Whoever needs its log names the damage; everything else is to be served.
+                    log.error("broker.predecessor_damaged", predecessor=predecessor, error=str(error))
                 await self._store.transact([], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))])
 
     async def _register(self, draining: bool) -> None:
@@ -340,12 +355,17 @@ class Broker:
         table, gauge = DamageTable(self._ports.clock), self.metrics.gauge
         gauge("magnetar_storage_damage", "Named damage of storage that is there now: GET /magnetar/v1/damage", lambda: len(table))
         gauge("magnetar_storage_damage_met", "Operations that met damage", lambda: table.met)
-        gauge("magnetar_log_stalled", "1 while the log waits for space on the volume", lambda: self._log.stalled is not None)
+        space = self._log.space
+        gauge(
+            "magnetar_storage_short",
+            "1 while nothing is published for want of space on the volume",
+            lambda: space.short is not None,
+        )
+        gauge("magnetar_log_stalled", "1 while not even the reserve has space for the log", lambda: space.stalled is not None)
         gauge("magnetar_log_files_abandoned", "Log files left after a failed write or flush", lambda: self._log.files_abandoned)
+        self._connections.expose(gauge)
         security, tls = self._ports.security, self._ports.tls
         if security is not None:
-            refused = self._connections.refused
-            gauge("magnetar_connections_not_authenticated", "Connections that were refused for what they showed", refused)
             gauge(
                 "magnetar_security_reloads_failed", "Security documents that were not used", lambda: security.source.reloads_failed
             )
@@ -359,8 +379,11 @@ class Broker:
 
     # --- watching over ourselves -----------------------------------------------------------------------------------------------
 
-    def _spawn(self, work: object, name: str) -> asyncio.Task[None]:
-        assert asyncio.iscoroutine(work)
+    def _keep_up(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have work done for as long as this incarnation lives, whatever it meets."""
+        self._spawn(self.metrics.surprises.again_and_again(name, run), name)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)
         task.add_done_callback(self._task_ended)
         self._tasks = [known for known in self._tasks if not known.done()] + [task]
@@ -422,6 +445,9 @@ class Broker:
             except StoreError as error:
                 log.warning("broker.registration_failed", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
+            except Exception as error:
+                self.metrics.surprises.note("registration", error)
+                await asyncio.sleep(STORE_RETRY_S)
 
     async def _follow_listeners(self) -> None:
         """Have others told of the addresses that we advertise from now on."""
@@ -467,4 +493,6 @@ class Broker:
                     await self.ownership.empty(cordon.reason)
             except MagnetarError as error:
                 log.warning("broker.drain_delayed", error=str(error))
+            except Exception as error:
+                self.metrics.surprises.note("drain", error)
             await asyncio.sleep(DRAIN_LOOK_S)

@@ -31,6 +31,7 @@ class BrokerContext:
     """Ports, settings and identity of one incarnation.
 
     `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing, `restore` the cluster's restore number;
+    `number` names the incarnation among all of the cluster's, past and future, in few characters;
     `service_url` and `http_url` are what other brokers use; `listeners` says what clients are told.
     `security` is how clients and other processes show who they are (None: nobody is asked).
     `tls` is how this process speaks TLS (None: it does not).
@@ -55,10 +56,11 @@ class BrokerContext:
     security: Authenticator | None = None
     tls: TlsDoor | None = None
     http_url_tls: str = ""
+    number: str = ""
 
     def check_log(self) -> None:
         """Raises StorageFull or StorageError while what is appended would wait long, for those who can be told to come again."""
-        self.log.check_room()
+        self.log.space.check_room()
         most = self.settings.log_pending_bytes_max
         if self.log.pending_bytes > most:
             raise StorageError(

@@ -24,6 +24,7 @@ from magnetar.storage.storage_id import read_or_create_storage_id
 from magnetar.storage.volume import Volume
 
 FORMAT_VERSION = 1
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 START_NAMESPACES = (NamespaceName("public", "default"), NamespaceName("pulsar", "system"))
 
 
@@ -60,6 +61,18 @@ async def join_cluster(store: MetadataStore, volume: Volume, clock: Clock) -> Me
         key = keys.namespace(namespace)
         await store.transact([Compare(key, "create", "=", 0)], [Put(key, record.encode())])
     return Membership(storage_id, cluster.restore)
+
+
+def incarnation_number(restore: int, revision: int) -> str:
+    """What names one incarnation among all of the cluster's, in few characters: the revision of its registration, behind the restore number.
+
+    Each revision is one write of one broker, and a store whose revisions go back has a higher restore number.
+    """
+    digits = ""
+    while revision:
+        revision, digit = divmod(revision, len(DIGITS))
+        digits = DIGITS[digit] + digits
+    return f"{restore}.{digits}" if restore else digits
 
 
 def guarded(store: MetadataStore, restore: int, on_replaced: Callable[[str], None]) -> MetadataStore:

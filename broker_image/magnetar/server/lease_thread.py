@@ -12,15 +12,38 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import threading
 from collections.abc import Callable
+from typing import TypeVarTuple
 
 from magnetar.clock import Clock
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
 
 HEARTBEATS_PER_STALL = 4
-LAST_WORDS_S = 0.05
+Ts = TypeVarTuple("Ts")
+
+
+class _LeaseLoop(asyncio.SelectorEventLoop):
+    """The thread's event loop, which may be reported to after its end.
+
+    gRPC hears of cancelled calls and closed channels in a thread of its own, at any time later, and any loop of the process may be the one that
+    passes it on: an error there would be that loop's, with a traceback, and whatever else gRPC had to pass on would wait. No task is left that
+    waits for such a report.
+    """
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        try:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        except RuntimeError:
+            if not self.is_closed():
+                raise
+            handle = asyncio.Handle(callback, args, self, context)
+            handle.cancel()
+            return handle
 
 
 class ThreadedLeaseKeeper:
@@ -113,7 +136,8 @@ class ThreadedLeaseKeeper:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._keep())
+            with asyncio.Runner(loop_factory=_LeaseLoop) as runner:
+                runner.run(self._keep())
         except BaseException as error:
             # The caller of `start` or `stop` waits for this thread: it must see what ended it.
             waiting = self._stopped if self._started.done() else self._started
@@ -136,9 +160,6 @@ class ThreadedLeaseKeeper:
             await keeper.stop(revoke=await self._stop_requested)
         finally:
             await store.close()
-            # What gRPC still has to say of cancelled calls comes from its own thread, and gives nobody anything to wait for; said to
-            # a closed loop it would end up in the main loop as an error.
-            await asyncio.sleep(LAST_WORDS_S)
 
     def _progressing(self) -> bool:
         return self._clock.monotonic() - self._progress_at < self._stall_max_s

@@ -1,17 +1,46 @@
 """Structured logs.
 
-Owns: how log events leave a process: JSON lines for machines, short lines for people at a terminal. Imports: structlog.
-Invariants: one event per line, on standard error; the event's name is a constant, everything variable is a field; no secret is ever a field.
+Owns: how log events leave a process: JSON lines for machines, short lines for people at a terminal. Imports: structlog, clock.
+Invariants: one event per line, on standard error; the event's name is a constant, everything variable is a field; no secret is ever a field; events
+that name a peer, which it can cause at will, are limited in rate by name; what was left out is counted in the next one that is not.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 
 import structlog
 
+from magnetar.clock import SystemClock
+
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+PEER_EVENTS_PER_S, PEER_EVENTS_BURST = 10.0, 50.0
+"""Events of one name that name a peer: as many a second, and at once."""
+
+
+class PeerEventLimit:
+    """A processor of structlog that drops events with the field `peer` beyond a rate, by event name."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._left: dict[str, tuple[float, float, int]] = {}
+
+    def __call__(self, _logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if "peer" not in event:
+            return event
+        name, now = str(event["event"]), self._now_s()
+        left, since, dropped = self._left.get(name, (PEER_EVENTS_BURST, now, 0))
+        left = min(PEER_EVENTS_BURST, left + (now - since) * PEER_EVENTS_PER_S)
+        if left < 1:
+            self._left[name] = left, now, dropped + 1
+            raise structlog.DropEvent
+        self._left[name] = left - 1, now, 0
+        if dropped:
+            event["left_out"] = dropped
+        return event
 
 
 def configure_logs(level: str = "info", json_lines: bool | None = None) -> None:
@@ -24,6 +53,7 @@ def configure_logs(level: str = "info", json_lines: bool | None = None) -> None:
     )
     structlog.configure(
         processors=[
+            PeerEventLimit(SystemClock().monotonic),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -1,6 +1,6 @@
 """Metrics of a broker.
 
-Owns: every metric name the broker exports, with its meaning. Imports: prometheus_client.
+Owns: every metric name the broker exports, with its meaning. Imports: prometheus_client, background.
 Invariants: label values come from closed vocabularies (never topic, client or producer names); the hot path adds plain integers per batch
 and the exporter reads them; one registry per broker, so several brokers in one process (tests, simulation) do not mix.
 """
@@ -13,7 +13,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from magnetar.server.background import Surprises
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+
+
+def surprise_counters(surprises: Surprises) -> CounterMetricFamily:
+    """The metric of errors that no code foresaw."""
+    found = CounterMetricFamily(
+        "magnetar_background_surprises",
+        "Unforeseen errors in background work: each cost one topic, bundle, connection or peer one round, and is in the log",
+        labels=["work"],
+    )
+    for work, count in surprises.counts.items():
+        found.add_metric([work], count)
+    return found
 
 
 class _HotCounters(Collector):
@@ -35,6 +49,7 @@ class _HotCounters(Collector):
             "magnetar_tail_cache_misses": ("Dispatch reads served from storage", m.tail_misses),
         }
         found: list[Metric] = [CounterMetricFamily(name, text, value=value) for name, (text, value) in counters.items()]
+        found.append(surprise_counters(m.surprises))
         found += [GaugeMetricFamily(name, text, value=read()) for name, (text, read) in m.gauges.items()]
         return found
 
@@ -44,6 +59,7 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.surprises = Surprises()
         self.messages_in = self.bytes_in = self.messages_out = self.bytes_out = 0
         self.publish_errors = self.tail_hits = self.tail_misses = self.lookups = 0
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
@@ -63,7 +79,7 @@ class BrokerMetrics:
         )
         self.late_transactional_messages = Counter(
             "magnetar_transaction_late_messages",
-            "Messages that named a transaction which had committed without them: published as ordinary ones",
+            "Messages that named a committed transaction, published as ordinary ones (txn_late_sends_as_ordinary)",
             registry=self.registry,
         )
         self.log_rolls = Counter("magnetar_log_rolls", "Log files rolled", registry=self.registry)

@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +22,20 @@ import structlog
 from magnetar.admin.application import create_application
 from magnetar.admin.store_routes import store_router
 from magnetar.clock import Clock, SystemClock, back_off_s
-from magnetar.errors import InvalidRequest, MagnetarError, StoreUnavailable
+from magnetar.errors import InvalidRequest, MagnetarError, StorageFull, StoreUnavailable
 from magnetar.garbage import GarbageSchedule
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
+from magnetar.reserve import NO_SPACE
 from magnetar.server.administration.port import BrokerAdminPort
-from magnetar.server.background import again_and_again
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
 from magnetar.server.bundles.load import ProcessUsage
 from magnetar.server.coordinator.discovery import withdraw
 from magnetar.server.coordinator.standalone import StandaloneCoordinator
 from magnetar.server.network.access import CLOSED, INTERNAL, AccessOptions
+from magnetar.server.network.descriptors import divided_descriptors
 from magnetar.server.network.http import HttpListener
 from magnetar.server.network.listeners import ListenerOptions
 from magnetar.server.network.tls import TlsCertificates, TlsDoor
@@ -44,6 +45,8 @@ from magnetar.storage.opening import is_directory, open_volume
 if TYPE_CHECKING:
     from magnetar.admin.rights import Gate
     from magnetar.server.security.authentication import Authenticator
+    from magnetar.storage.posix import PosixVolume
+    from magnetar.storage.slots import SlotVolume
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +56,8 @@ IN_SERVICE_S = 30.0
 """A life that ends earlier after it was ready has failed as one that did not begin: the next one waits longer."""
 STORE_WAIT_MAX_S = 1.0
 """While the store is away nothing of ours is broken, and each try waits for a connection anyway."""
+SPACE_WAIT_S = 2.0
+"""A volume without any space is looked at again so often: some may be freed by hand, or by other brokers."""
 EMBEDDED = "embedded"
 ETCD_SCHEME = "etcd://"
 EMBEDDED_LEASE_S = 86_400.0
@@ -82,7 +87,8 @@ class BrokerProcess:
     """Runs until a signal, or until `stop` is called."""
 
     def __init__(self, options: ProcessOptions, on_ready: Callable[[Broker], None] | None = None) -> None:
-        self._options = options
+        settings, self._shares = divided_descriptors(options.settings)
+        self._options = replace(options, settings=settings)
         self._on_ready = on_ready
         self._stopping = asyncio.Event()
         self._clock: Clock = SystemClock()
@@ -114,12 +120,12 @@ class BrokerProcess:
         self._take_signals()
         options = self._options
         async with self._open_security() as security, self._open_tls() as tls, self._open_store() as (store, lease):
-            volume = await open_volume(self.volume_location, self._clock)
+            volume = await self._open_volume()
             application = create_application(BrokerAdminPort(self), self._gate(security))
             if options.store == EMBEDDED:
                 # The store is ours alone: jobs beside this process commit through it.
                 application.include_router(store_router(store))
-            http = HttpListener(application, options.bind_host, options.http_port)
+            http = HttpListener(application, options.bind_host, options.http_port, connections_max=self._shares.http)
             ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
             try:
                 identity = await self._identity(http, tls)
@@ -131,6 +137,31 @@ class BrokerProcess:
                     self._collecting.cancel()
                 await http.close()
                 await volume.close()
+
+    async def _open_volume(self) -> PosixVolume | SlotVolume:
+        """The shared volume; tries again while it has no space, not even of its reserve, to be looked at. Raises InvalidRequest, StorageError."""
+        while True:
+            try:
+                return await open_volume(self.volume_location, self._clock, self._options.settings.reserve_bytes)
+            except StorageFull as error:
+                await self._wait_for_space(error)
+
+    async def _open_embedded(self) -> EmbeddedStore:
+        """The store of a server that is alone; tries again as `_open_volume` does. Raises StoreError, OSError."""
+        while True:
+            try:
+                return await EmbeddedStore.open(self._options.data_directory / "metadata", self._clock)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                await self._wait_for_space(error)
+
+    async def _wait_for_space(self, error: Exception) -> None:
+        """Raises `error` if the process is to stop."""
+        log.error("broker.waits_for_space", error=str(error))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), SPACE_WAIT_S)
+            raise error
 
     async def _prepare_coordinator(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
         """Have the transaction coordinator of a server that is alone, unless transactions are switched off. Raises StoreError."""
@@ -187,7 +218,7 @@ class BrokerProcess:
                     garbage = GarbageSchedule(self._messages)
                     garbage.begin()
                     self._collecting = asyncio.create_task(
-                        again_and_again("garbage collection", garbage.run), name="garbage collection"
+                        broker.metrics.surprises.again_and_again("garbage collection", garbage.run), name="garbage collection"
                     )
                 await self._until_over(broker)
                 if self._clock.monotonic() - ready_at >= IN_SERVICE_S:
@@ -196,6 +227,9 @@ class BrokerProcess:
                 # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.
                 log.warning("broker.waits_for_store", error=str(error))
                 store_was_away = True
+            except StorageFull as error:
+                # Not even the reserve has room for a start. Nothing is left behind by an attempt, and the next one may find space.
+                log.error("broker.waits_for_space", error=str(error))
             except (MagnetarError, OSError) as error:
                 if not started_once:
                     await self._close(broker)
@@ -259,7 +293,11 @@ class BrokerProcess:
         security, certificates = self.security, TlsCertificates(Path(access.tls))
         following = asyncio.create_task(certificates.follow(), name="tls")
         try:
-            yield TlsDoor(certificates, lambda: security.source.current.document.internal_ca_file if security is not None else "")
+            yield TlsDoor(
+                certificates,
+                lambda: security.source.current.document.internal_ca_file if security is not None else "",
+                handshakes_max=self._shares.handshakes,
+            )
         finally:
             following.cancel()
 
@@ -278,8 +316,7 @@ class BrokerProcess:
         ttl_s, clock = options.settings.lease_ttl_s, self._clock
         store: MetadataStore
         if options.store == EMBEDDED:
-            store = await EmbeddedStore.open(options.data_directory / "metadata", clock)
-            embedded = store
+            store = embedded = await self._open_embedded()
 
             def lease(on_lost: Callable[[str], None]) -> Any:
                 return LeaseKeeper(embedded, clock, EMBEDDED_LEASE_S, on_lost)

@@ -46,6 +46,12 @@ class BrokerSettings:
         "how long a stopping broker waits for a metadata store that is away before it leaves its bundles to a takeover",
     )
     log_file_bytes: int = _bounded(64 * _MIB, 1 * _MIB, 4096 * _MIB, "size at which a log file is rolled")
+    storage_reserve_bytes: int = _bounded(
+        0,
+        0,
+        1 << 40,
+        "bytes of the volume kept for cursors, trims, deletions and a start when it is full; shared by all brokers; 0 = as much as a log file",
+    )
     log_pending_bytes_max: int = _bounded(
         64 * _MIB, 64 * _KIB, 4096 * _MIB, "bytes waiting for a flush above which connections are not read"
     )
@@ -68,7 +74,16 @@ class BrokerSettings:
         2_000, 1, 1_000_000, "entries per consumer that Key_Shared reads past while they wait for theirs"
     )
     look_ahead_per_subscription_entries_max: int = _bounded(20_000, 1, 10_000_000, "the same, of a subscription as a whole")
-    connections_max: int = _bounded(20_000, 1, 1_000_000, "open client connections")
+    connections_max: int = _bounded(
+        20_000, 1, 1_000_000, "open client connections; fewer if the process may not open as many files"
+    )
+    connections_per_address_max: int = _bounded(
+        10_000, 1, 1_000_000, "client connections from one IPv4 address or one /64 of IPv6 addresses"
+    )
+    connections_unauthenticated_max: int = _bounded(
+        1_000, 1, 1_000_000, "connections that have not sent CONNECT yet; for one more the oldest is dropped"
+    )
+    connect_timeout_s: float = _bounded(5.0, 0.05, 60, "time a new connection has to send CONNECT")
     producers_per_connection_max: int = _bounded(10_000, 1, 1_000_000, "producers of one connection")
     producer_name_bytes_max: int = _bounded(4096, 64, 60_000, "longest producer name, in UTF-8")
     deduplication_producers_max: int = _bounded(
@@ -153,6 +168,10 @@ class BrokerSettings:
         1, 0, 1, "1: transaction coordinators, and a standalone server, begin transactions; 0: they refuse as Pulsar does"
     )
     transactions_open_max: int = _bounded(100_000, 1, 10_000_000, "transactions of one coordinator that have not ended")
+    transactions_open_per_role_max: int = _bounded(20_000, 1, 10_000_000, "the same, of one authenticated role")
+    transactions_open_per_address_max: int = _bounded(
+        20_000, 1, 10_000_000, "the same, begun since the coordinator's start from one IPv4 address or one /64 of IPv6 addresses"
+    )
     transaction_participants_max: int = _bounded(10_000, 1, 1_000_000, "topics and subscriptions of one transaction")
     transaction_timeout_max_s: float = _bounded(86_400.0, 1, 1 << 31, "longest timeout that a transaction may be given")
     transaction_outcome_kept_s: float = _bounded(
@@ -180,6 +199,27 @@ class BrokerSettings:
     )
     txn_held_acks_max: int = _bounded(
         200_000, 1, 200_000, "runs of entries and batches that transactions hold acknowledged on one subscription"
+    )
+    broker_entry_index: int = _bounded(
+        0, 0, 1, "1: each message has an index, its number in its topic, as Pulsar's AppendIndexMetadataInterceptor gives it"
+    )
+    broker_entry_timestamp: int = _bounded(
+        0,
+        0,
+        1,
+        "1: each message has the time at which the broker took it, as Pulsar's AppendBrokerTimestampMetadataInterceptor gives it",
+    )
+    broker_entry_metadata_to_clients: int = _bounded(
+        0,
+        0,
+        1,
+        "1: clients that know of index and broker time get them, as with Pulsar's exposingBrokerEntryMetadataToClientEnabled",
+    )
+    txn_late_sends_as_ordinary: int = _bounded(
+        0,
+        0,
+        1,
+        "1: a message that names a committed transaction is published as an ordinary one, for batching Go producers; 0: it is refused",
     )
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 
@@ -213,6 +253,11 @@ class BrokerSettings:
             )
 
     @property
+    def reserve_bytes(self) -> int:
+        """What is kept of the volume when it is full."""
+        return self.storage_reserve_bytes or self.log_file_bytes
+
+    @property
     def entry_bytes_max(self) -> int:
         """Bytes of one SEND behind its command. Clients hold payloads alone against `max_message_bytes`; their metadata comes on top."""
         return self.max_message_bytes + ENTRY_HEAD_BYTES_MAX
@@ -226,6 +271,11 @@ class BrokerSettings:
     def ack_words_max(self) -> int:
         """`ack_set_words_max`, as far as one mask fits into a fifth of a block: a cursor is written in pieces of such parts."""
         return min(self.ack_set_words_max, self.block_bytes_max // (5 * 8))
+
+    @property
+    def batch_messages_max(self) -> int:
+        """Messages that one batch may announce: as many as an ack set can name."""
+        return 64 * self.ack_words_max
 
     @property
     def block_bytes_max(self) -> int:

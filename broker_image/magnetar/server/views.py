@@ -30,7 +30,7 @@ from magnetar.metadata.records import (
     TopicPoliciesRecord,
 )
 from magnetar.metadata.store import MetadataStore
-from magnetar.server.background import watch_over
+from magnetar.server.background import Surprises
 from magnetar.server.context import BrokerContext
 
 log = structlog.get_logger(__name__)
@@ -53,9 +53,9 @@ class Viewed(Generic[R]):
 class StoreView(Generic[R]):
     """Mirror of all records below one prefix, keyed by what follows the prefix."""
 
-    def __init__(self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R], failed: Callable[[str], None]) -> None:
-        """`failed` is told if nothing is followed any more."""
-        self._failed = failed
+    def __init__(self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R], surprises: Surprises) -> None:
+        """`surprises`: where errors are counted that nobody foresaw, of records and of listeners."""
+        self._surprises = surprises
         self._store, self._clock, self._prefix, self._kind = store, clock, prefix, kind
         self._items: dict[str, Viewed[R]] = {}
         self._revision = 0
@@ -86,7 +86,6 @@ class StoreView(Generic[R]):
         """Load the current state, then follow it. Raises StoreError if the first load fails."""
         await self._load()
         self._task = asyncio.create_task(self._follow(), name=f"view {self._prefix}")
-        watch_over(self._task, self._failed)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -142,8 +141,11 @@ class StoreView(Generic[R]):
                         self._advanced()
             except Compacted:
                 await self._reload()
-            except StoreError as error:
+            except Exception as error:
                 failures += 1
+                if not isinstance(error, StoreError):
+                    self._surprises.note("views", error, prefix=self._prefix)
+                    await self._reload()
                 log.warning("view.interrupted", prefix=self._prefix, revision=self._revision, error=str(error))
                 await asyncio.sleep(back_off_s(self._clock, failures, RETRY_BASE_S, RETRY_MAX_S))
 
@@ -166,8 +168,8 @@ class StoreView(Generic[R]):
             else:
                 try:
                     self._items[name] = Viewed(self._decode(value), revision)
-                except StoreError as error:
-                    # A record of another version must not take the whole view down; its key stays unknown here and says so.
+                except Exception as error:
+                    # A record of another version, or one that nobody can read, must not take the whole view down; its key stays unknown here.
                     log.error("view.undecodable", key=self._prefix + name, error=str(error))
                     self._items.pop(name, None)
             names.append(name)
@@ -176,7 +178,8 @@ class StoreView(Generic[R]):
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
         for listener in self._listeners:
-            listener(names)
+            with self._surprises.contained("views", prefix=self._prefix):
+                listener(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +196,15 @@ class ClusterViews:
 
     @staticmethod
     def create(context: BrokerContext) -> ClusterViews:
-        store, clock, fail = context.store, context.clock, context.fail
+        store, clock, surprises = context.store, context.clock, context.metrics.surprises
         return ClusterViews(
-            StoreView(store, clock, keys.BUNDLES, BundleRecord, fail),
-            StoreView(store, clock, keys.INCARNATIONS, IncarnationRecord, fail),
-            StoreView(store, clock, keys.NAMESPACES, NamespaceRecord, fail),
-            StoreView(store, clock, keys.CORDONS, CordonRecord, fail),
-            StoreView(store, clock, keys.LOAD, LoadRecord, fail),
-            StoreView(store, clock, keys.POLICIES, TopicPoliciesRecord, fail),
-            StoreView(store, clock, keys.TOPICS, PartitionedTopicRecord, fail),
+            StoreView(store, clock, keys.BUNDLES, BundleRecord, surprises),
+            StoreView(store, clock, keys.INCARNATIONS, IncarnationRecord, surprises),
+            StoreView(store, clock, keys.NAMESPACES, NamespaceRecord, surprises),
+            StoreView(store, clock, keys.CORDONS, CordonRecord, surprises),
+            StoreView(store, clock, keys.LOAD, LoadRecord, surprises),
+            StoreView(store, clock, keys.POLICIES, TopicPoliciesRecord, surprises),
+            StoreView(store, clock, keys.TOPICS, PartitionedTopicRecord, surprises),
         )
 
     async def start(self) -> None:

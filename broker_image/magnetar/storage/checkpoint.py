@@ -1,4 +1,4 @@
-"""Checkpoints of a bundle (version 1).
+"""Checkpoints of a bundle (version 2).
 
 Owns: the object that holds a bundle's topics, ledgers and cursors as of a log position. Imports: errors, names, metadata records, volume.
 Invariants: an object is written once under a name of its own; it holds everything of its bundle up to its position, perhaps more, and applying
@@ -20,7 +20,7 @@ from magnetar.storage.transaction_format import participant_pieces, participant_
 from magnetar.storage.volume import Volume
 from magnetar.transactions.participant_records import ParticipantState
 
-KIND, VERSION = "checkpoint", 1
+KIND, VERSION = "checkpoint", 2
 
 
 class CursorValues(Protocol):
@@ -39,8 +39,10 @@ class CursorValues(Protocol):
 class TopicValues(Protocol):
     """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order, `sequences` (producer, highest sequence id).
 
-    `sizes` is (bytes dropped, bytes appended), `marks` are (ledger, entry, append ms, bytes appended) of how old its entries are.
-    `transactions` is None for a topic that was never used with any.
+    `sizes` is (bytes dropped, bytes appended, messages appended), `marks` are (ledger, entry, elapsed ms of `Checkpoint.incarnation`, bytes
+    appended) of how old its entries are.
+    `chunks` are (producer, sequence id, number, checksum, ledger, entry) of the chunks of messages stored last. `transactions` is None for a topic
+    that was never used with any.
     """
 
     @property
@@ -54,9 +56,11 @@ class TopicValues(Protocol):
     @property
     def sequences(self) -> Sequence[tuple[str, int]]: ...
     @property
-    def sizes(self) -> tuple[int, int]: ...
+    def sizes(self) -> tuple[int, int, int]: ...
     @property
     def marks(self) -> Sequence[tuple[int, int, int, int]]: ...
+    @property
+    def chunks(self) -> Sequence[tuple[str, int, int, int, int, int]]: ...
     @property
     def transactions(self) -> ParticipantState | None: ...
 
@@ -80,8 +84,9 @@ class TopicCheckpoint:
     cursors: Mapping[str, CursorCheckpoint] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     sequences: tuple[tuple[str, int], ...] = ()
-    sizes: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int, int] = (0, 0, 0)
     marks: tuple[tuple[int, int, int, int], ...] = ()
+    chunks: tuple[tuple[str, int, int, int, int, int], ...] = ()
     transactions: ParticipantState | None = None
 
 
@@ -168,6 +173,7 @@ def _fields(topic: TopicValues) -> list[Any]:
         [list(known) for known in topic.sequences],
         list(topic.sizes),
         [list(mark) for mark in topic.marks],
+        [list(chunk) for chunk in topic.chunks],
     ]
 
 
@@ -213,6 +219,7 @@ def _topic(
     sequences: list[Any],
     sizes: list[int],
     marks: list[list[int]],
+    chunks: list[Any],
     transactions: dict[str, Any] | None = None,
 ) -> TopicCheckpoint:
     return TopicCheckpoint(
@@ -221,8 +228,11 @@ def _topic(
         {subscription: _cursor(*fields) for subscription, fields in cursors.items()},
         properties,
         tuple((producer, sequence) for producer, sequence in sequences),
-        (sizes[0], sizes[1]),
-        tuple((ledger, entry, append_ms, total) for ledger, entry, append_ms, total in marks),
+        (sizes[0], sizes[1], sizes[2]),
+        tuple((ledger, entry, elapsed_ms, total) for ledger, entry, elapsed_ms, total in marks),
+        tuple(
+            (producer, sequence, number, checksum, ledger, entry) for producer, sequence, number, checksum, ledger, entry in chunks
+        ),
         None if transactions is None else participant_state(transactions),
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from magnetar.errors import StorageError
+from magnetar.reserve import NO_SPACE, RESERVE
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +74,7 @@ def _warn_of_volatile(magic: int, path: Path) -> None:
 def probe_coherence(root: Path, temporary: Path) -> None:
     """Check the type of the file system, then that creating, linking and removing files below `root` work and are seen at once.
 
-    Also drops files in `temporary` that a crash left behind. Raises StorageError saying what to do.
+    Also drops files in `temporary` that a crash left behind. Raises StorageError saying what to do; OSError if there is no space.
     """
     try:
         temporary.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,8 @@ def probe_coherence(root: Path, temporary: Path) -> None:
             coherent = coherent and not second.exists()
         tidy_left_behind(temporary)
     except OSError as error:
+        if error.errno in NO_SPACE:
+            raise
         raise StorageError(f"{root} cannot be used: {error}; mount a volume that this user may write") from error
     if not coherent:
         raise StorageError(f"{root} shows removed files; mount a volume with one of {', '.join(sorted(_COHERENT.values()))}")
@@ -96,11 +99,13 @@ def probe_coherence(root: Path, temporary: Path) -> None:
 def tidy_left_behind(temporary: Path) -> None:
     """Remove files that a crash has left in `temporary`: last written `LEFT_BEHIND_S` ago or more, by the clock of the file system.
 
+    The volume's reserve lies there as well, and stays.
+
     Nobody who lives writes one that slowly; another broker may be at it too. Raises OSError.
     """
     with tempfile.NamedTemporaryFile(prefix="probe-", dir=temporary) as probe:
         before = os.fstat(probe.fileno()).st_mtime - LEFT_BEHIND_S
     for path in temporary.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            if path.is_file() and path.stat().st_mtime < before:
+            if path.is_file() and path.name != RESERVE and path.stat().st_mtime < before:
                 path.unlink()

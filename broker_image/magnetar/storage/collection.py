@@ -254,7 +254,7 @@ def children_of(bundle: BundleName, others: Iterable[BundleName]) -> tuple[str, 
 
 @dataclass(slots=True)
 class Grace:
-    """Lets things go only after they were seen to be given up for `kept_ms`.
+    """Lets things go only after they were seen to be given up for `kept_ms`, of the collector's own `clock.elapsed_ms`.
 
     Remembered in memory only: a collector that starts anew waits again.
     """
@@ -264,5 +264,5 @@ class Grace:
 
     def over(self, given_up: Collection[str], now_ms: int) -> list[str]:
         """Those of the names that may go now. What is not named is forgotten."""
-        self._since = {name: min(self._since.get(name, now_ms), now_ms) for name in given_up}
+        self._since = {name: self._since.get(name, now_ms) for name in given_up}
         return sorted(name for name, since in self._since.items() if now_ms - since >= self.kept_ms)

@@ -14,7 +14,7 @@ from magnetar.metadata.records import CheckpointPointer, LogPosition, LogRange
 from magnetar.storage import names
 from magnetar.storage.coordinator_format import CoordinatorCheckpoint, checkpoint_pieces, decode_changes, decode_checkpoint
 from magnetar.storage.document import close_document
-from magnetar.storage.fencing import fence, lost_file
+from magnetar.storage.fencing import fence, log_end, lost_file
 from magnetar.storage.recovery import scan_blocks
 from magnetar.storage.volume import Volume
 from magnetar.transactions.records import Change, CoordinatorState
@@ -46,7 +46,7 @@ async def read_changes(volume: Volume, tcid: int, chain: Sequence[LogRange]) -> 
         end = span.end if span.end is not None else await _ended(volume, span)
         if (end.file, end.offset) <= (span.start.file, span.start.offset):
             continue
-        async for number, body_at, body in scan_blocks(volume, span.incarnation, span.start, end):
+        async for number, body_at, body, _ in scan_blocks(volume, span.incarnation, span.start, end):
             try:
                 changes = [entry.change for entry in decode_changes(body) if entry.tcid == tcid]
             except CorruptData as error:
@@ -58,13 +58,14 @@ async def read_changes(volume: Volume, tcid: int, chain: Sequence[LogRange]) -> 
 
 async def _ended(volume: Volume, span: LogRange) -> LogPosition:
     """Where the log of an incarnation ends, which writes nothing more from here on."""
-    sealed = await fence(volume, span.incarnation)
-    first, lost = span.start.file, await lost_file(volume, span.incarnation, sealed)
+    first = span.start.file
+    sealed = await fence(volume, span.incarnation, {first: span.start.offset})
+    lost = await lost_file(volume, span.incarnation, sealed)
     missing = first if first not in {file.number for file in sealed} else lost
     if missing is not None:
         name = names.log_file(span.incarnation, missing)
         raise CorruptData(f"{name} is missing; the chain needs it: restore it from a backup", file=name)
-    return LogPosition(sealed[-1].number, sealed[-1].length)
+    return log_end(sealed, span.start)
 
 
 async def newest_epoch(volume: Volume, tcid: int) -> int:

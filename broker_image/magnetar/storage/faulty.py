@@ -9,7 +9,7 @@ failed stays done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from magnetar.clock import Clock
@@ -84,8 +84,8 @@ class FaultyVolume:
     async def shrink(self, name: str, length: int) -> None:
         await self.inner.shrink(name, length)
 
-    async def end_log(self, directory: str) -> None:
-        await self.inner.end_log(directory)
+    async def end_log(self, directory: str, lost: Collection[int] = ()) -> None:
+        await self.inner.end_log(directory, lost)
 
     async def exists(self, name: str) -> bool:
         return not self.missing(name) and await self.inner.exists(name)

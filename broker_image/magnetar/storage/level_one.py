@@ -59,7 +59,7 @@ def choose(
     partly: list[LevelZero] = []
     size = 0
     for found in sorted(files, key=lambda state: state.last_append_ms):
-        due = found.wanted or now_ms - found.last_append_ms >= age_ms
+        due = found.wanted or is_old(found.last_append_ms, now_ms, age_ms)
         if not found.pinned:
             due = due or found.bytes - found.live_bytes >= garbage_share * found.bytes
         left = found.loose_bytes if found.pinned else found.live_bytes
@@ -70,6 +70,24 @@ def choose(
         (partly if found.pinned else rewrite).append(found.file)
         size += left
     return Round(drop, tuple(rewrite), tuple(partly))
+
+
+def is_old(append_ms: int, now_ms: int, age_ms: int) -> bool:
+    """Whether what was appended then is to be rewritten, by wall clocks: also if one of them must have been wrong, which may not last for years."""
+    return abs(now_ms - append_ms) >= age_ms
+
+
+def while_space_is_short(chosen: Round, files: Sequence[FileState], bytes_max: int) -> Round:
+    """Of a round what gives back more than it writes: files of which at most half is alive, and of these no more than `bytes_max`."""
+    states = {found.file: found for found in files}
+    rewrite: list[LevelZero] = []
+    size = 0
+    for file in chosen.rewrite:
+        live = states[file].live_bytes
+        if 2 * live <= states[file].bytes and size + live <= bytes_max:
+            rewrite.append(file)
+            size += live
+    return Round(chosen.drop, tuple(rewrite))
 
 
 def outside(run: Run, segments: Sequence[SegmentReference]) -> list[Run]:

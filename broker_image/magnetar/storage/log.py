@@ -3,8 +3,9 @@
 Owns: `LogWriter`: group commit, receipts, rolling and sealing. Imports: asyncio, errors, clock, volume, storage formats. Works on any event loop.
 Invariants: a callback runs only after its record was flushed and the claim was found after that flush, in the order of the appends; one append
 is under way at a time; a failed write or flush is never tried again in its file: the file is abandoned, sealed where the acknowledged part ends,
-and the same records go into the next one; if that fails too, or the claim is gone, nothing is acknowledged any more; while no space is left
-everything waits; a file is sealed only where all of it was acknowledged, so every length that a taker can find covers every receipt.
+and the same records go into the next one; if that fails too, or the claim is gone, nothing is acknowledged any more; while no space is left, not
+even of the reserve, everything waits (`space`); a file is sealed only where all of it was acknowledged, so every length that a taker can find
+covers every receipt.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import structlog
 
-from magnetar.clock import Clock
-from magnetar.errors import CorruptData, Fenced, LimitExceeded, StorageError, StorageFull
+from magnetar.clock import Clock, elapsed_ms
+from magnetar.errors import Fenced, LimitExceeded, StorageError, StorageFull
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.document import encode_document
-from magnetar.storage.index import IndexBuilder, index_part
+from magnetar.storage.index import index_part
 from magnetar.storage.log_files import LogFile, LogFiles
 from magnetar.storage.log_format import (
     BLOCK_BODY_BYTES_MAX,
@@ -31,41 +32,29 @@ from magnetar.storage.log_format import (
     RecordType,
     encode_block_header,
 )
+from magnetar.storage.pending import Block, Durable
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.record_framing import RECORD_HEADER_BYTES
+from magnetar.storage.sealing import finish_file
 from magnetar.storage.seals import publish_seal
-from magnetar.storage.volume import Buffer, Volume
+from magnetar.storage.space import Space, look_again_and_again
+from magnetar.storage.volume import Buffer, Reserving, Volume
 
 __all__ = ["Durable", "LogWriter", "RecordPlace", "Sealed"]
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
 FILE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES_MAX = 8 * 1024 * 1024
 PENDING_BYTES_MAX = 64 * 1024 * 1024
-HEADS_PER_TURN_MAX = 512
 LARGE_BUFFER_BYTES = 8 * 1024
-FULL_RETRY_S = 1.0
+HUNG_S = 0.8
+"""A flush that has lasted so long may never end: who only tells what is there does not wait for it any more."""
 CREATE_ATTEMPTS_MAX = 3
 CREATE_RETRY_S = 0.1
 SPARE_FRACTION = 8  # of a file is written when the next one is prepared
 
-Durable = Callable[[RecordPlace], object]
 Sealed = Callable[[int, int, dict[str, list[int]]], object]
-
-
-class _Block:
-    """Records that will be flushed together; callbacks and heads with the offset of their record in the body."""
-
-    __slots__ = ("buffers", "callbacks", "heads", "records", "size")
-
-    def __init__(self) -> None:
-        self.buffers: list[Buffer] = []
-        self.callbacks: list[tuple[int, Durable]] = []
-        self.heads: list[tuple[int, bytes]] = []
-        self.records = self.size = 0
 
 
 class LogWriter:
@@ -92,17 +81,19 @@ class LogWriter:
         assert 0 < self._block_bytes_max <= BLOCK_BODY_BYTES_MAX, (block_bytes_max, file_bytes)
         self._volume, self._clock, self.incarnation = volume, clock, incarnation
         self._file_bytes, self.pending_bytes_max = file_bytes, pending_bytes_max
-        self._files = LogFiles(volume, clock, incarnation, file_bytes, spares_max)
+        self.space = Space(volume, incarnation, file_bytes)
+        self._files = LogFiles(volume, clock, incarnation, self.space, file_bytes, spares_max)
         self._on_fenced, self.on_sealed = on_fenced, on_sealed
         self._claim = names.claim(incarnation)
-        self._blocks: deque[_Block] = deque()
+        self._blocks: deque[Block] = deque()
         self._file: LogFile | None = None
         self._sequence = 0
         self._spare: asyncio.Task[LogFile] | None = None
-        self.stalled: StorageFull | None = None
         self._abandoned: set[int] = set()
         self._sealing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
+        self._flush_began: float | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._work: asyncio.Future[None] | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._roll_requested = self._closing = False
@@ -114,13 +105,21 @@ class LogWriter:
     # --- life ------------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Create the claim and the first file. Raises StorageError; an incarnation opens its log once."""
+        """Create the claim and the first file; neither is left behind by a failure. Raises StorageError; an incarnation opens its log once."""
         assert self._file is None, "the log is open"
         claim = encode_document("claim", 1, {"incarnation": self.incarnation, "created_ms": self._clock.wall_ms()})
         if not await self._volume.put_if_absent(self._claim, claim):
             raise StorageError(f"incarnation {self.incarnation} has a claim already; start with a new incarnation")
-        self._file = await self._create(0)
+        try:
+            self._file = await self._files.create(0)
+        except StorageError:
+            await self._give_up_claim()
+            raise
         self._flushing = self._task(self._flush_blocks(), "log")
+        if isinstance(self._volume, Reserving):
+            self._watching = asyncio.get_running_loop().create_task(
+                look_again_and_again(self.space, self._looked_at_space), name=f"log space {self.incarnation}"
+            )
 
     async def close(self) -> None:
         """Flush, seal every file and give up the claim; after a failure only release the files. Failures go to `on_fenced`."""
@@ -138,9 +137,25 @@ class LogWriter:
             self._seal_later(file, followed=False)
         if self._sealing is not None:
             await asyncio.wait([self._sealing])
+        if self._watching is not None:
+            self._watching.cancel()
         if self._failure is None:
-            await self._files.close()
+            await self._files.give_back()
             await self._volume.remove(self._claim)
+        elif isinstance(self._failure, StorageFull):
+            await self._give_up_claim()  # there was no space for a seal: whoever comes next writes it
+
+    async def _give_up_claim(self) -> None:
+        """Nothing will be acknowledged under our claim any more, and nobody need find it. It stays if the disk does not let it go."""
+        with contextlib.suppress(StorageError):
+            await self._volume.remove(self._claim)
+
+    async def _looked_at_space(self, missing: int) -> None:
+        """While the reserve is used nothing is kept for later; once there is room again the next file is prepared as ever."""
+        if missing:
+            await self._files.give_back()
+        elif self.space.short is None and self._spare is not None and self._spare.done() and self._spare.exception() is not None:
+            self._spare = None
 
     # --- appending -------------------------------------------------------------------------------------------------------------
 
@@ -161,7 +176,7 @@ class LogWriter:
             )
         block = self._blocks[-1] if self._blocks else None
         if block is None or block.size + size > self._block_bytes_max:
-            block = _Block()
+            block = Block()
             self._blocks.append(block)
         at = block.size
         if record_count:
@@ -214,11 +229,27 @@ class LogWriter:
             await self.barrier()
 
     async def confirm(self) -> None:
-        """For whoever tells what is there and writes nothing: the claim was found after the call began; also while there is no space.
+        """For whoever tells what is there and writes nothing: the claim was found after the call began.
 
-        A former owner that has not heard of its end would tell the past. Raises Fenced or StorageError.
+        Also while there is no space, or a flush hangs: what is told was durable before, so only the look matters. A former
+        owner that has not heard of its end would tell the past. Raises Fenced or StorageError.
         """
-        await (self.barrier() if self.stalled is None else self.check_claim())
+        if self.space.stalled is None and not self.hangs:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HUNG_S):
+                    await self.barrier()
+                return
+        await self.check_claim()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the disk has not answered for so long that nobody who has nothing to write should wait for it."""
+        return self.flush_age_s >= HUNG_S
+
+    @property
+    def flush_age_s(self) -> float:
+        """How long the flush under way has lasted; 0 if there is none."""
+        return 0.0 if self._flush_began is None else self._clock.monotonic() - self._flush_began
 
     async def check_claim(self) -> None:
         """For an owner that has nothing to write. Raises Fenced, having failed the log, if the claim is absent or cannot be looked up."""
@@ -265,11 +296,6 @@ class LogWriter:
         """Whether this writer acknowledges nothing any more."""
         return self._failure is not None
 
-    def check_room(self) -> None:
-        """Raises StorageFull while what is appended would wait for space, for those who can be told to come again."""
-        if self.stalled is not None:
-            raise self.stalled
-
     # --- flushing --------------------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
@@ -287,13 +313,16 @@ class LogWriter:
                 self._work = asyncio.get_running_loop().create_future()
                 await self._work
 
-    async def _flush(self, block: _Block) -> None:
+    async def _flush(self, block: Block) -> None:
         """One group commit: write, flush, find the claim, then call back."""
+        self._flush_began = self._clock.monotonic()
         try:
             file, start = await self._write(block)
         except StorageError as error:
             self._fail(error)
             return
+        finally:
+            self._flush_began = None
         if self._failure is not None:
             return  # check_claim or a seal found out while we wrote
         base = start + BLOCK_HEADER_BYTES + RECORD_HEADER_BYTES
@@ -303,45 +332,60 @@ class LogWriter:
         for at, callback in block.callbacks:
             callback(RecordPlace(number, base + at))
 
-    async def _write(self, block: _Block) -> tuple[LogFile, int]:
+    async def _write(self, block: Block) -> tuple[LogFile, int]:
         """Bring a block to stable storage: its file, and where it begins. Raises StorageError: nothing may be acknowledged any more."""
         file = await self._file_for(block)
         if not block.records:
             await self.check_claim()  # nothing to flush, yet who waits for this goes on to tell what is there
             return file, file.end
-        try:
-            start = await self._append(file, block)
-        except Fenced:
-            raise
-        except StorageError as error:
-            file = await self._abandon(file, error)
-            start = await self._append(file, block)  # fails again: it is not the file
+        file, start = await self._append_somewhere(file, block)
         self.pending_bytes -= block.size
         self._let_go_on()
-        if file.end > self._file_bytes // SPARE_FRACTION and self._spare is None and not self._closing:
+        wants_next = file.end > file.handle.capacity // SPARE_FRACTION and self._spare is None and self.space.short is None
+        if wants_next and not self._closing:
             self._prepare_spare(file.number + 1)
         return file, start
 
-    async def _append(self, file: LogFile, block: _Block) -> int:
+    async def _append_somewhere(self, file: LogFile, block: Block) -> tuple[LogFile, int]:
+        """Append to the file, or else to the next one; while what keeps us from it is a lack of space, again and again. Raises StorageError."""
+        failed: StorageError | None = None
+        while True:
+            try:
+                start = await self._append(file, block)
+            except Fenced:
+                raise
+            except StorageError as error:
+                if failed is not None:
+                    if not isinstance(error, StorageFull) or self._gives_up():
+                        raise  # fails again: it is not the file
+                    await self.space.wait(error)
+                file, failed = await self._abandon(file, block, error), error
+            else:
+                self.space.go_on()
+                return file, start
+
+    async def _append(self, file: LogFile, block: Block) -> int:
         start = file.end
         # Large buffers are written from where they lie; many small ones cost more one by one than a copy does.
         small = block.size < LARGE_BUFFER_BYTES * len(block.buffers)
         body = [b"".join(block.buffers)] if small else block.buffers
-        header = encode_block_header(file.seed, start, self._sequence, self._clock.wall_ms(), block.records, *body)
+        header = encode_block_header(file.seed, start, self._sequence, elapsed_ms(self._clock), block.records, *body)
         await file.handle.append(start, (header, *body), self._claim)
         self._sequence += 1
         self.flushes += 1
         file.end = start + BLOCK_HEADER_BYTES + block.size
         return start
 
-    async def _abandon(self, file: LogFile, error: StorageError) -> LogFile:
+    async def _abandon(self, file: LogFile, block: Block, error: StorageError) -> LogFile:
         """Leave a file that failed us, for good. Before anything is acknowledged elsewhere it is sealed where its acknowledged part ends:
         nobody may find there what we write again in the next one. Raises StorageError."""
         self._abandoned.add(file.number)
         log.error("log.file_abandoned", incarnation=self.incarnation, file=file.number, end=file.end, error=str(error))
-        fresh = await self._next_file(file.number + 1)
-        adopted = await self._until_there_is_room(
-            lambda: publish_seal(self._volume, self.incarnation, file.number, file.end, followed=True)
+        if isinstance(error, StorageFull):
+            self.space.begin_short(error)
+        fresh = await self._next_file(file.number + 1, block)
+        adopted = await self.space.until_there_is_room(
+            lambda: publish_seal(self._volume, self.incarnation, file.number, file.end, followed=True), self._gives_up
         )
         if adopted != file.end:
             raise Fenced(f"{names.log_file(self.incarnation, file.number)} was sealed at {adopted} by another: it has taken over")
@@ -349,62 +393,45 @@ class LogWriter:
         self._seal_later(file, followed=True)
         return fresh
 
-    async def _file_for(self, block: _Block) -> LogFile:
+    async def _file_for(self, block: Block) -> LogFile:
         """The file this block goes to: the next one if it does not fit or a roll was requested."""
         file = self._file
         assert file is not None
-        fits = file.end + BLOCK_HEADER_BYTES + block.size <= self._file_bytes and not file.handle.full
+        fits = file.end + BLOCK_HEADER_BYTES + block.size <= file.handle.capacity and not file.handle.full
         if (fits or not block.records) and not self._roll_requested:
             return file
         self._roll_requested = False
-        self._file = await self._next_file(file.number + 1)
+        self._file = await self._next_file(file.number + 1, block)
         self._seal_later(file, followed=True)
         return self._file
 
-    async def _next_file(self, number: int) -> LogFile:
-        """The prepared file, or one created now; waits while no space is left. Raises StorageError."""
+    async def _next_file(self, number: int, block: Block) -> LogFile:
+        """The prepared file, or one created now that has room for the block; waits while no space is left. Raises StorageError."""
         if self._spare is not None:
             with contextlib.suppress(StorageError):
                 return await self._take_spare()
-        return await self._until_there_is_room(lambda: self._create_again(number))
+        return await self.space.until_there_is_room(lambda: self._create_again(number, block.size), self._gives_up)
 
-    async def _create_again(self, number: int) -> LogFile:
+    async def _create_again(self, number: int, block_bytes: int) -> LogFile:
         """Create a file, a few times if need be: an attempt that failed leaves nothing behind."""
         for _ in range(CREATE_ATTEMPTS_MAX - 1):
             try:
-                return await self._create(number)
+                return await self._files.create(number, block_bytes)
             except (Fenced, StorageFull):
                 raise
             except StorageError as error:
                 log.warning("log.create_failed", incarnation=self.incarnation, file=number, error=str(error))
             await asyncio.sleep(CREATE_RETRY_S)
-        return await self._create(number)
+        return await self._files.create(number, block_bytes)
 
-    async def _until_there_is_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until there is space: `stalled` meanwhile, with nothing acknowledged and nothing lost. Raises any other StorageError."""
-        while True:
-            try:
-                found = await attempt()
-            except StorageFull as error:
-                if self._failure is not None or self._closing:
-                    raise
-                if self.stalled is None:
-                    log.error("log.stalled", incarnation=self.incarnation, error=str(error))
-                self.stalled = error
-                await asyncio.sleep(FULL_RETRY_S)
-                continue
-            if self.stalled is not None:
-                self.stalled = None
-                log.info("log.goes_on", incarnation=self.incarnation)
-            return found
-
-    async def _create(self, number: int) -> LogFile:
-        return await self._files.create(number)
+    def _gives_up(self) -> bool:
+        """Whether nobody waits for space any more."""
+        return self._failure is not None or self._closing
 
     def _prepare_spare(self, number: int) -> None:
-        """Create the next file ahead of need. If that fails it is tried again when it is needed."""
-        self._spare = asyncio.get_running_loop().create_task(self._create(number), name=f"log spare {self.incarnation}")
-        self._spare.add_done_callback(_look_at_result)
+        """Create the next file ahead of need, if there is room for a whole one. If that fails it is tried again when it is needed."""
+        self._spare = asyncio.get_running_loop().create_task(self._files.create_whole(number), name=f"log spare {self.incarnation}")
+        self._spare.add_done_callback(lambda task: task.cancelled() or task.exception())  # if nobody takes it, its error is no news
 
     async def _take_spare(self) -> LogFile:
         assert self._spare is not None
@@ -440,38 +467,16 @@ class LogWriter:
         await file.handle.close()
         if self._failure is not None:
             return  # the taker seals; what it finds covers all that we acknowledged
-        adopted = await self._background(
-            lambda: publish_seal(self._volume, self.incarnation, file.number, file.end, followed=followed)
+        epochs = await finish_file(
+            self._volume,
+            self.incarnation,
+            file,
+            followed=followed,
+            shrinks_below=self._file_bytes // 2,
+            gives_up=self._gives_up,
         )
-        if adopted != file.end:
-            # No write was under way when we left the file, so every honest sealer finds the same end.
-            raise CorruptData(
-                f"{names.log_file(self.incarnation, file.number)} was sealed at {adopted}, its writer ended it at {file.end}"
-            )
-        if file.end < self._file_bytes // 2:
-            # Reserved and hardly used: a spare, or a file that was left early. Nothing behind the seal was promised to anybody.
-            await self._volume.shrink(names.log_file(self.incarnation, file.number), file.end)
-        builder = IndexBuilder(self.incarnation, file.number)
-        at = 0
-        for number, (payload_offset, size) in enumerate(zip(file.head_places[0::2], file.head_places[1::2], strict=True), 1):
-            builder.add_head(file.heads[at : at + size], payload_offset)
-            at += size
-            if number % HEADS_PER_TURN_MAX == 0:
-                await asyncio.sleep(0)
-        index = builder.encode(file.end)
-        await self._background(lambda: self._volume.put_if_absent(names.index(self.incarnation, file.number), index))
         if self.on_sealed is not None and self._failure is None:
-            self.on_sealed(file.number, file.end, builder.epochs())
-
-    async def _background(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Work that nobody waits for: tried until there is space. Raises any other StorageError."""
-        while True:
-            try:
-                return await attempt()
-            except StorageFull:
-                if self._failure is not None or self._closing:
-                    raise
-                await asyncio.sleep(FULL_RETRY_S)
+            self.on_sealed(file.number, file.end, epochs)
 
     def _fail(self, error: StorageError) -> None:
         """Acknowledge nothing from now on; once."""
@@ -487,12 +492,6 @@ class LogWriter:
                 waiting.set_exception(error)
         self._wake()
         self._on_fenced(error)
-
-
-def _look_at_result(task: asyncio.Task[Any]) -> None:
-    """Whoever takes the spare gets its error; if nobody does, it is no news."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _reach(reached: asyncio.Future[None]) -> None:

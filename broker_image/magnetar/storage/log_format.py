@@ -37,16 +37,12 @@ ENTRY_ARRAY_BYTES = 16
 _FILE_MAGIC = b"MAGNLOG\0"
 _FILE = struct.Struct("<8sHHIIQH")  # magic, version, window, header bytes, file number, created ms, incarnation length
 _BLOCK_MAGIC = 0x4B4C424D  # "MBLK"
-_BLOCK = struct.Struct("<IIIIQQQ")  # magic, crc, body bytes, records, sequence, wall ms, offset
+_BLOCK = struct.Struct("<IIIIQQQ")  # magic, crc, body bytes, records, sequence, elapsed ms, offset
 _COVERED = struct.Struct("<IIQQQ")  # the block header after its CRC
-_BLOCK_START = struct.Struct("<II")
-_CRC = struct.Struct("<I")
-_EPOCH = struct.Struct("<Q")
-_ENTRIES = struct.Struct("<QQQQIHH")
-_RECORD_ENTRIES = struct.Struct("<BBHIQQQQIHH")
+_BLOCK_START, _CRC, _EPOCH = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<Q")
+_ENTRIES, _RECORD_ENTRIES = struct.Struct("<QQQQIHH"), struct.Struct("<BBHIQQQQIHH")
 _CURSOR = struct.Struct("<QqqBBHHHIII")
-_TOPIC = struct.Struct("<QBBHI")
-_RELEASE = struct.Struct("<QHHI")
+_TOPIC, _RELEASE = struct.Struct("<QBBHI"), struct.Struct("<QHHI")
 
 _PROPERTIES_PRESENT = 1
 BLOCK_MAGIC_BYTES = struct.pack("<I", _BLOCK_MAGIC)
@@ -62,6 +58,7 @@ class RecordType(enum.IntEnum):
     TERM = 5
     TRANSACTION = 6
     COORDINATOR = 7
+    HEARTBEAT = 8
 
 
 class CursorOperation(enum.IntEnum):
@@ -120,12 +117,12 @@ def decode_file_header(page: Buffer) -> FileHeader:
 
 
 class BlockHeader(NamedTuple):
-    """`body_bytes` follow the header; `sequence` counts the incarnation's blocks from 0; `wall_ms` is the broker's clock at the flush."""
+    """`body_bytes` follow the header; `sequence` counts the incarnation's blocks from 0; `elapsed_ms` is its `clock.elapsed_ms` at the flush."""
 
     body_bytes: int
     records: int
     sequence: int
-    wall_ms: int
+    elapsed_ms: int
     crc: int
 
 
@@ -137,9 +134,9 @@ def block_seed(incarnation: str, number: int) -> int:
     return int(crc32c(number.to_bytes(4, "little"), crc32c(incarnation.encode())))
 
 
-def encode_block_header(seed: int, offset: int, sequence: int, wall_ms: int, records: int, *body: Buffer) -> bytes:
+def encode_block_header(seed: int, offset: int, sequence: int, elapsed_ms: int, records: int, *body: Buffer) -> bytes:
     """The header of 40 bytes for `body`, one or more buffers that are to be written right behind it at `offset` of the file."""
-    covered = _COVERED.pack(sum(map(len, body)), records, sequence, wall_ms, offset)
+    covered = _COVERED.pack(sum(map(len, body)), records, sequence, elapsed_ms, offset)
     crc = crc32c(covered, seed)
     for buffer in body:
         crc = crc32c(buffer, crc)
@@ -150,10 +147,10 @@ def decode_block_header(data: Buffer, at: int, offset: int) -> BlockHeader | Non
     """The header at `data[at:]`, which was read from `offset` of the file; None if there is none. The CRC is not checked yet."""
     if len(data) - at < BLOCK_HEADER_BYTES:
         return None
-    magic, crc, body_bytes, records, sequence, wall_ms, own_offset = _BLOCK.unpack_from(data, at)
+    magic, crc, body_bytes, records, sequence, elapsed_ms, own_offset = _BLOCK.unpack_from(data, at)
     if magic != _BLOCK_MAGIC or own_offset != offset or not 0 < body_bytes <= BLOCK_BODY_BYTES_MAX:
         return None
-    return BlockHeader(body_bytes, records, sequence, wall_ms, crc)
+    return BlockHeader(body_bytes, records, sequence, elapsed_ms, crc)
 
 
 def block_is_intact(data: memoryview, at: int, header: BlockHeader, seed: int) -> bool:
@@ -251,7 +248,13 @@ class TermRecord:
     state: bytes
 
 
-Record = EntriesRecord | CursorRecord | TopicRecord | ReleaseRecord | TermRecord | TransactionRecord
+class HeartbeatRecord(NamedTuple):
+    """The term goes on and has nothing to write: the time of its block counts for the age of its entries."""
+
+    epoch: int
+
+
+Record = EntriesRecord | CursorRecord | TopicRecord | ReleaseRecord | TermRecord | TransactionRecord | HeartbeatRecord
 
 
 def encode_entries(
@@ -353,6 +356,11 @@ def encode_term(*, epoch: int, bundle: str, state: bytes) -> Encoded:
     """A TERM record."""
     name = bundle.encode()
     return _encoded(RecordType.TERM, _RELEASE.pack(epoch, bounded_length(name), 0, len(state)), name, state)
+
+
+def encode_heartbeat(*, epoch: int) -> Encoded:
+    """A HEARTBEAT record."""
+    return _encoded(RecordType.HEARTBEAT, _EPOCH.pack(epoch))
 
 
 def encode_transaction(*, epoch: int, topic: str, change: Change, subscription: str = "") -> Encoded:
@@ -465,9 +473,8 @@ def _decode_topic(payload: memoryview) -> TopicRecord:
     epoch, operation, _, topic_length, length = _TOPIC.unpack_from(payload)
     topic_end = _TOPIC.size + topic_length
     _check_end(payload, topic_end + length)
-    return TopicRecord(
-        epoch, str(payload[_TOPIC.size : topic_end], "utf-8"), TopicOperation(operation), json.loads(bytes(payload[topic_end:]))
-    )
+    topic, properties = str(payload[_TOPIC.size : topic_end], "utf-8"), json.loads(bytes(payload[topic_end:]))
+    return TopicRecord(epoch, topic, TopicOperation(operation), properties)
 
 
 def _decode_bundle_state(payload: memoryview) -> tuple[int, str, bytes]:
@@ -489,4 +496,5 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.RELEASE: lambda payload: ReleaseRecord(*_decode_bundle_state(payload)),
     RecordType.TERM: lambda payload: TermRecord(*_decode_bundle_state(payload)),
     RecordType.TRANSACTION: decode_transaction,
+    RecordType.HEARTBEAT: lambda payload: HeartbeatRecord(*_EPOCH.unpack(payload)),
 }

@@ -1,10 +1,11 @@
 """Stores that keep whole objects under names.
 
 Owns: the `ObjectStore` protocol, which says for certain what has happened; the `ObjectClient` protocol, single requests to a service that often
-cannot; and `RetryingObjects`, which makes the first of the second. Imports: asyncio, clock, errors, volume.
+cannot; and `RetryingObjects`, which makes the first of the second. Imports: asyncio, clock, errors, object_outage, volume.
 Source: S3's conditional writes (facts 1a): 412 means that somebody was first, 409 that it was not decided, no answer means nothing at all.
 Invariants: an object never changes once it is there; of many puts of one key exactly one is told that it has won, whatever was lost or repeated
-on the way: who is told that the key is taken looks whether it was itself, by the mark that no other put carries; attempts are bounded.
+on the way: who is told that the key is taken looks whether it was itself, by the mark that no other put carries; a request is repeated for
+`OUTAGE_S_MAX`, at the pace that all requests of the process share.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Protocol, TypeVar
 
 from magnetar.clock import Clock, back_off_s
 from magnetar.errors import StorageError
+from magnetar.storage.object_outage import SharedBackOff
 from magnetar.storage.volume import Buffer
 
 T = TypeVar("T")
 
-ATTEMPTS_MAX = 8
-BACKOFF_BASE_S = 0.05
-BACKOFF_MAX_S = 2.0
+OUTAGE_S_MAX = 60.0
+"""How long requests are repeated. An owner may wait as long as it likes, since a taker's fence takes the key that its put wants; but if it alone
+cannot reach the service, only its end lets another broker serve its bundles."""
+PAUSE_FIRST_S = 0.05
+PAUSE_LAST_S = 1.0
 MARK_BITS = 128
 CHECKS = "probes"
 
@@ -76,6 +80,10 @@ class ObjectUnclear(Exception):
     """No answer, or one that leaves open what has happened or will; the request may be repeated."""
 
 
+class ObjectThrottled(ObjectUnclear):
+    """The service asks for fewer requests."""
+
+
 class ObjectClient(Protocol):
     """Single requests to a service. Each raises ObjectUnclear, or StorageError if repeating is in vain."""
 
@@ -111,6 +119,7 @@ class RetryingObjects:
 
     def __init__(self, client: ObjectClient, clock: Clock) -> None:
         self._client, self._clock = client, clock
+        self._back_off = SharedBackOff(clock)
 
     async def put_if_absent(self, key: str, buffers: Sequence[Buffer]) -> bool:
         # One mark for all attempts of this put, and for no other: whichever attempt took effect, however late, is recognised as ours.
@@ -176,13 +185,24 @@ class RetryingObjects:
         await self._client.close()
 
     async def _tried(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat while it is unclear. Raises StorageError after `ATTEMPTS_MAX`."""
-        failures = 0
+        """Repeat while it is unclear. Raises StorageError once this or the outage has lasted `OUTAGE_S_MAX`."""
+        began, failures, shared = self._clock.monotonic(), 0, self._back_off
         while True:
+            mark = await shared.turn()
             try:
-                return await attempt()
+                found = await attempt()
             except ObjectUnclear as error:
                 failures += 1
-                if failures == ATTEMPTS_MAX:
-                    raise StorageError(f"{what} failed {failures} times, last: {error}; see to the object store") from error
-            await asyncio.sleep(back_off_s(self._clock, failures - 1, BACKOFF_BASE_S, BACKOFF_MAX_S))
+                shared.failed(mark, error, throttled=isinstance(error, ObjectThrottled))
+                tried_s = self._clock.monotonic() - min(began, shared.since_s or began)
+                if tried_s >= OUTAGE_S_MAX:
+                    raise StorageError(
+                        f"{what} failed {failures} times within {tried_s:.0f} s, last: {error}; see to the object store"
+                    ) from error
+            except FileNotFoundError:
+                shared.succeeded()
+                raise
+            else:
+                shared.succeeded()
+                return found
+            await asyncio.sleep(back_off_s(self._clock, failures - 1, PAUSE_FIRST_S, PAUSE_LAST_S))

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from magnetar.clock import Clock
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, StorageError
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.slots import SlotVolume
 
@@ -47,11 +47,14 @@ def check_location(location: str) -> None:
         raise InvalidRequest(f"storage: {location!r} is not known; use a directory, link:///path or s3://bucket/prefix")
 
 
-async def open_volume(location: str, clock: Clock) -> PosixVolume | SlotVolume:
-    """The volume there, found fit to carry the fence. Raises InvalidRequest, StorageError saying what to do."""
+async def open_volume(location: str, clock: Clock, reserve_bytes: int = 0) -> PosixVolume | SlotVolume:
+    """The volume there, found fit to carry the fence. Raises InvalidRequest, StorageError saying what to do.
+
+    `reserve_bytes` of a directory are kept for when it is full; other kinds of volumes have no reserve.
+    """
     check_location(location)
     if is_directory(location):
-        directory = PosixVolume(Path(location))
+        directory = PosixVolume(Path(location), reserve_bytes)
         directory.probe_coherence()
         return directory
     parts = urlsplit(location)
@@ -70,6 +73,9 @@ async def open_volume(location: str, clock: Clock) -> PosixVolume | SlotVolume:
         volume = SlotVolume(RetryingObjects(client, clock), clock)
     try:
         await volume.probe()
+    except StorageError as error:
+        await volume.close()
+        raise StorageError(f"{location} cannot be used: {error}") from error
     except BaseException:
         await volume.close()
         raise

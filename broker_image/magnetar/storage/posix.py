@@ -1,8 +1,9 @@
 """A volume on a POSIX file system.
 
-Owns: `PosixVolume`: durable creation, removal and reading of files below one directory. Imports: asyncio, os, errors, siblings.
+Owns: `PosixVolume`: durable creation, removal and reading of files below one directory. Imports: asyncio, os, errors, reserve, siblings.
 Invariants: a name appears complete or not at all (temporary file, flush, link), and a change of a directory is flushed before it is reported;
-no name leads out of the root; no call blocks the event loop on the disk; every OSError but a missing file becomes a StorageError.
+no name leads out of the root; no call blocks the event loop on the disk; reads do not wait for writes that hang; every OSError but a missing
+file becomes a StorageError; on a full disk whatever is created, except for whole log files, takes its space from the reserve.
 """
 
 from __future__ import annotations
@@ -14,32 +15,39 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from magnetar.errors import StorageError, StorageFull
+from magnetar.reserve import NO_SPACE, RESERVE, Reserve, free_bytes
 from magnetar.storage.coherence import probe_coherence
 from magnetar.storage.names import LOG_SUFFIX
-from magnetar.storage.posix_log import NO_SPACE, ZERO_START_BYTES, PosixLogHandle, ZeroFiller, write_fully
+from magnetar.storage.posix_log import ZERO_START_BYTES, PosixLogHandle, ZeroFiller, write_fully
 from magnetar.storage.volume import Buffer
 
 T = TypeVar("T")
 
 TEMPORARY = ".temporary"
 READ_THREADS = 4
+WRITE_THREADS = 4
 READ_DIRECT_BYTES_MAX = 256 * 1024
 SYNCED_DIRECTORIES_MAX = 65536
 
 
 class PosixVolume:
-    """The `Volume` below the directory `root`, which must be on a coherent file system (see `probe_coherence`)."""
+    """The `Volume` below the directory `root`, which must be on a coherent file system (see `probe_coherence`).
 
-    def __init__(self, root: Path) -> None:
+    `reserve_bytes` of it are kept for what must go on when it is full; a process that gives none (a job) uses none either.
+    """
+
+    def __init__(self, root: Path, reserve_bytes: int = 0) -> None:
         self._root = root
         self._base = f"{root}/"
-        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="volume")
+        self._reserve = Reserve(f"{root}/{TEMPORARY}/{RESERVE}", reserve_bytes)
+        self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="volume")
+        self._writers = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="volume write")
         self._filler = ZeroFiller()
         self._temporary_numbers = itertools.count()
         self._synced_directories: set[str] = set()
@@ -48,19 +56,34 @@ class PosixVolume:
 
     def probe_coherence(self) -> None:
         """Refuse a file system on which the fence would not hold. Creates the root. Raises StorageError saying what to do."""
-        probe_coherence(self._root, self._root / TEMPORARY)
+        with _translated(f"probe of {self._root}"):
+            self._reserve.spend(probe_coherence, self._root, self._root / TEMPORARY)
 
     async def close(self) -> None:
         """Stop the threads; open log handles must be closed first."""
         self._filler.close()
-        self._pool.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
+        self._writers.shutdown(wait=False)
 
     # --- the interface ---------------------------------------------------------------------------------------------------------
 
     async def create_log(self, name: str, capacity: int, header: bytes) -> PosixLogHandle:
         """As `Volume.create_log`; zeros are written in the background, ahead of the appends."""
         assert len(header) <= capacity, (name, len(header), capacity)
-        descriptor = await self._in_pool(self._create_log, name, capacity, header)
+        return self._opened(name, await self._in_pool(self._create_log, name, capacity, header), capacity, header)
+
+    async def create_short_log(self, name: str, capacity: int, header: bytes) -> PosixLogHandle:
+        """As `Reserving.create_short_log`."""
+        descriptor = await self._in_pool(self._create_short_log, name, capacity, header)
+        return self._opened(name, descriptor, capacity, header)
+
+    async def has_room(self, size: int) -> bool:
+        return await self._in_pool(self._free) >= size
+
+    async def refill_reserve(self) -> int:
+        return await self._in_pool(self._refill)
+
+    def _opened(self, name: str, descriptor: int, capacity: int, header: bytes) -> PosixLogHandle:
         # Who writes a second log beside the first has need of it: zero all of it before the appends come, in an inode they do not flush yet.
         directory = os.path.dirname(name)
         zero_bytes = capacity if directory in self._written_directories else ZERO_START_BYTES
@@ -88,7 +111,7 @@ class PosixVolume:
             found = self._read_cached(name, offset, length)
             if found is not None:
                 return found
-        return await self._in_pool(self._read, name, offset, length)
+        return await self._in_pool(self._read, name, offset, length, pool=self._readers)
 
     async def put_if_absent(self, name: str, data: bytes) -> bool:
         return await self._in_pool(self._put_if_absent, name, data)
@@ -99,7 +122,7 @@ class PosixVolume:
     async def shrink(self, name: str, length: int) -> None:
         await self._in_pool(self._shrink, name, length)
 
-    async def end_log(self, directory: str) -> None:
+    async def end_log(self, directory: str, lost: Collection[int] = ()) -> None:
         """Nothing to do: every append looks for its claim."""
 
     async def exists(self, name: str) -> bool:
@@ -115,12 +138,12 @@ class PosixVolume:
         return await self._in_pool(self._remove, name)
 
     async def list(self, prefix: str) -> list[str]:
-        return await self._in_pool(self._list, prefix)
+        return await self._in_pool(self._list, prefix, pool=self._readers)
 
     # --- in threads ------------------------------------------------------------------------------------------------------------
 
-    async def _in_pool(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+    async def _in_pool(self, call: Callable[..., T], *arguments: Any, pool: ThreadPoolExecutor | None = None) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool or self._writers, call, *arguments)
 
     def _path(self, name: str) -> str:
         parts = name.split("/")
@@ -131,19 +154,50 @@ class PosixVolume:
     def _create_log(self, name: str, capacity: int, header: bytes) -> int:
         path = self._path(name)
         with _translated(f"creation of log {name}"):
-            self._make_directory(os.path.dirname(path))
+            return self._create_allocated(path, capacity, header)
+
+    def _create_short_log(self, name: str, capacity: int, header: bytes) -> int:
+        path = self._path(name)
+        with _translated(f"creation of log {name}"):
+            return self._reserve.spend(self._create_allocated, path, capacity, header)
+
+    def _create_allocated(self, path: str, capacity: int, header: bytes) -> int:
+        """A new file with its space and its header; after a failure neither it nor a directory that was made for it is there."""
+        directory = os.path.dirname(path)
+        self._make_directory(directory)
+        try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             try:
                 os.posix_fallocate(descriptor, 0, capacity)
                 write_fully(descriptor, 0, [header])
                 os.fdatasync(descriptor)
-                _sync_directory(os.path.dirname(path))
+                _sync_directory(directory)
             except OSError:
                 os.close(descriptor)
                 with contextlib.suppress(OSError):
                     os.unlink(path)  # else the next attempt would find the name taken
                 raise
+        except OSError:
+            self._remove_if_empty(directory)
+            raise
         return descriptor
+
+    def _remove_if_empty(self, directory: str) -> None:
+        """Attempts that fail, one after the other, must not use up what is left of a full disk."""
+        if directory == str(self._root):
+            return
+        with self._directories_lock, contextlib.suppress(OSError):
+            os.rmdir(directory)
+            self._synced_directories.discard(directory)
+
+    def _free(self) -> int:
+        with _translated("look at the free space"):
+            return free_bytes(self._base)
+
+    def _refill(self) -> int:
+        with _translated("filling of the reserve"):
+            self._make_directory(f"{self._base}{TEMPORARY}")
+            return self._reserve.refill()
 
     def _set_aside(self, name: str, spare: str, capacity: int) -> bool:
         path, aside = self._path(name), self._path(spare)
@@ -218,25 +272,29 @@ class PosixVolume:
         path = self._path(name)
         directory = os.path.dirname(path)
         with _translated(f"creation of {name}"):
-            self._make_directory(directory)
-            temporary, descriptor = self._open_temporary()
-            try:
-                try:
-                    write_fully(descriptor, 0, [data])
-                    os.fdatasync(descriptor)
-                finally:
-                    os.close(descriptor)
-                try:
-                    os.link(temporary, path)
-                    created = True
-                except FileExistsError:
-                    # A network file system may have repeated a request whose answer was lost: then it is our own file that is there.
-                    created = _identity(temporary) == _identity(path)
-            finally:
-                os.unlink(temporary)
+            created = self._reserve.spend(self._link_new, path, data)
             # Also when the name was there: its creator may not have flushed the directory yet, and the caller is about to rely on it.
             _sync_directory(directory)
         return created
+
+    def _link_new(self, path: str, data: bytes) -> bool:
+        """Write a new file and give it a name that is free; False if it was not. An OSError leaves nothing under the name."""
+        self._make_directory(os.path.dirname(path))
+        temporary, descriptor = self._open_temporary()
+        try:
+            try:
+                write_fully(descriptor, 0, [data])
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                # A network file system may have repeated a request whose answer was lost: then it is our own file that is there.
+                return _identity(temporary) == _identity(path)
+        finally:
+            os.unlink(temporary)
+        return True
 
     def _open_temporary(self) -> tuple[str, int]:
         """A new file that no list shows. Exclusive creation makes it ours, whatever other processes number theirs."""
@@ -249,12 +307,16 @@ class PosixVolume:
 
     def _make_durable(self, name: str, offset: int, data: Buffer) -> None:
         with _translated(f"flush of {name}"):
-            descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                write_fully(descriptor, offset, [data])
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._reserve.spend(self._write_again, self._path(name), offset, data)
+
+    @staticmethod
+    def _write_again(path: str, offset: int, data: Buffer) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            write_fully(descriptor, offset, [data])
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _shrink(self, name: str, length: int) -> None:
         path = self._path(name)

@@ -1,20 +1,20 @@
 """Append-only log files on a POSIX file system.
 
 Owns: `PosixLogHandle`, the step that every receipt waits for: write, flush, look for the claim; and `ZeroFiller`, which writes zeros ahead of it.
-Imports: os, threading, errors, worker.
+Imports: os, threading, errors, reserve, worker.
 Invariants: write, flush and check happen in this order in one thread; after any failure the handle refuses to write; zeros are never written
 over appended bytes.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
 from magnetar.errors import Fenced, StorageError, StorageFull
+from magnetar.reserve import NO_SPACE
 from magnetar.storage.volume import Buffer
 from magnetar.storage.worker import Worker
 
@@ -25,7 +25,6 @@ ZERO_CHUNKS_PER_FLUSH = 8
 ZERO_START_BYTES = 8 * 1024 * 1024
 LARGE_APPEND_BYTES = 256 * 1024
 """Appends of this size on average take as long as the disk takes to write them, zeros before or not: the zeros would only cost its bandwidth."""
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 _ZEROS = memoryview(bytes(ZERO_CHUNK_BYTES))
 

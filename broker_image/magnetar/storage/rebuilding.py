@@ -36,6 +36,7 @@ from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
 from magnetar.storage.collection import children_of
 from magnetar.storage.coordinator_copies import CoordinatorFacts, rebuilt_coordinators
+from magnetar.storage.fencing import log_end
 from magnetar.storage.log_copies import LogFacts, TermCopy
 from magnetar.storage.log_format import FILE_HEADER_BYTES
 
@@ -162,7 +163,7 @@ def _closed(name: str, record: BundleRecord, facts: StorageFacts) -> BundleRecor
     chain = record.chain
     if chain and chain[-1].end is None:
         last = chain[-1]
-        end = facts.logs.releases.get((name, record.epochs[-1])) or _sealed_end(last, facts)
+        end = facts.logs.releases.get((name, record.epochs[-1])) or log_end(facts.logs.sealed.get(last.incarnation, ()), last.start)
         chain = (*chain[:-1], LogRange(last.incarnation, last.start, max(last.start, end, key=_place)))
     return BundleRecord(
         BundleState.FREE,
@@ -172,12 +173,6 @@ def _closed(name: str, record: BundleRecord, facts: StorageFacts) -> BundleRecor
         epochs=record.epochs,
         reason="rebuilt from storage",
     )
-
-
-def _sealed_end(span: LogRange, facts: StorageFacts) -> LogPosition:
-    """Where the incarnation's log ends; the range's start if it died before its first file was durable."""
-    files = facts.logs.sealed.get(span.incarnation, ())
-    return LogPosition(files[-1].number, files[-1].length) if files else span.start
 
 
 def _missing(name: str, record: BundleRecord, given: BundleRecord, facts: StorageFacts) -> list[str]:

@@ -32,7 +32,7 @@ from magnetar.storage.log_format import (
     decode_records,
 )
 from magnetar.storage.places import RecordPlace
-from magnetar.storage.seals import read_seal
+from magnetar.storage.seals import read_seal, read_whole_seal
 from magnetar.storage.volume import Volume
 
 READ_BYTES = 4 * 1024 * 1024
@@ -41,16 +41,18 @@ RECORDS_PER_TURN_MAX = 256
 
 
 class ScannedRecord(NamedTuple):
-    """A record and where its payload begins."""
+    """A record, where its payload begins, and the `elapsed_ms` of its block."""
 
     place: RecordPlace
     record: Record
+    elapsed_ms: int
 
 
 class LogBlocks:
     """The blocks of one log file from `start` on, in order, up to `limit` bytes or the first one that is not intact.
 
-    After the iteration `end` is the offset behind the last intact block and `last` that of its first byte (both `start` if there was none).
+    After each step `end` is the offset behind the last intact block, `last` that of its first byte (both `start` if there was none), and `elapsed_ms`
+    its time.
     """
 
     def __init__(self, volume: Volume, incarnation: str, number: int, start: int, limit: int | None) -> None:
@@ -58,6 +60,7 @@ class LogBlocks:
         self.name = names.log_file(incarnation, number)
         self.end = self.last = start
         self.sequence = -1
+        self.elapsed_ms = 0
         self._volume, self._limit = volume, limit
         self._seed = block_seed(incarnation, number)
         self._data = memoryview(b"")
@@ -66,7 +69,7 @@ class LogBlocks:
     async def __aiter__(self) -> AsyncIterator[tuple[int, memoryview]]:
         """(offset of the body in the file, body) of each block."""
         while (header := await self._next_header()) is not None:
-            self.last, self.sequence = self.end, header.sequence
+            self.last, self.sequence, self.elapsed_ms = self.end, header.sequence, header.elapsed_ms
             self.end += BLOCK_HEADER_BYTES + header.body_bytes
             body_at = self.last + BLOCK_HEADER_BYTES
             yield body_at, self._data[body_at - self._base : self.end - self._base]
@@ -126,7 +129,9 @@ async def read_file_header(volume: Volume, incarnation: str, number: int) -> Fil
     try:
         header = decode_file_header(await volume.read(name, 0, FILE_HEADER_BYTES))
     except CorruptData as error:
-        raise CorruptData(f"{name}: {error}") from error
+        if error.file:
+            raise
+        raise CorruptData(f"{name}: {error}", file=name, offset=0) from error
     if (header.incarnation, header.number) != (incarnation, number):
         raise CorruptData(f"{name}: is file {header.number} of {header.incarnation}; the volume was tampered with")
     return header
@@ -146,31 +151,35 @@ async def scan(
     `start` and `end` are ends of blocks (or offset 0: the file's first). Views point into the bytes that were read. Raises CorruptData for
     any damage below a seal or below `end`, StorageError.
     """
-    async for number, body_at, body in scan_blocks(volume, incarnation, start, end):
+    async for number, body_at, body, elapsed_ms in scan_blocks(volume, incarnation, start, end):
         found = _decoded(names.log_file(incarnation, number), body_at, body, terms)
         for decoded, (payload_at, record) in enumerate(found, 1):
-            yield ScannedRecord(RecordPlace(number, body_at + payload_at), record)
+            yield ScannedRecord(RecordPlace(number, body_at + payload_at), record, elapsed_ms)
             if decoded % RECORDS_PER_TURN_MAX == 0:
                 await asyncio.sleep(0)
 
 
 async def scan_blocks(
     volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None
-) -> AsyncIterator[tuple[int, int, memoryview]]:
-    """(file, offset of the body in it, body) of every block in a range, as `scan`."""
+) -> AsyncIterator[tuple[int, int, memoryview, int]]:
+    """(file, offset of the body in it, body, its `elapsed_ms`) of every block in a range, as `scan`."""
     for number in await _files_between(volume, incarnation, start, end):
         begin = max(FILE_HEADER_BYTES, start.offset if number == start.file else 0)
-        limit = await read_seal(volume, incarnation, number)
+        seal = await read_whole_seal(volume, incarnation, number)
+        limit = None if seal is None else seal.length
+        cut = seal is not None and seal.accepted
         if end is not None and number == end.file:
-            if limit is not None and limit < end.offset:
+            if limit is not None and limit < end.offset and not cut:
                 raise CorruptData(f"{names.log_file(incarnation, number)}: sealed at {limit}, but {end.offset} was acknowledged")
-            limit = end.offset
+            limit = end.offset if limit is None else min(limit, end.offset)
         if limit is not None and limit <= begin:
+            if cut:
+                return
             continue
         await read_file_header(volume, incarnation, number)
         blocks = LogBlocks(volume, incarnation, number, begin, limit)
         async for body_at, body in blocks:
-            yield number, body_at, body
+            yield number, body_at, body, blocks.elapsed_ms
             await asyncio.sleep(0)
         if limit is None:
             await blocks.check_nothing_follows()
@@ -180,6 +189,8 @@ async def scan_blocks(
                 file=blocks.name,
                 offset=blocks.end,
             )
+        if cut:
+            return  # what follows is lost, and that is accepted
 
 
 async def scan_part(
@@ -193,8 +204,11 @@ async def scan_part(
     blocks = LogBlocks(volume, incarnation, start.file, begin, end.offset)
     async for body_at, body in blocks:
         for at, record in _decoded(blocks.name, body_at, body, terms):
-            yield ScannedRecord(RecordPlace(start.file, body_at + at), record)
+            yield ScannedRecord(RecordPlace(start.file, body_at + at), record, blocks.elapsed_ms)
     if blocks.end != end.offset:
+        seal = await read_whole_seal(volume, incarnation, start.file)
+        if seal is not None and seal.accepted and blocks.end >= seal.length:
+            return
         raise CorruptData(
             f"{blocks.name}: damaged at {blocks.end}, below {end.offset} which was acknowledged; restore this file",
             file=blocks.name,
@@ -225,7 +239,7 @@ async def scan_durable(
             if held is not None:
                 yield held
             found = _decoded(blocks.name, body_at, body, terms)
-            records = [ScannedRecord(RecordPlace(number, body_at + at), record) for at, record in found]
+            records = [ScannedRecord(RecordPlace(number, body_at + at), record, blocks.elapsed_ms) for at, record in found]
             held = LogPosition(number, blocks.end), records
             await asyncio.sleep(0)
         if limit is None or blocks.end != limit:
@@ -251,7 +265,7 @@ def _decoded(name: str, body_at: int, body: memoryview, terms: Container[int] | 
 
 
 async def _files_between(volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None) -> list[int]:
-    """The files to read. Raises CorruptData if one that must be there is missing."""
+    """The files to read, up to one whose loss was accepted. Raises CorruptData if one that must be there is missing."""
     numbers = [
         number
         for number in await list_log_files(volume, incarnation)
@@ -260,6 +274,9 @@ async def _files_between(volume: Volume, incarnation: str, start: LogPosition, e
     last = end.file if end is not None and end.offset > FILE_HEADER_BYTES else numbers[-1] if numbers else start.file - 1
     missing = sorted(set(range(start.file, last + 1)) - set(numbers))
     if missing:
+        seal = await read_whole_seal(volume, incarnation, missing[0])
+        if seal is not None and seal.accepted:
+            return [number for number in numbers if number < missing[0]]
         name = names.log_file(incarnation, missing[0])
         raise CorruptData(f"{name} is missing; the chain needs it: restore it from a backup", file=name)
     return numbers

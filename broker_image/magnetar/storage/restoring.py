@@ -2,8 +2,9 @@
 
 Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and manifests, write the store. Imports: storage
 and metadata siblings, clock.
-Invariants: the restore number is raised before anything is read, so nobody joins meanwhile or with what the store said before; the cluster's
-record is written last, so a restore that was interrupted is noticed by every broker, and simply done again; with a problem nothing is written.
+Invariants: the restore number is raised before anything is read, so nobody joins meanwhile or with what the store said before; epochs under it are
+above every epoch in storage; the cluster's record is written last, so a restore that was interrupted is noticed by every broker, and simply done
+again; with a problem nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from magnetar.clock import Clock
 from magnetar.errors import CorruptData, InvalidRequest, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.backup import Backup, read_backup
-from magnetar.metadata.records import ClusterRecord, RestoreRequestRecord
+from magnetar.metadata.records import RESTORE_STRIDE, ClusterRecord, RestoreRequestRecord
 from magnetar.metadata.store import MetadataStore, Operation, Put
 from magnetar.storage import names
 from magnetar.storage.backups import list_backups, load_backup
@@ -79,6 +80,10 @@ async def restore_store(
     say(f"{len(sealed)} incarnations ended, {sum(map(len, sealed.values()))} log files sealed")
     facts = await read_facts(volume, storage_id, await read_logs(volume, sealed))
     say(f"{len(facts.logs.terms)} copies of bundles found")
+    last = max(last_epoch(facts), backup.epoch if backup is not None else 0)
+    if last >= number * RESTORE_STRIDE:  # revisions that went on into the restore numbers
+        number = await raise_restore_number(volume, clock, last // RESTORE_STRIDE + 1, source)
+        say(f"restore number {number}: the one before is not above all epochs in storage")
     result = rebuild(facts, backup, number, FORMAT_VERSION)
     if result.problems and not force:
         raise InvalidRequest(
@@ -155,6 +160,12 @@ async def read_facts(volume: Volume, storage_id: str, logs: LogFacts) -> Storage
     for name in await volume.list(names.CHECKPOINTS):
         checkpoints.setdefault(name, frozenset())  # that a backup's record may name
     return StorageFacts(storage_id, logs, checkpoints, manifests, await read_coordinators(volume))
+
+
+def last_epoch(facts: StorageFacts) -> int:
+    """The highest epoch that storage knows of any bundle; 0 if there is none."""
+    epochs = [epoch for name in facts.checkpoints if (epoch := names.checkpoint_epoch(name)) is not None]
+    return max((*epochs, *(epoch for copy in facts.logs.terms for epoch in (copy.record.epoch, *copy.record.epochs))), default=0)
 
 
 async def _topics_of(volume: Volume, name: str, logs: LogFacts) -> frozenset[str] | None:

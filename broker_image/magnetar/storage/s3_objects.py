@@ -7,6 +7,7 @@ environment or the pod's identity and are never taken from a URL, kept or logged
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,14 +24,18 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from magnetar.errors import StorageError
-from magnetar.storage.objects import Listed, ObjectTaken, ObjectUnclear
+from magnetar.storage.objects import Listed, ObjectTaken, ObjectThrottled, ObjectUnclear
 from magnetar.storage.volume import Buffer
 
 REQUEST_TIMEOUT_S = 15
 CONNECT_TIMEOUT_S = 5
 LIST_CHUNK = 1000
+SETTLE_S = 0.1
 REASON_CHARACTERS_MAX = 200
 MARK = "magnetar-mark"
+BEHIND_THE_END = "416"
+THROTTLED = ("429 Too Many Requests", "503 Service Unavailable", "SlowDown")
+"""What obstore's text says where the service asks for fewer requests. It hands on neither the status nor the header Retry-After."""
 _IN_VAIN = (PermissionDeniedError, UnauthenticatedError, NotSupportedError, InvalidPathError)
 
 
@@ -86,8 +91,8 @@ class S3Client:
                 return bytes(await found.bytes_async())
             except FileNotFoundError:
                 raise
-            except BaseError:
-                if offset >= int((await self._store.head_async(key))["size"]):
+            except BaseError as error:
+                if BEHIND_THE_END in str(error) and offset >= int((await self._store.head_async(key))["size"]):
                     return b""
                 raise
 
@@ -103,7 +108,11 @@ class S3Client:
             await self._store.delete_async(key)
 
     async def close(self) -> None:
-        """Nothing: connections close with the process."""
+        """Let obstore's threads give back the objects of the last answers: the interpreter aborts if one wants it while it ends.
+
+        Connections close with the process.
+        """
+        await asyncio.sleep(SETTLE_S)
 
 
 @contextlib.contextmanager
@@ -118,7 +127,8 @@ def _translated(what: str, key: str) -> Iterator[None]:
             f"{what} of {key or 'the bucket'} was refused: {_reason(error)}; see to credentials and policy"
         ) from error
     except (BaseError, OSError, ValueError) as error:
-        raise ObjectUnclear(_reason(error)) from error
+        throttled = any(sign in str(error) for sign in THROTTLED)
+        raise (ObjectThrottled if throttled else ObjectUnclear)(_reason(error)) from error
 
 
 def _reason(error: Exception) -> str:

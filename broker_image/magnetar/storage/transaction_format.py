@@ -42,7 +42,7 @@ from magnetar.transactions.participant_records import (
 TEXT_PIECE_NUMBERS = 3 * 4096
 """A multiple of 3: so pieces of base64 put together are the base64 of the whole."""
 _HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
-_APPEND = struct.Struct("<8q")  # ledger, first, entries, highest, bytes, send point's ledger and entry, append ms
+_APPEND = struct.Struct("<9q")  # ledger, first, entries, highest, bytes, messages, send point's ledger and entry, append ms
 _APPEND_WORDS = _APPEND.size // 8
 
 
@@ -77,7 +77,8 @@ def transaction_payload(epoch: int, topic: str, change: Change, subscription: st
     words: list[int] = []
     if isinstance(change, Append):
         operation, name = TransactionOperation.APPEND, change.producer
-        words = [*change.first, change.count, _signed(change.highest), change.size, *change.send_point, change.append_ms]
+        sizes = change.size, change.messages
+        words = [*change.first, change.count, _signed(change.highest), *sizes, *change.send_point, change.append_ms]
     elif isinstance(change, Commit):
         operation, floor = TransactionOperation.COMMIT, change.floor
         words = [*change.marker, change.append_ms, *(number for span in change.spans for number in span)]
@@ -123,9 +124,9 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
     if number == TransactionOperation.APPEND:
         if count != _APPEND_WORDS:
             raise ValueError(f"APPEND has {count} words instead of {_APPEND_WORDS}")
-        ledger, first, entries, highest, size, send_ledger, send_entry, append_ms = _APPEND.unpack_from(payload, words_at)
+        ledger, first, entries, highest, size, messages, send_ledger, send_entry, append_ms = _APPEND.unpack_from(payload, words_at)
         sequence = highest if highest >= -1 else highest + (1 << 64)
-        append = Append(txn, name, (ledger, first), entries, sequence, size, (send_ledger, send_entry), append_ms)
+        append = Append(txn, name, (ledger, first), entries, sequence, size, messages, (send_ledger, send_entry), append_ms)
         return TransactionRecord(epoch, topic, append)
     if number == TransactionOperation.ABORT and not count:
         return TransactionRecord(epoch, topic, Abort(txn, floor))
@@ -210,7 +211,7 @@ def _buffer_pieces(state: BufferState) -> Iterator[bytes]:
     yield from _fences_pieces(state.fences)
     yield b',"last":%s,"open":[' % document_json(state.last)
     for number, found in enumerate(state.open):
-        yield b"%s[%d,%d,%d,%d,[" % (b"," if number else b"", *found.txn, found.since_ms, found.size)
+        yield b"%s[%d,%d,%d,%d,%d,[" % (b"," if number else b"", *found.txn, found.since_ms, found.size, found.messages)
         yield from json_items(found.spans, lambda span: [*span[:3], *span.send_point])
         yield b"],%s]" % document_json(_names(found.producers))
     yield b'],"translations":['
@@ -229,9 +230,14 @@ def _buffer_state(document: dict[str, Any]) -> BufferState:
         _place(document["trimmed_to"]),
         tuple(
             OpenState(
-                TxnId(most, least), since_ms, size, tuple(Span(a, b, c, (d, e)) for a, b, c, d, e in spans), _producers(names)
+                TxnId(most, least),
+                since_ms,
+                size,
+                messages,
+                tuple(Span(a, b, c, (d, e)) for a, b, c, d, e in spans),
+                _producers(names),
             )
-            for most, least, since_ms, size, spans, names in document["open"]
+            for most, least, since_ms, size, messages, spans, names in document["open"]
         ),
         _fences_state(document["fences"]),
         tuple(CommittedState(TxnId(most, least), _producers(names)) for most, least, names in document["committed"]),

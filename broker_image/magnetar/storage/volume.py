@@ -9,7 +9,7 @@ Invariants: what a method promises durable survives process and machine failure 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
@@ -76,12 +76,13 @@ class Volume(Protocol):
         """Give back the space behind `length` of a file that is sealed there; perhaps not durably. A missing file is left alone."""
         ...
 
-    async def end_log(self, directory: str) -> None:
+    async def end_log(self, directory: str, lost: Collection[int] = ()) -> None:
         """Once this has returned, no append that has not been acknowledged by then ever will be, to any log file in `directory`, nor to one
         created there later.
 
-        Called after the removal of the incarnation's claim: where appends look for that there is nothing to do. Raises StorageError, after
-        which nothing is known and it must be called again.
+        Called after the removal of the incarnation's claim: where appends look for that there is nothing to do. `lost`: numbers of files of which
+        an operator accepts that parts are missing. Raises StorageError, after which nothing is known and it must be called again; CorruptData,
+        having changed nothing, if a part of another open file is missing.
         """
         ...
 
@@ -111,4 +112,30 @@ class Recycling(Protocol):
 
         No other name leads to the file while it is changed. Raises FileNotFoundError if `spare` is absent; after a failure `name` is not there.
         """
+        ...
+
+
+@runtime_checkable
+class Reserving(Protocol):
+    """What a volume with a limited size offers besides: space kept for everything but whole log files, used when there is none left."""
+
+    async def has_room(self, size: int) -> bool:
+        """Whether so many bytes are free now, without the reserve. Raises StorageError."""
+        ...
+
+    async def create_short_log(self, name: str, capacity: int, header: bytes) -> LogHandle:
+        """As `Volume.create_log`, out of the reserve if need be, which `create_log` never touches."""
+        ...
+
+    async def refill_reserve(self) -> int:
+        """Fill the reserve if there is space for all of it; how many bytes of it are missing. Raises StorageError."""
+        ...
+
+
+@runtime_checkable
+class WholeAppends(Protocol):
+    """What a volume may offer besides: of an append there is all or nothing, so the end of a log is known without reading it."""
+
+    async def appended_length(self, name: str) -> int:
+        """Where the last append to a log file ended. Raises FileNotFoundError, StorageError; CorruptData if one before is missing."""
         ...

@@ -130,6 +130,11 @@ class Cursor:
         return self._reset or self._mark != self._taken_mark or bool(self._fresh) or bool(self._fresh_partial)
 
     @property
+    def unwritten(self) -> int:
+        """How many ranges and masks wait for `take_delta`."""
+        return self._fresh.interval_count + len(self._fresh_partial)
+
+    @property
     def reset_unwritten(self) -> bool:
         """Whether it was created, or moved by a seek, since `take_delta`."""
         return self._reset

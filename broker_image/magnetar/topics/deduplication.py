@@ -5,7 +5,8 @@ nothing. Pure.
 Source: Pulsar's deduplication: a message whose lowest sequence id is not above the highest persisted one is stored already; one between pushed
 and persisted may still fail with its broker; of a chunked message only the last chunk is tested and recorded.
 Invariants: persisted <= pushed; what is admitted has a lowest id above everything admitted before under its name; at most `remembered_max` names
-are kept besides those of connected producers; whoever was forgotten begins anew.
+are kept besides those of connected producers; replay forgets nobody, and for RETURN_MS after it too many names are no reason to: the log does not
+say who was connected; whoever was forgotten begins anew.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 NO_SEQUENCE = (1 << 64) - 1
 """In the log, the sequence id of an entry that deduplication does not record: a chunk before the last of its message."""
 NOTHING = -1
+RETURN_MS = 120_000
+"""Producers that were connected to the former owner are back by then: official clients wait for a minute at most before they try again."""
 
 
 class Verdict(enum.Enum):
@@ -43,6 +47,7 @@ class Deduplication:
         self._pushed: dict[str, int] = {}
         self._persisted: dict[str, int] = {}
         self._inactive: dict[str, int] = {}
+        self._bounded_from_ms = 0
 
     def __len__(self) -> int:
         return len(self._pushed)
@@ -57,8 +62,6 @@ class Deduplication:
 
     def push(self, name: str, highest: int) -> None:
         """An entry that is NEW goes to the log; `highest` is its highest sequence id."""
-        if name not in self._pushed:
-            self._make_room()
         self._pushed[name] = highest
 
     def push_run(self, name: str, lowest: Sequence[int], highest: Sequence[int]) -> bool:
@@ -83,9 +86,10 @@ class Deduplication:
         since = self._inactive.pop(name, None)
         if since is not None and now_ms - since >= self.limits.inactive_ms:
             self._forget(name)
+        self._expire(now_ms)
 
     def disconnected(self, name: str, now_ms: int) -> None:
-        """The producer of this name has left. Forgets all that have been away for too long."""
+        """The producer of this name has left. Forgets all that have been away for too long, and of too many those that have been away longest."""
         if name in self._pushed:
             self._inactive.pop(name, None)
             self._inactive[name] = now_ms
@@ -100,16 +104,15 @@ class Deduplication:
         return self._pushed.get(name) == self._persisted.get(name)
 
     def _expire(self, now_ms: int) -> None:
+        too_many = len(self._inactive) - self.limits.remembered_max
+        if too_many > 0 and now_ms >= self._bounded_from_ms:
+            for name in list(islice(self._inactive, too_many)):
+                self._forget(name)
         while self._inactive:
             name, since = next(iter(self._inactive.items()))
             if now_ms - since < self.limits.inactive_ms:
                 return
             self._forget(name)
-
-    def _make_room(self) -> None:
-        """Forget the one that has been away longest, if there are too many."""
-        if len(self._pushed) >= self.limits.remembered_max and self._inactive:
-            self._forget(next(iter(self._inactive)))
 
     def _forget(self, name: str) -> None:
         self._inactive.pop(name, None)
@@ -135,8 +138,7 @@ class Deduplication:
                 last = sequence
         if last == NOTHING:
             return
-        self.push(name, last)
-        self._persisted[name] = last
+        self._pushed[name] = self._persisted[name] = last
         self._inactive.pop(name, None)
         self._inactive[name] = 0
 
@@ -144,5 +146,4 @@ class Deduplication:
         """Replay is over: whoever does not come back from now on is forgotten in time."""
         self.limits = limits
         self._inactive = dict.fromkeys(self._inactive, now_ms)
-        while len(self._pushed) > limits.remembered_max and self._inactive:
-            self._forget(next(iter(self._inactive)))
+        self._bounded_from_ms = now_ms + RETURN_MS

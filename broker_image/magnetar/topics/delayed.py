@@ -103,13 +103,14 @@ class DelayedEntries:
         self.clear()
         return runs
 
-    def discard(self, start: int, end: int) -> None:
-        """The entries [start, end) do not wait any more, or are about to wait again."""
-        for ordinals, _ in self._ticks.values():
-            before = ordinals.interval_count
-            ordinals.remove(start, end)
-            self._runs += ordinals.interval_count - before
-        self._far.remove(start, end)
+    def discard(self, ordinal: int, deliver_at_ms: int) -> None:
+        """The entry, whose time is `deliver_at_ms`, does not wait any more, if it did."""
+        found = self._ticks.get(deliver_at_ms // self._tick_ms)
+        if found is not None:
+            before = found[0].interval_count
+            found[0].remove(ordinal, ordinal + 1)
+            self._runs += found[0].interval_count - before
+        self._far.remove(ordinal, ordinal + 1)
 
     def clear(self) -> None:
         self._ticks.clear()

@@ -35,12 +35,11 @@ from magnetar.topics.dispatch import (
     remaining_costs,
 )
 from magnetar.topics.hash_ranges import HashRanges, hash_ranges, slot_of
-from magnetar.topics.intervals import IntervalSet
+from magnetar.topics.intervals import IntervalSet, known_within
 from magnetar.topics.turns import HeldSlot, Round, Turn, ready_permits
 
 LOOK_AHEAD_ENTRIES_MIN = 32
 """Read at least so many at once: with few permits the next entry of the one who has them may be some way ahead."""
-
 
 NO_TRAITS = EntryTraits()
 _UNLIMITED = 1 << 62
@@ -72,6 +71,9 @@ class KeySharedDispatcher:
         self._stuck: dict[int, IntervalSet] = {}  # by slot
         self._waiting = 0  # entries that wait or are stuck
         self._chunk_of: dict[int, ChunkTrait] = {}  # of those among them that are chunks
+        self._waits_for: dict[int, Consumer] = {}  # of chunks, and by slot those that wait for another than the owner
+        self._strays: dict[int, list[int]] = {}
+        self._held_by: dict[int, Consumer] = {}  # where out-of-order delivery is allowed: elsewhere the slot says it
         self._chunks = ChunkAssignments(limits.chunked_messages_max)
         self._now_ms = 0
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
@@ -180,6 +182,7 @@ class KeySharedDispatcher:
         for stuck in self._stuck.values():
             runs += stuck
         self._stuck.clear()
+        self._strays.clear()
         self._waiting = 0
         for start, end in sorted(runs):
             for ordinal in range(start, end):
@@ -189,24 +192,26 @@ class KeySharedDispatcher:
         """The entry is not held by anybody: it waits for its owner, or is stuck."""
         self._slot_of[ordinal] = slot
         self._waiting += 1
-        owner, held = self._destination(slot, self._chunk_of.get(ordinal)), self._slots.get(slot)
+        chunk = self._chunk_of.get(ordinal)
+        owner, held = self._destination(slot, chunk), self._slots.get(slot)
         if owner is None or (held is not None and held.holder is not owner):
             self._stuck.setdefault(slot, IntervalSet()).add(ordinal, ordinal + 1)
-        else:
-            owner.waiting.add(ordinal, ordinal + 1)
-            self._awaiting[owner] = None
+            return
+        owner.waiting.add(ordinal, ordinal + 1)
+        self._awaiting[owner] = None
+        if chunk is not None:
+            self._waits_for[ordinal] = owner
+            if owner is not self._owner(slot):
+                self._strays.setdefault(slot, []).append(ordinal)
 
     # --- what comes back --------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
         slots = self._slot_of
-        ordinals = range(start, end) if end - start <= len(slots) else [known for known in slots if start <= known < end]
         full = self._waiting >= self._limits.look_ahead_max(len(self._consumers))
         unblocked = False
-        for ordinal in ordinals:
-            slot = slots.get(ordinal)
-            if slot is None:
-                continue
+        for ordinal in known_within(slots, start, end):
+            slot = slots[ordinal]
             holder = self._holder(consumer, ordinal, slot)
             if holder is not None:
                 unblocked |= self._let_go(holder, ordinal, slot)
@@ -217,7 +222,7 @@ class KeySharedDispatcher:
         if self._due:
             self._due.remove(start, end)
         if self._withheld:
-            for ordinal in [known for known in self._withheld if start <= known < end]:
+            for ordinal in known_within(self._withheld, start, end):
                 del self._withheld[ordinal]
                 self._redeliveries.pop(ordinal, None)
         return unblocked or (full and self._waiting < self._limits.look_ahead_max(len(self._consumers)))
@@ -225,21 +230,23 @@ class KeySharedDispatcher:
     def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """They keep their key, and what a consumer holds of them counts as delivered once, should it come back."""
         slots, redeliveries = self._slot_of, self._redeliveries
-        known = {ordinal: slot for ordinal, slot in (*slots.items(), *self._withheld.items()) if start <= ordinal < end}
+        known = {ordinal: slots[ordinal] for ordinal in known_within(slots, start, end)}
+        known |= {ordinal: self._withheld[ordinal] for ordinal in known_within(self._withheld, start, end)}
         counts = {
-            ordinal: redeliveries.get(ordinal, 0) + (self._holder(consumer, ordinal, known[ordinal]) is not None)
-            for ordinal in known
+            ordinal: redeliveries.get(ordinal, 0) + (self._holder(consumer, ordinal, slot) is not None)
+            for ordinal, slot in known.items()
         }
         unblocked = self.acknowledged(consumer, start, end)
-        self._withheld |= known
-        redeliveries |= {ordinal: count for ordinal, count in counts.items() if count}
+        self._withheld.update(known)
+        redeliveries.update({ordinal: count for ordinal, count in counts.items() if count})
         return unblocked
 
     def returned(self, start: int, end: int) -> None:
         end = min(end, self._read)
-        for consumer in self._consumers:
-            self.redeliver(consumer, [(start, end)], 0)
-        self._delayed.discard(start, max(start, end))
+        for ordinal in known_within(self._slot_of, start, end):
+            holder = self._holder(None, ordinal, self._slot_of[ordinal])
+            if holder is not None:
+                self._redeliver(holder, ordinal)
         for first, last in list(self.cursor.unacknowledged(start, end)):
             for ordinal in range(first, last):
                 if ordinal in self._withheld:
@@ -261,25 +268,20 @@ class KeySharedDispatcher:
     def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
         """Only entries that this consumer holds come back; each is counted."""
         del epoch
-        held, redeliveries = consumer.held, self._redeliveries
         for start, end in [(0, self.cursor.end)] if ranges is None else ranges:
-            few = end - start <= len(held)
-            for ordinal in range(start, end) if few else sorted(known for known in held if start <= known < end):
-                if ordinal in held:
-                    self._give_back(consumer, ordinal)
-                    redeliveries[ordinal] = redeliveries.get(ordinal, 0) + 1
+            for ordinal in known_within(consumer.held, start, end):
+                self._redeliver(consumer, ordinal)
+
+    def _redeliver(self, consumer: Consumer, ordinal: int) -> None:
+        self._give_back(consumer, ordinal)
+        self._redeliveries[ordinal] = self._redeliveries.get(ordinal, 0) + 1
 
     def rewind(self) -> None:
         self._read = self.cursor.mark_delete
-        self._redeliveries.clear()
-        self._slot_of.clear()
-        self._withheld.clear()
-        self._slots.clear()
-        self._stuck.clear()
-        self._chunk_of.clear()
-        self._chunks.clear()
-        self._delayed.clear()
-        self._due.clear()
+        for entries in (self._redeliveries, self._slot_of, self._withheld, self._chunk_of, self._waits_for, self._held_by):
+            entries.clear()
+        for others in (self._slots, self._stuck, self._strays, self._chunks, self._delayed, self._due):
+            others.clear()
         self._waiting = self._unacknowledged = 0
         self._blocked = False
         for consumer in self._consumers:
@@ -294,13 +296,14 @@ class KeySharedDispatcher:
         if not self._policy.out_of_order:
             held = self._slots.get(slot)
             return held.holder if held is not None and ordinal in held.holder.held else None
-        return next((other for other in self._consumers if ordinal in other.held), None)
+        return self._held_by.get(ordinal)
 
     def _let_go(self, holder: Consumer, ordinal: int, slot: int) -> bool:
         """Take the entry away from its holder; True if that unblocked delivery."""
         unblocked = self._release(holder, holder.held.pop(ordinal))
         held = self._slots.get(slot)
         if held is None:
+            self._held_by.pop(ordinal, None)
             return unblocked
         held.entries -= 1
         if held.entries:
@@ -312,10 +315,9 @@ class KeySharedDispatcher:
 
     def _take_from_waiting(self, consumer: Consumer, slot: int) -> None:
         """Chunks wait for a consumer that holds nothing of their key any more, and is not its owner: they go with the others of the key."""
-        ordinals = [known for start, end in consumer.waiting for known in range(start, end) if self._slot_of[known] == slot]
-        for ordinal in ordinals:
-            consumer.waiting.remove(ordinal, ordinal + 1)
-            self._stuck.setdefault(slot, IntervalSet()).add(ordinal, ordinal + 1)
+        for ordinal in self._strays.pop(slot, ()):
+            if consumer.waiting.remove(ordinal, ordinal + 1):
+                self._stuck.setdefault(slot, IntervalSet()).add(ordinal, ordinal + 1)
 
     def _unstick(self, slot: int) -> bool:
         """Nobody holds anything of the slot any more: its owner may get what is stuck. True if there is something."""
@@ -336,15 +338,14 @@ class KeySharedDispatcher:
     def _stop_waiting(self, ordinal: int, slot: int) -> None:
         """The entry is acknowledged before it could be delivered."""
         self._waiting -= 1
-        owner = self._destination(slot, self._chunk_of.pop(ordinal, None))
-        stuck = self._stuck.get(slot)
+        chunk, stuck = self._chunk_of.pop(ordinal, None), self._stuck.get(slot)
+        # The message that a chunk belongs to may not be assigned any more.
+        owner = self._owner(slot) if chunk is None else self._waits_for.pop(ordinal, None)
         if stuck is not None and stuck.remove(ordinal, ordinal + 1):
             if not stuck:
                 del self._stuck[slot]
-        elif owner is None or not owner.waiting.remove(ordinal, ordinal + 1):
-            # A chunk: the message it belongs to is not assigned any more.
-            for other in self._consumers:
-                other.waiting.remove(ordinal, ordinal + 1)
+        elif owner is not None:
+            owner.waiting.remove(ordinal, ordinal + 1)
 
     def _release(self, consumer: Consumer, messages: int) -> bool:
         """Lower the counts and lift blocks at half their limits; True if a block was lifted."""
@@ -427,8 +428,9 @@ class KeySharedDispatcher:
             stop = start
             while stop < end and turn.room > 0 < fetched.room:
                 self._give(consumer, turn, stop, self._slot_of[stop], fetched)
-                if self._chunk_of:
-                    self._begin_chunks(self._chunk_of.pop(stop, None), consumer)
+                if (chunk := self._chunk_of.pop(stop, None)) is not None:
+                    self._waits_for.pop(stop, None)
+                    self._chunks.given(chunk, consumer)
                 stop += 1
             self._waiting -= consumer.waiting.remove(start, stop)
             if stop < end:
@@ -447,6 +449,8 @@ class KeySharedDispatcher:
             if deliver_at_ms and delays and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again):
                 self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self.cursor.unacknowledged)
                 continue
+            if deliver_at_ms and again:
+                self._delayed.discard(ordinal, deliver_at_ms)  # a transaction may have let go of it while it waited
             slot = slot_of(key_hash)
             owner = self._owner(slot) if chunk is None else self._destination(slot, chunk)
             if owner is not None:
@@ -456,7 +460,8 @@ class KeySharedDispatcher:
                 if turn.room > 0 and ((held := slots.get(slot)) is None or held.holder is owner):
                     # Nothing of the slot is held by somebody else, hence nothing of it is stuck either.
                     self._give(owner, turn, ordinal, slot, fetched)
-                    self._begin_chunks(chunk, owner)
+                    if chunk is not None:
+                        self._chunks.given(chunk, owner)
                     takers -= turn.room <= 0
                     continue
             if space <= 0:
@@ -477,16 +482,13 @@ class KeySharedDispatcher:
                 held = self._slots[slot] = HeldSlot(consumer)
             held.entries += 1
 
-    def _begin_chunks(self, chunk: ChunkTrait | None, consumer: Consumer) -> None:
-        """The consumer is given a chunk: it gets the rest of the message, too."""
-        if chunk is not None:
-            self._chunks.given(chunk, consumer)
-
     def _deliver(self, consumer: Consumer, turn: Turn) -> Delivery:
         """Record that the consumer holds what it was given."""
         limits, delivery = self._limits, turn.delivery(consumer, self.cursor, self._redeliveries)
         consumer.held.update(zip(turn.ordinals, turn.costs, strict=True))
         self._slot_of.update(zip(turn.ordinals, turn.slots, strict=True))
+        if self._policy.out_of_order:
+            self._held_by.update(dict.fromkeys(turn.ordinals, consumer))
         consumer.permits -= delivery.messages
         consumer.messages_out += delivery.messages
         consumer.unacknowledged += delivery.messages

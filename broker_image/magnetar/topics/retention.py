@@ -1,6 +1,8 @@
 """What a topic may drop.
 
 Owns: how old the entries of a topic are and how many bytes they have, by a bounded number of marks, and the rule of retention. Imports: none. Pure.
+Times are `clock.elapsed_ms` of the process that serves the topic, which may be below 0 for what it did not see itself: only their differences
+mean anything, and no wall clock has a part in them.
 Source: facts on protocol 2.11; Pulsar drops what all subscriptions have acknowledged once it is beyond the time limit or beyond the size limit.
 Invariants: never drops what a durable cursor has not acknowledged; never calls an entry older than it is (marks are thinned towards the younger
 side); an entry younger than the grace stays even if nothing asks to retain it, so that a reader which comes a moment later finds it.
@@ -20,10 +22,11 @@ MEBIBYTE = 1 << 20
 
 
 class AgeMark(NamedTuple):
-    """All entries below ordinal `end` were appended at `append_ms` or before, and have `total` bytes counted from the topic's beginning."""
+    """All entries below ordinal `end` were appended at `elapsed_ms` or before, those from it on later. They have `total` bytes, counted from the
+    topic's beginning."""
 
     end: int
-    append_ms: int
+    elapsed_ms: int
     total: int
 
 
@@ -48,6 +51,11 @@ class Ages:
         return self._base
 
     @property
+    def end(self) -> int:
+        """All entries below it have an age."""
+        return self._marks[-1].end if self._marks else self._base[0]
+
+    @property
     def marks(self) -> tuple[AgeMark, ...]:
         """Oldest first."""
         return tuple(self._marks)
@@ -55,13 +63,13 @@ class Ages:
     def observe(self, end: int, now_ms: int) -> None:
         """All entries below `end` exist, the last of them since `now_ms` at the latest; `total` counts their bytes."""
         marks = self._marks
-        last = marks[-1] if marks else AgeMark(self._base[0], 0, self._base[1])
+        last = marks[-1] if marks else AgeMark(self._base[0], now_ms, self._base[1])
         if end <= last.end:
             return
-        append_ms = max(now_ms, last.append_ms)
-        if len(marks) > 1 and append_ms - marks[-2].append_ms < MARK_INTERVAL_MS:
+        reached_ms = max(now_ms, last.elapsed_ms)
+        if len(marks) > 1 and reached_ms - marks[-2].elapsed_ms < MARK_INTERVAL_MS:
             marks.pop()
-        marks.append(AgeMark(end, append_ms, max(self.total, last.total)))
+        marks.append(AgeMark(end, reached_ms, max(self.total, last.total)))
         if len(marks) > MARKS_MAX:
             self._marks = next(kept for share in RESOLUTIONS if len(kept := _thinned(marks, share)) <= MARKS_KEPT_MAX or share == 1)
 
@@ -72,20 +80,24 @@ class Ages:
             self._base = self._marks[gone - 1].end, self._marks[gone - 1].total
             del self._marks[:gone]
 
+    def shift(self, by_ms: int) -> None:
+        """Move all marks to the clock of another process, which reads `by_ms` more at the same moment."""
+        self._marks = [mark._replace(elapsed_ms=mark.elapsed_ms + by_ms) for mark in self._marks]
+
     def older_than(self, cutoff_ms: int) -> int:
         """All entries below the answer were appended at `cutoff_ms` or before."""
-        index = bisect_right(self._marks, cutoff_ms, key=lambda mark: mark.append_ms) - 1
+        index = bisect_right(self._marks, cutoff_ms, key=lambda mark: mark.elapsed_ms) - 1
         return self._marks[index].end if index >= 0 else self._base[0]
 
-    def younger_from(self, cutoff_ms: int, end: int) -> int:
-        """All entries from the answer on (below `end`) were seen for the first time at `cutoff_ms` or after."""
-        index = bisect_left(self._marks, cutoff_ms, key=lambda mark: mark.append_ms)
-        return min(end, self._marks[index].end) if index < len(self._marks) else end
+    def around(self, cutoff_ms: int) -> tuple[AgeMark, AgeMark] | None:
+        """The last mark at `cutoff_ms` or before and the one after it: of the entries between them some may be older. None if one is missing."""
+        index = bisect_right(self._marks, cutoff_ms, key=lambda mark: mark.elapsed_ms)
+        return (self._marks[index - 1], self._marks[index]) if 0 < index < len(self._marks) else None
 
-    def append_ms_of(self, ordinal: int, now_ms: int) -> int:
+    def appended_by(self, ordinal: int, now_ms: int) -> int:
         """When the entry `ordinal` was appended, or later; `now_ms` if no mark covers it yet."""
         index = bisect_right(self._marks, ordinal, key=lambda mark: mark.end)
-        return self._marks[index].append_ms if index < len(self._marks) else now_ms
+        return self._marks[index].elapsed_ms if index < len(self._marks) else now_ms
 
     def bytes_before(self, ordinal: int, end: int) -> int:
         """Bytes of all entries below `ordinal`, estimated between two marks; `end` is one more than the last ordinal."""
@@ -126,8 +138,8 @@ def _thinned(marks: list[AgeMark], share: int) -> list[AgeMark]:
     """Those marks that are at least one `share`-th of their age apart, the youngest always, oldest first."""
     kept = [marks[-1]]
     for mark in reversed(marks[:-1]):
-        age_ms = marks[-1].append_ms - mark.append_ms
-        if kept[-1].append_ms - mark.append_ms >= max(MARK_INTERVAL_MS, age_ms // share):
+        age_ms = marks[-1].elapsed_ms - mark.elapsed_ms
+        if kept[-1].elapsed_ms - mark.elapsed_ms >= max(MARK_INTERVAL_MS, age_ms // share):
             kept.append(mark)
     return kept[::-1]
 

@@ -31,9 +31,11 @@ from magnetar.topics.dispatch import (
     remaining_costs,
     stretches,
 )
-from magnetar.topics.intervals import IntervalSet
+from magnetar.topics.intervals import IntervalSet, known_within
 from magnetar.topics.rotation import Rotation
 
+BUCKET_BITS = 7
+"""Of 128 entries in a row it is known together who holds how many."""
 LOOK_AHEAD_ENTRIES = 32
 """Entries to fetch at least where some may have to wait: with few permits every one of those would cost a read of its own."""
 
@@ -60,8 +62,11 @@ class SharedDispatcher:
         self._now_ms = 0
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
         self._chunks = ChunkAssignments(limits.chunked_messages_max)
+        # How many entries of so many that follow each other each consumer holds: who holds one is asked for each that another acknowledges.
+        self._holders: dict[int, dict[Consumer, int]] = {}
         # Chunks that only one consumer may get, which has no permits: kept apart so that they are not fetched in vain.
         self._waiting: dict[Consumer, IntervalSet] = {}
+        self._waits_for: dict[int, Consumer] = {}
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -125,6 +130,8 @@ class SharedDispatcher:
         """Chunks that waited for the consumer are to be delivered: it is ready, or it has left."""
         for start, end in self._waiting.pop(consumer, ()):
             self._replay.add(start, end)
+            for ordinal in range(start, end):
+                del self._waits_for[ordinal]
 
     # --- what comes back --------------------------------------------------------------------------------------------------------
 
@@ -132,9 +139,10 @@ class SharedDispatcher:
         if self._replay:
             self._replay.remove(start, end)
         if self._redeliveries:
-            self._forget_redeliveries(start, end)
-        for waiting in self._waiting.values():
-            waiting.remove(start, end)
+            for ordinal in known_within(self._redeliveries, start, end):
+                del self._redeliveries[ordinal]
+        if self._waits_for:
+            self._wait_no_more(start, end)
         left = end - start
         unblocked = False
         # Usually the one that acknowledges holds the entry; otherwise whoever does (acknowledging for others is allowed).
@@ -142,34 +150,59 @@ class SharedDispatcher:
             removed, unblocked = self._settle(consumer, start, end)
             left -= removed
         if left > 0:
-            for other in self._consumers:
-                if other is not consumer:
-                    removed, freed = self._settle(other, start, end)
-                    unblocked |= freed
-                    left -= removed
-                    if left == 0:
-                        break
+            for other in self._holders_of(start, end):
+                unblocked |= self._settle(other, start, end)[1]
         return unblocked
 
     def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """What a consumer holds of them counts as delivered once, should it come back."""
         redeliveries = self._redeliveries
-        counts = {ordinal: count for ordinal, count in redeliveries.items() if start <= ordinal < end}
-        for other in self._consumers:
+        counts = {ordinal: redeliveries[ordinal] for ordinal in known_within(redeliveries, start, end)}
+        for other in self._holders_of(start, end):
             for first, last in other.pending.overlap(start, end):
                 counts |= {ordinal: redeliveries.get(ordinal, 0) + 1 for ordinal in range(first, last)}
         unblocked = self.acknowledged(consumer, start, end)
-        redeliveries |= counts
+        redeliveries.update(counts)
         return unblocked
 
     def returned(self, start: int, end: int) -> None:
         end = min(end, self._read)
-        for consumer in self._consumers:
+        for consumer in self._holders_of(start, end):
             self.redeliver(consumer, [(start, end)], 0)
-        for waiting in self._waiting.values():
-            waiting.remove(start, max(start, end))
-        self._delayed.discard(start, max(start, end))
+        self._wait_no_more(start, end)
         self._replay_unacknowledged(start, end)
+
+    def _wait_no_more(self, start: int, end: int) -> None:
+        """Chunks among these entries do not wait for their consumer any more."""
+        for ordinal in known_within(self._waits_for, start, end):
+            consumer = self._waits_for.pop(ordinal)
+            self._waiting[consumer].remove(ordinal, ordinal + 1)
+
+    def _holders_of(self, start: int, end: int) -> list[Consumer]:
+        """Consumers that hold any of the entries [start, end), and perhaps some that hold none of them."""
+        if start >= end:
+            return []
+        buckets = known_within(self._holders, start >> BUCKET_BITS, (end - 1 >> BUCKET_BITS) + 1)
+        return list(dict.fromkeys(consumer for bucket in buckets for consumer in self._holders[bucket]))
+
+    def _count_held(self, consumer: Consumer, start: int, end: int, sign: int) -> None:
+        """The consumer holds the entries [start, end) from now on (`sign` 1), or does not any more (-1)."""
+        holders = self._holders
+        while start < end:
+            bucket = start >> BUCKET_BITS
+            stop = bucket + 1 << BUCKET_BITS
+            if stop > end:
+                stop = end
+            held = holders.get(bucket)
+            if held is None:
+                holders[bucket] = {consumer: stop - start}
+            elif count := held.get(consumer, 0) + sign * (stop - start):
+                held[consumer] = count
+            else:
+                del held[consumer]
+                if not held:
+                    del holders[bucket]
+            start = stop
 
     def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
         holder = consumer if consumer is not None and ordinal in consumer.pending else self._holder(ordinal)
@@ -199,7 +232,9 @@ class SharedDispatcher:
         self._redeliveries.clear()
         self._delayed.clear()
         self._chunks.clear()
+        self._holders.clear()
         self._waiting.clear()
+        self._waits_for.clear()
         self._unacknowledged, self._blocked = 0, False
         for consumer in self._consumers:
             self._rotation.withdraw(consumer)
@@ -207,16 +242,23 @@ class SharedDispatcher:
             consumer.permits, consumer.unacknowledged, consumer.blocked = 0, 0, False
 
     def _holder(self, ordinal: int) -> Consumer | None:
-        return next((consumer for consumer in self._consumers if ordinal in consumer.pending), None)
+        return next((consumer for consumer in self._holders_of(ordinal, ordinal + 1) if ordinal in consumer.pending), None)
 
     def _settle(self, consumer: Consumer, start: int, end: int) -> tuple[int, bool]:
         """Take what the consumer holds of [start, end) away from it: (entries, whether that unblocked delivery)."""
-        if not self._held:
-            removed = consumer.pending.remove(start, end)
-            return removed, self._release(consumer, removed) if removed else False
-        messages = sum(self._take_held(first, last) for first, last in consumer.pending.overlap(start, end))
-        removed = consumer.pending.remove(start, end)
-        return removed, self._release(consumer, messages) if removed else False
+        pending = consumer.pending
+        if end - start == 1:
+            if not pending.remove(start, end):
+                return 0, False
+            self._count_held(consumer, start, end, -1)
+            return 1, self._release(consumer, self._held.pop(start, 1) if self._held else 1)
+        messages = 0
+        for first, last in pending.overlap(start, end):
+            messages += self._take_held(first, last)
+            self._count_held(consumer, first, last, -1)
+        if not messages:
+            return 0, False
+        return pending.remove(start, end), self._release(consumer, messages)
 
     def _give_back(self, consumer: Consumer, start: int, end: int) -> None:
         self._settle(consumer, start, end)
@@ -241,15 +283,6 @@ class SharedDispatcher:
         if self._blocked and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2:
             self._blocked, unblocked = False, True
         return unblocked
-
-    def _forget_redeliveries(self, start: int, end: int) -> None:
-        redeliveries = self._redeliveries
-        if end - start <= len(redeliveries):
-            for ordinal in range(start, end):
-                redeliveries.pop(ordinal, None)
-        else:
-            for ordinal in [ordinal for ordinal in redeliveries if start <= ordinal < end]:
-                del redeliveries[ordinal]
 
     # --- what goes out ----------------------------------------------------------------------------------------------------------
 
@@ -314,6 +347,8 @@ class SharedDispatcher:
             self._take_from_due(ordinal, ordinal + 1)
             self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self.cursor.unacknowledged)
             return True
+        if deliver_at_ms and again:
+            self._delayed.discard(ordinal, deliver_at_ms)  # a transaction may have let go of it while it waited
         chunk = traits.chunk
         if chunk is None:
             return self._hand_out(ordinal, ordinal + 1, costs, deliveries)
@@ -336,6 +371,7 @@ class SharedDispatcher:
         elif not consumer.ready:
             self._take_from_due(ordinal, ordinal + 1)
             self._waiting.setdefault(consumer, IntervalSet()).add(ordinal, ordinal + 1)
+            self._waits_for[ordinal] = consumer
             return True
         self._chunks.given(chunk, consumer)
         self._give(consumer, ordinal, costs, sum(costs), deliveries)
@@ -374,6 +410,7 @@ class SharedDispatcher:
         limits, end = self._limits, start + len(costs)
         self._take_from_due(start, end)
         consumer.pending.add(start, end)
+        self._count_held(consumer, start, end, 1)
         if messages != len(costs):
             self._held.update((start + index, cost) for index, cost in enumerate(costs) if cost != 1)
         consumer.permits -= messages

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.topics.ledgers import Position
+from magnetar.topics.sent_chunks import ChunkState
 from magnetar.transactions.participant_records import ParticipantState
 
 Range = tuple[int, int, int]
@@ -53,8 +54,9 @@ class TopicState:
 
     `ledgers` are (ledger id, entry count) in order, dropped entries of the first one included (the property `trimmed` tells how many);
     `cursors` are the durable ones by subscription name; `sequences` are (producer name, highest durable sequence id) where deduplication is
-    on. `sizes` is (bytes ever dropped, bytes ever appended); `marks` are (ledger, entry, append ms, bytes appended up to it) of the last
-    entry that each mark of age covers. `transactions` is None for a topic that was never used with any.
+    on; `chunks` are those stored last, by which repetitions are known. `sizes` is (bytes ever dropped, bytes and messages ever appended).
+    `marks` are (ledger, entry, elapsed ms of the broker that writes the checkpoint, bytes appended up to it) of the last entry that each mark
+    of age covers. `transactions` is None for a topic that was never used with any.
     """
 
     created_ms: int
@@ -62,6 +64,7 @@ class TopicState:
     cursors: Mapping[str, CursorState] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     sequences: Sequence[tuple[str, int]] = ()
-    sizes: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int, int] = (0, 0, 0)
     marks: Sequence[tuple[int, int, int, int]] = ()
+    chunks: Sequence[ChunkState] = ()
     transactions: ParticipantState | None = None

@@ -295,6 +295,11 @@ class Subscription:
         if consumer is not None and self._dispatcher is not None:
             self._dispatcher.redeliver(consumer, ranges, epoch)
 
+    def held(self, handle: Hashable) -> list[int]:
+        """Ordinals of the entries that a consumer of a Shared or Key_Shared subscription holds, in order."""
+        consumer = self._consumers[handle]
+        return [*sorted(consumer.held), *(ordinal for start, end in consumer.pending for ordinal in range(start, end))]
+
     def reset(self, ordinal: int, mask: int | None = None) -> None:
         """SEEK: `ordinal` is the next entry to deliver (`mask`: which of its messages are).
 

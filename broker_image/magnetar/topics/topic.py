@@ -1,9 +1,10 @@
 """One topic (or one partition of one).
 
-Owns: assignment of entry ids, the confirmed end, registries of producers and subscriptions, recovery. Imports: ledgers, cursor,
-subscription, producers, state, errors. Pure.
-Invariants: ids strictly increase and are never given twice; dispatch sees confirmed (durable) entries only; a term's ledger appears
-with its first confirmed entry; replaying log records that a checkpoint covers already changes nothing.
+Owns: assignment of entry ids, the confirmed end, registries of producers and subscriptions, recovery. Imports: ledgers, ledger_ids,
+cursor, subscription, producers, sent_chunks, state, errors, names. Pure.
+Invariants: ids strictly increase and are never given twice; dispatch sees confirmed (durable) entries only; a topic takes a ledger id
+in a term with its first entry there, and the ledger appears with its first confirmed entry; replaying log records that a checkpoint
+covers already changes nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from magnetar.errors import ConsumerBusy, CorruptData, NotAllowed, ServiceNotReady, SubscriptionNotFound
+from magnetar.errors import ConsumerBusy, CorruptData, InvalidSubscriptionName, NotAllowed, ServiceNotReady, SubscriptionNotFound
+from magnetar.names import RULES
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.deduplication import Deduplication
 from magnetar.topics.dispatch import DispatchLimits
+from magnetar.topics.ledger_ids import LedgerIds, sidecar_ledger
 from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
 from magnetar.topics.producers import ProducerRegistry
 from magnetar.topics.retention import Ages
+from magnetar.topics.sent_chunks import SentChunk, SentChunks
 from magnetar.topics.state import CursorDelta, TopicState
 from magnetar.topics.subscription import Subscription, check_properties
 
 DEDUPLICATION = "deduplication"
 """Property of a topic: there while deduplication is on. Its place in the log tells which entries were tested."""
-SUBSCRIPTION_NAME_MAX = 1024
-"""Characters of a subscription's name: what a transaction coordinator takes for a participant."""
 RESERVED_SUBSCRIPTION = "pulsar.dedup"
 RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
 TERMINATED, TRIMMED = "terminated", "trimmed"
@@ -43,9 +45,12 @@ def position_of_text(text: str) -> Position:
     return Position(int(ledger), int(entry))
 
 
-def ledger_of_epoch(epoch: int) -> int:
-    """Ledger id of a partition in a term (its transaction sidecar has 2*epoch)."""
-    return 2 * epoch + 1
+def check_subscription_name(name: str) -> None:
+    """Raises InvalidSubscriptionName for a name that no subscription may have."""
+    if not name.strip() or name == RESERVED_SUBSCRIPTION or name.startswith(RESERVED_SUBSCRIPTION_PREFIX):
+        raise InvalidSubscriptionName(f"subscription name {name!r} is blank or reserved; choose another name")
+    if (violation := RULES["subscription"].violation(name)) is not None:
+        raise InvalidSubscriptionName(violation)
 
 
 @dataclass(slots=True)
@@ -61,24 +66,29 @@ class Counters:
 class Topic:
     """State of one topic in one term.
 
-    Recovery makes it with `from_state` (or empty) and calls the `apply_` methods before it is served.
+    Recovery makes it with `from_state` (or empty) and calls the `apply_` methods before it is served. `ledger` is its ledger id in this term,
+    -1 before it has one.
     """
 
-    def __init__(self, name: str, epoch: int, *, created_ms: int = 0, limits: DispatchLimits | None = None) -> None:
+    def __init__(self, name: str, ledger_ids: LedgerIds, *, created_ms: int = 0, limits: DispatchLimits | None = None) -> None:
+        """`ledger_ids` are those of the term in which it is, or will be, served."""
         self.name = name
         self.created_ms = created_ms
         self.properties: dict[str, str] = {}
         self.ledgers = LedgerTable()
         self.producers = ProducerRegistry(name)
         self.deduplication: Deduplication | None = None
+        self.chunks = SentChunks()
         self.counters = Counters()
         self._limits = limits or DispatchLimits()
         self._subscriptions: dict[str, Subscription] = {}
-        self._ledger = ledger_of_epoch(epoch)
+        self._ledger_ids = ledger_ids
+        self.ledger = -1
         self._next_entry = 0
         self._unconfirmed = 0
         self.ages = Ages()
         self._aged_bytes = 0
+        self._messages = 0
         self._frozen = False
 
     # --- publishing -------------------------------------------------------------------------------------------------------------
@@ -87,10 +97,15 @@ class Topic:
     def frozen(self) -> bool:
         return self._frozen
 
-    @property
-    def current_ledger(self) -> int:
-        """Ledger id that the next entry gets."""
-        return self._ledger
+    def take_ledger(self) -> int:
+        """Its ledger id in this term, given now if it has none. Raises LedgerIdsExhausted."""
+        if self.ledger < 0:
+            self.ledger = self._ledger_ids.take()
+        return self.ledger
+
+    def take_sidecar_ledger(self) -> int:
+        """The ledger id of its sidecar, as `take_ledger`."""
+        return sidecar_ledger(self.take_ledger())
 
     @property
     def next_entry(self) -> int:
@@ -110,7 +125,7 @@ class Topic:
     @property
     def last_published(self) -> Position:
         """The last entry that has an id, durable or still on its way; EARLIEST if there is none."""
-        return Position(self._ledger, self._next_entry - 1) if self._next_entry else self.last_confirmed
+        return Position(self.ledger, self._next_entry - 1) if self._next_entry else self.last_confirmed
 
     @property
     def terminated(self) -> Position | None:
@@ -125,15 +140,17 @@ class Topic:
     def publish(self, count: int) -> Position:
         """Assign ids to `count` entries.
 
-        Returns the first. Raises ServiceNotReady while frozen: park the sender until the move ends.
+        Returns the first. Raises ServiceNotReady while frozen: park the sender until the move ends; LedgerIdsExhausted for the first in a term.
         """
         assert count > 0, count
         if self._frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; send again after a lookup")
         first = self._next_entry
+        if not first:
+            self.take_ledger()
         self._next_entry = first + count
         self._unconfirmed += count
-        return Position(self._ledger, first)
+        return Position(self.ledger, first)
 
     def confirm(self, first: tuple[int, int], count: int) -> int:
         """The entries from `first` on are durable; returns the ordinal of the first. Must be called in the order of `publish`."""
@@ -141,29 +158,12 @@ class Topic:
         self._unconfirmed -= count
         return self.ledgers.append(first[0], first[1], count)
 
-    def roll(self, ledger: int) -> None:
-        """Go on in a new, greater ledger within this term (size or age)."""
-        assert ledger > self._ledger, (ledger, self._ledger)
-        self._ledger, self._next_entry = ledger, 0
-
-    def go_on_in(self, epoch: int) -> None:
-        """Go on in the term `epoch` of the same owner, all of the one before being durable and over: thaws."""
+    def go_on_in(self, ledger_ids: LedgerIds) -> None:
+        """Go on in a later term of the same owner, all of the one before being durable and over: thaws."""
         assert not self._unconfirmed, self._unconfirmed
-        self.roll(ledger_of_epoch(epoch))
+        assert ledger_ids.floor > self.ledger, (ledger_ids.epoch, self.ledger)
+        self._ledger_ids, self.ledger, self._next_entry = ledger_ids, -1, 0
         self._frozen = False
-
-    def begin_after(self, last: Position) -> None:
-        """Give ids behind `last` only: a topic of the same name has used those up to it in this term, and was deleted."""
-        assert last.ledger == self._ledger, (last, self._ledger)
-        assert self._next_entry == 0, self._next_entry
-        self._next_entry = last.entry + 1
-        self._skip_to(last)
-
-    def _skip_to(self, last: Position) -> None:
-        """Everything up to `last` is gone, seen before or not."""
-        if last.ledger > self.ledgers.last_ledger and last.entry >= 0:
-            self.ledgers.append(last.ledger, 0, last.entry + 1)
-        self.trim(self.ledgers.ordinal_after(last))
 
     def trim(self, ordinal: int) -> None:
         """Drop the entries below `ordinal`; subscriptions that still point there go on at the next one that exists."""
@@ -174,14 +174,23 @@ class Topic:
 
     @property
     def has_grown(self) -> bool:
-        """Whether there are entries that `age` has not seen."""
-        return self.counters.bytes_in != self._aged_bytes
+        """Whether there are entries that `age` has not seen: also those of before a checkpoint or a recovery, though nothing comes any more."""
+        return self.ledgers.end > max(self.ledgers.first, self.ages.end)
 
-    def age(self, now_ms: int) -> None:
-        """Note how many entries and bytes there are by now: retention and quotas rest on it."""
+    def age(self, elapsed_ms: int) -> None:
+        """Note how many entries and bytes there are by now (`clock.elapsed_ms`): retention, time to live and quotas rest on it."""
         self._count_bytes()
         if self.ledgers.end > self.ledgers.first:  # a mark stands for an entry, which a checkpoint names
-            self.ages.observe(self.ledgers.end, now_ms)
+            self.ages.observe(self.ledgers.end, elapsed_ms)
+
+    @property
+    def messages(self) -> int:
+        """Messages of all durable entries that the topic ever had, trimmed ones included."""
+        return self._messages + self.counters.messages_in
+
+    def apply_messages(self, messages: int) -> None:
+        """Replay: entries with so many messages have become durable."""
+        self._messages += messages
 
     def _count_bytes(self) -> None:
         self.ages.total += self.counters.bytes_in - self._aged_bytes
@@ -214,7 +223,7 @@ class Topic:
     ) -> Subscription:
         """The subscription `name`, created if need be, with `start` (a Position, EARLIEST or LATEST) as the first entry to deliver.
 
-        Raises NotAllowed for a reserved, blank or overlong name, too large properties, and where durable and non-durable meet under one name.
+        Raises InvalidSubscriptionName; NotAllowed for too large properties, and where durable and non-durable meet under one name.
         """
         found = self._subscriptions.get(name)
         if found is not None:
@@ -226,12 +235,7 @@ class Topic:
             if properties and not found.properties:
                 found.replace_properties(properties)
             return found
-        if not name.strip() or name == RESERVED_SUBSCRIPTION or name.startswith(RESERVED_SUBSCRIPTION_PREFIX):
-            raise NotAllowed(f"subscription name {name!r} is blank or reserved; choose another name")
-        if len(name) > SUBSCRIPTION_NAME_MAX:
-            raise NotAllowed(
-                f"subscription name {name[:40]!r}... has {len(name)} characters; choose one of at most {SUBSCRIPTION_NAME_MAX}"
-            )
+        check_subscription_name(name)
         check_properties(name, properties or {})
         return self._create(name, self.ledgers.clamp(start), durable, properties)
 
@@ -266,14 +270,15 @@ class Topic:
             cursors={name: found.to_state() for name, found in self._subscriptions.items() if found.durable},
             properties=dict(self.properties),
             sequences=self.deduplication.to_state() if self.deduplication is not None else (),
-            sizes=(self.ages.bytes_before(first, end), self.ages.total),
-            marks=tuple((*self.ledgers.position(mark.end - 1), mark.append_ms, mark.total) for mark in self.ages.marks),
+            sizes=(self.ages.bytes_before(first, end), self.ages.total, self.messages),
+            marks=tuple((*self.ledgers.position(mark.end - 1), mark.elapsed_ms, mark.total) for mark in self.ages.marks),
+            chunks=self.chunks.to_state(),
         )
 
     @staticmethod
-    def from_state(name: str, epoch: int, state: TopicState, *, limits: DispatchLimits | None = None) -> Topic:
-        """The topic of a checkpoint, to be served in the term `epoch` after replay of the log written since."""
-        topic = Topic(name, epoch, created_ms=state.created_ms, limits=limits)
+    def from_state(name: str, ledger_ids: LedgerIds, state: TopicState, *, limits: DispatchLimits | None = None) -> Topic:
+        """The topic of a checkpoint, to be served in the term of `ledger_ids` after replay of the log written since."""
+        topic = Topic(name, ledger_ids, created_ms=state.created_ms, limits=limits)
         topic.properties = dict(state.properties)
         topic.deduplicate(DEDUPLICATION in state.properties)
         for producer, sequence in state.sequences:
@@ -281,31 +286,31 @@ class Topic:
         for ledger, count in state.ledgers:
             topic.apply_entries(ledger, 0, count)
         topic._apply_trimmed()
-        dropped, total = state.sizes
+        dropped, total, topic._messages = state.sizes
         marks = ((topic.ledgers.ordinal_after((ledger, entry)), ms, size) for ledger, entry, ms, size in state.marks)
         topic.ages = Ages((topic.ledgers.first, dropped), marks, total)
+        for producer, sequence, number, checksum, ledger, entry in state.chunks:
+            topic.chunks.apply(SentChunk(producer, sequence, number, checksum), Position(ledger, entry))
         for subscription, cursor in state.cursors.items():
             topic.apply_cursor(subscription, cursor.as_delta())
         return topic
 
-    def begin_term(self, epoch: int) -> None:
+    def begin_term(self, ledger_ids: LedgerIds) -> None:
         """Serve in this term, which is above those of all entries: what was read ahead did not know it yet."""
-        ledger = ledger_of_epoch(epoch)
-        assert ledger >= self._ledger, (ledger, self._ledger)
-        assert not self._next_entry, self._next_entry
-        self._ledger = ledger
+        assert ledger_ids.floor >= self._ledger_ids.floor, (ledger_ids.epoch, self._ledger_ids.epoch)
+        assert self.ledger < 0, self.ledger
+        self._ledger_ids = ledger_ids
 
     def apply_topic(self, created_ms: int, properties: Mapping[str, str]) -> None:
         """Replay the topic's creation."""
         self.created_ms = created_ms
         self.properties = dict(properties)
         self.deduplicate(DEDUPLICATION in properties)
-        self._apply_trimmed()
 
     def _apply_trimmed(self) -> None:
         text = self.properties.get(TRIMMED)
         if text is not None:
-            self._skip_to(position_of_text(text))
+            self.trim(self.ledgers.ordinal_after(position_of_text(text)))
 
     def apply_update(self, changes: Mapping[str, str]) -> None:
         """Set these properties, and remove those whose value is empty: live once the record is durable, and in replay.
@@ -337,8 +342,10 @@ class Topic:
 
     def apply_entries(self, ledger: int, first: int, count: int) -> int:
         """Replay a run of entries; returns how many were new. Raises CorruptData if records before it are missing."""
-        if ledger >= self._ledger:
-            raise CorruptData(f"topic {self.name}: the log holds ledger {ledger}, not older than this term's {self._ledger}")
+        if ledger >= self._ledger_ids.floor:
+            raise CorruptData(
+                f"topic {self.name}: the log holds ledger {ledger}, not older than this term, {self._ledger_ids.epoch}"
+            )
         return self.ledgers.extend(ledger, first, count)
 
     def apply_cursor(self, name: str, delta: CursorDelta) -> None:

@@ -11,20 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from magnetar.topics.cursor import Cursor
-from magnetar.topics.intervals import IntervalSet
-
-
-def known_within(known: Mapping[int, object], start: int, end: int) -> list[int]:
-    """The keys of `known` in [start, end), in order: a walk over the shorter of the two."""
-    if end - start <= len(known):
-        return [ordinal for ordinal in range(start, end) if ordinal in known]
-    return sorted(ordinal for ordinal in known if start <= ordinal < end)
+from magnetar.topics.intervals import IntervalSet, known_within
 
 
 class DeliveryView:
     """A cursor as dispatch sees it: entries by ordinal, messages of a batch as masks (bit 1 = withheld)."""
 
-    __slots__ = ("_cursor", "_full", "_hidden", "_left", "_partial", "_stale", "_touched", "entries", "messages", "sizes")
+    __slots__ = ("_cursor", "_full", "_hidden", "_messages_end", "_moved", "_partial", "_touched", "entries", "messages", "sizes")
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -33,10 +26,12 @@ class DeliveryView:
         self.sizes: dict[int, int] = {}  # messages of each batch in `messages`
         self._hidden = IntervalSet()
         self._full: set[int] = set()  # hidden because each of its messages is
-        self._left: dict[int, int] = {}  # masks of what may be delivered of the other batches in `messages`
-        self._partial: Mapping[int, int] = {}
-        self._touched: set[int] = set()  # batches in `messages` to be looked at again
-        self._stale = False
+        self._partial: dict[
+            int, int
+        ] = {}  # what `partial` says while there are any in `messages`, but for those to be looked at again
+        self._touched: set[int] = set()
+        self._moved = False  # all of them are
+        self._messages_end = 0
 
     def __bool__(self) -> bool:
         return bool(self.entries) or bool(self.messages)
@@ -62,9 +57,12 @@ class DeliveryView:
 
     def withhold_messages(self, ordinal: int, messages: int, size: int) -> None:
         """Take out some messages of a batch of `size`."""
+        if not self.messages:
+            self._moved, self._messages_end = True, 0
+        self._messages_end = max(self._messages_end, ordinal + 1)
         self.messages[ordinal] = self.messages.get(ordinal, 0) | messages
         self.sizes[ordinal] = max(size, self.sizes.get(ordinal, 0))
-        self._touch(ordinal)
+        self._touched.add(ordinal)
 
     def release_messages(self, ordinal: int, messages: int) -> None:
         """Show these messages again."""
@@ -73,11 +71,10 @@ class DeliveryView:
             self.messages[ordinal] = left
         else:
             del self.messages[ordinal], self.sizes[ordinal]
-            self._left.pop(ordinal, None)
             if ordinal in self._full:
                 self._full.remove(ordinal)
                 self._hidden.remove(ordinal, ordinal + 1)
-        self._touch(ordinal)
+        self._touched.add(ordinal)
 
     def forget_below(self, ordinal: int) -> None:
         """Entries below `ordinal` exist no more."""
@@ -85,27 +82,21 @@ class DeliveryView:
         self._hidden.remove_below(ordinal)
         for known in [known for known in self.messages if known < ordinal]:
             self._full.discard(known)
-            self._left.pop(known, None)
             del self.messages[known], self.sizes[known]
-        self._stale = True
-
-    def _touch(self, ordinal: int) -> None:
-        self._touched.add(ordinal)
-        self._stale = True
+        self._moved = True
 
     def changed(self, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]) -> None:
         """The cursor has acknowledged these (as `Subscription.acknowledge` takes them): what is left of batches is to be looked at again."""
         if not self.messages:
             return
-        self._stale = True
         self._touched.update(ordinal for ordinal, _ in partial)
         for start, end in ranges:
+            self._touched.update(known_within(self._partial, start, end))
             self._touched.update(known_within(self.messages, start, end))
 
     def moved(self) -> None:
         """The cursor may have changed anyhow."""
-        self._touched.update(self.messages)
-        self._stale = True
+        self._moved = True
 
     # --- what acknowledgements may touch ----------------------------------------------------------------------------------------
 
@@ -139,23 +130,26 @@ class DeliveryView:
 
     def _refresh(self) -> None:
         """A batch of which nothing is left is hidden: nobody asks for its mask."""
-        if not self._stale:
+        if self._moved:
+            self._moved = False
+            self._partial = dict(self._cursor.partial)
+            self._touched.update(self.messages)
+        if not self._touched:
             return
-        self._stale = False
         for ordinal in self._touched:
-            left = self.remaining(ordinal) if ordinal in self.messages else None
+            withheld = ordinal in self.messages
+            left = self.remaining(ordinal) if withheld else self._cursor.partial.get(ordinal)
             if left:
-                self._left[ordinal] = left
+                self._partial[ordinal] = left
             else:
-                self._left.pop(ordinal, None)
+                self._partial.pop(ordinal, None)
             if left and ordinal in self._full:
                 self._full.remove(ordinal)
                 self._hidden.remove(ordinal, ordinal + 1)
-            elif left == 0 and ordinal not in self._full:
+            elif withheld and not left and ordinal not in self._full:
                 self._full.add(ordinal)
                 self._hidden.add(ordinal, ordinal + 1)
         self._touched.clear()
-        self._partial = self._cursor.partial | self._left
 
     @property
     def mark_delete(self) -> int:
@@ -171,9 +165,9 @@ class DeliveryView:
 
     @property
     def acknowledged_end(self) -> int:
-        """One more than the greatest ordinal that is acknowledged or withheld, wholly or partly."""
+        """One more than the greatest ordinal that is acknowledged or withheld, wholly or partly (or was partly, lately)."""
         self._refresh()
-        last = max(self.messages) + 1 if self.messages else 0
+        last = self._messages_end if self.messages else 0
         return max(self._cursor.acknowledged_end, self._hidden.end if self._hidden else 0, last)
 
     @property

@@ -13,10 +13,10 @@ without them would make a repetition a duplicate of what is missing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
+from magnetar.topics.ledger_ids import is_sidecar
 from magnetar.transactions.fences import Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.judgement import BufferLimits, Judgement, Verdict, repeated
@@ -48,24 +48,15 @@ from magnetar.transactions.participant_records import (
 from magnetar.transactions.translations import Translated, Translations
 
 
-def sidecar_ledger(epoch: int) -> int:
-    """Ledger id of a topic's sidecar in a term (the partition has the next one)."""
-    return 2 * epoch
-
-
-def is_sidecar(position: Place) -> bool:
-    """Whether a position names an entry of a sidecar."""
-    return position[0] >= 0 and position[0] % 2 == 0
-
-
 class TransactionBuffer:
     """Transactions of one topic in one term. Recovery makes it with `from_state` (or empty) and `apply`."""
 
-    def __init__(self, topic: str, epoch: int, *, limits: BufferLimits | None = None, next_entry: int = 0) -> None:
-        """`next_entry`: a deleted topic of the same name has used the ids below it in this term."""
+    def __init__(self, topic: str, take_ledger: Callable[[], int], *, limits: BufferLimits | None = None) -> None:
+        """`take_ledger` gives the sidecar's ledger id in the term that is served; it is called with the first entry, and may raise."""
         self.topic = topic
         self.limits = limits or BufferLimits()
-        self._ledger, self._next_entry = sidecar_ledger(epoch), next_entry
+        self._take_ledger = take_ledger
+        self._ledger, self._next_entry = -1, 0
         self._last: Place = NOWHERE
         self._trimmed_to: Place = NOWHERE
         self._open: dict[TxnId, ConfirmedPart] = {}
@@ -152,11 +143,12 @@ class TransactionBuffer:
         known += [transaction.producers for transaction in self._ahead.values()]
         return max((found[producer][0] for found in (*known, *self._committed.values()) if producer in found), default=-1)
 
-    def append(self, txn: TxnId, producer: str, *, count: int, highest: int, size: int, send_point: Place, now_ms: int) -> Append:
-        """Give sidecar ids to a run of `count` entries, all of them judged NEW; what to write behind them.
+    def append(
+        self, txn: TxnId, producer: str, *, count: int, highest: int, size: int, messages: int, send_point: Place, now_ms: int
+    ) -> Append:
+        """Give sidecar ids to a run of `count` entries, all of them judged NEW; what to write behind them. Other numbers: see `Append`.
 
-        `highest` is the highest sequence id of the run, or NO_SEQUENCE. Raises NotAllowed if the transaction would become too large, or
-        all that are open here together.
+        Raises NotAllowed if the transaction would become too large, or all that are open here together; LedgerIdsExhausted for the first in a term.
         """
         assert count > 0, count
         ahead, known = self._ahead.get(txn), self._standing(txn)
@@ -164,13 +156,15 @@ class TransactionBuffer:
         entries = count + (ahead.entries if ahead else 0) + (known.entries if known else 0)
         total = size + (ahead.size if ahead else 0) + (known.size if known else 0)
         self.limits.check(self.topic, txn, entries, total, self._open_entries + count)
+        if not self._next_entry:
+            self._ledger = self._take_ledger()
+            assert self._ledger > self._last[0], (self._ledger, self._last)
         first = (self._ledger, self._next_entry)
         self._next_entry += count
-        change = Append(txn, producer, first, count, highest, size, send_point, now_ms)
+        change = Append(txn, producer, first, count, highest, size, messages, send_point, now_ms)
         ahead = self._begin(change)
-        ahead.entries += count
+        ahead.entries, ahead.size = ahead.entries + count, ahead.size + size
         self._open_entries += count
-        ahead.size += size
         span = Span(*first, count, send_point)
         ahead.spans.append(span)
         self._spans.add(txn, span)
@@ -230,17 +224,18 @@ class TransactionBuffer:
         return [txn for txn in self._lowest.below(self._floor, self._open) if self.is_open(txn)]
 
     def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
-        """Transactions that have been open for long (or long since the last time): ask their coordinators, and end those that have ended."""
-        due = (txn for txn, known in self._open.items() if self._is_due(txn, known, now_ms))
-        found = list(islice(due, at_most))
-        self._inquired.update(dict.fromkeys(found, now_ms))
-        self._unchanged.update(found)
-        return found
+        """Transactions that have been open for long (or long since the last time): ask their coordinators, and end those that have ended.
 
-    def _is_due(self, txn: TxnId, known: ConfirmedPart, now_ms: int) -> bool:
-        ahead = self._ahead.get(txn)
-        going_on = ahead is None or (ahead.outcome is None and not ahead.voids)
-        return going_on and now_ms - self._inquired.get(txn, known.since_ms) >= self.limits.inquire_ms
+        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart begins anew.
+        """
+        long_ago_ms = now_ms - self.limits.inquire_ms
+        due = [txn for txn in self._open if self._inquired.setdefault(txn, now_ms) <= long_ago_ms and self._goes_on(txn)][:at_most]
+        self._inquired.update(dict.fromkeys(due, now_ms))
+        self._unchanged.update(due)
+        return due
+
+    def _goes_on(self, txn: TxnId) -> bool:
+        return (ahead := self._ahead.get(txn)) is None or (ahead.outcome is None and not ahead.voids)
 
     def _may_end(self, txn: TxnId, wanted: Outcome) -> bool:
         """False if it has ended so already. Raises InvalidTxnStatus if it has ended the other way."""
@@ -338,7 +333,7 @@ class TransactionBuffer:
             self._lowest.add(change.txn, self._open)
         known.entries += change.count
         self._open_entries += change.count
-        known.size += change.size
+        known.size, known.messages = known.size + change.size, known.messages + change.messages
         last = known.spans[-1] if known.spans else None
         if last is not None and (last.ledger, last.first + last.entries, last.send_point) == (ledger, first, change.send_point):
             known.spans[-1] = last._replace(entries=last.entries + change.count)
@@ -431,9 +426,9 @@ class TransactionBuffer:
         """Whether any transaction is open here, or its end on its way."""
         return bool(self._open or self._ahead)
 
-    def durable_bytes(self, txn: TxnId) -> int:
-        """Bytes of the durable entries of an open transaction; 0 for any other."""
-        return self._open[txn].size if txn in self._open else 0
+    def durable_size(self, txn: TxnId) -> tuple[int, int]:
+        """Bytes and messages of the durable entries of an open transaction; none for any other."""
+        return (self._open[txn].size, self._open[txn].messages) if txn in self._open else (0, 0)
 
     def durable_spans(self, txn: TxnId) -> tuple[Span, ...]:
         """Where the durable entries of an open transaction lie; () for any other."""
@@ -444,11 +439,6 @@ class TransactionBuffer:
         ahead = self._ahead.get(txn)
         waits = ahead is not None and (ahead.entries > 0 or self._standing(txn) is not None)
         return txn in self._open if ahead is None else waits and ahead.outcome is None
-
-    @property
-    def next_entry(self) -> int:
-        """Entry id that the next sidecar entry of this term gets."""
-        return self._next_entry
 
     @property
     def fences(self) -> Fences:
@@ -463,7 +453,7 @@ class TransactionBuffer:
             last=self._last,
             trimmed_to=self._trimmed_to,
             open=tuple(
-                OpenState(txn, known.since_ms, known.size, tuple(known.spans), producers_in_state(known.producers))
+                OpenState(txn, known.since_ms, known.size, known.messages, tuple(known.spans), producers_in_state(known.producers))
                 for txn, known in self._open.items()
             ),
             fences=self._fences.to_state(),
@@ -472,14 +462,16 @@ class TransactionBuffer:
         )
 
     @staticmethod
-    def from_state(topic: str, epoch: int, state: BufferState, *, limits: BufferLimits | None = None) -> TransactionBuffer:
-        """The buffer of a checkpoint, to be served in the term `epoch` after replay of the log written since."""
-        buffer = TransactionBuffer(topic, epoch, limits=limits)
+    def from_state(
+        topic: str, take_ledger: Callable[[], int], state: BufferState, *, limits: BufferLimits | None = None
+    ) -> TransactionBuffer:
+        """The buffer of a checkpoint, to be served after replay of the log written since."""
+        buffer = TransactionBuffer(topic, take_ledger, limits=limits)
         buffer._last, buffer._trimmed_to = state.last, state.trimmed_to
         for found in state.open:
             entries = sum(span.entries for span in found.spans)
             buffer._open[found.txn] = ConfirmedPart(
-                found.since_ms, found.size, entries, list(found.spans), producers_of_state(found.producers)
+                found.since_ms, found.size, found.messages, entries, list(found.spans), producers_of_state(found.producers)
             )
             buffer._open_entries += entries
             buffer._lowest.add(found.txn, buffer._open)
@@ -492,9 +484,7 @@ class TransactionBuffer:
         buffer._links = buffer._translations.links()
         return buffer
 
-    def begin_term(self, epoch: int) -> None:
-        """Give ids of this term's sidecar ledger from now on; nothing is on its way."""
+    def begin_term(self) -> None:
+        """A new term begins, whose ledger is taken with the next entry; nothing is on its way."""
         assert not self._in_flight, self._in_flight
-        ledger = sidecar_ledger(epoch)
-        assert ledger > self._last[0], (ledger, self._last)
-        self._ledger, self._next_entry = ledger, 0
+        self._ledger, self._next_entry = -1, 0

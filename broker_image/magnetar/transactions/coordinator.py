@@ -69,6 +69,8 @@ class Limits:
     """Of one coordinator. `outcome_kept_ms` and a transaction's own timeout, whichever is longer, pass before its outcome is forgotten."""
 
     open_max: int = 100_000
+    open_per_owner_max: int = 100_000
+    open_per_origin_max: int = 100_000
     participants_max: int = 10_000
     participant_bytes_max: int = 256 << 20
     timeout_max_ms: int = 86_400_000
@@ -88,6 +90,7 @@ class _Transaction:
         "deadline_ms",
         "least",
         "opened_ms",
+        "origin",
         "owner",
         "participants",
         "remaining",
@@ -95,8 +98,8 @@ class _Transaction:
         "waiting",
     )
 
-    def __init__(self, least: int, timeout_ms: int, opened_ms: int, owner: str) -> None:
-        self.least, self.timeout_ms, self.opened_ms, self.owner = least, timeout_ms, opened_ms, owner
+    def __init__(self, least: int, timeout_ms: int, opened_ms: int, owner: str, origin: str) -> None:
+        self.least, self.timeout_ms, self.opened_ms, self.owner, self.origin = least, timeout_ms, opened_ms, owner, origin
         self.deadline_ms = opened_ms + timeout_ms
         self.participants: dict[Participant, None] = {}
         self.bytes = 0
@@ -113,6 +116,25 @@ class _Transaction:
         return LiveTransaction(self.least, self.timeout_ms, self.opened_ms, self.owner, tuple(self.participants), self.action)
 
 
+class _Counts(dict[str, int]):
+    """How many transactions each name has; a name that has none takes no room."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+    def add(self, name: str) -> None:
+        if name:
+            self[name] += 1
+
+    def remove(self, name: str) -> None:
+        if not name:
+            return
+        if self[name] == 1:
+            del self[name]
+        else:
+            self[name] -= 1
+
+
 class CoordinatorCore:
     """All transactions of one number (TCID). Begin with `restore` and `apply`, then `recovered`, then `handle`."""
 
@@ -121,6 +143,7 @@ class CoordinatorCore:
         self._next = 0
         self._lowest = 0
         self._live: dict[int, _Transaction] = {}
+        self._of_owner, self._of_origin = _Counts(), _Counts()
         self._deadlines: list[tuple[int, int]] = []
         self._outcomes: dict[int, Outcome] = {}
         self._forgetting: list[tuple[int, int]] = []
@@ -274,6 +297,8 @@ class CoordinatorCore:
                     "transactions_open_max allows; end some, or add coordinators"
                 ),
             )
+        if (share := self._share_used(event)) is not None:
+            return _refused(event.request, 0, LimitExceeded(share))
         if not 0 < event.timeout_ms <= self.limits.timeout_max_ms:
             return _refused(
                 event.request,
@@ -281,9 +306,23 @@ class CoordinatorCore:
                 InvalidRequest(f"timeout: {event.timeout_ms} ms is out of range: use 1..{self.limits.timeout_max_ms} ms"),
             )
         least, self._next = self._next, self._next + 1
-        found = self._begin(least, event.timeout_ms, event.now_ms, event.principal)
+        found = self._begin(least, event.timeout_ms, event.now_ms, event.principal, event.origin)
         heapq.heappush(self._deadlines, (found.deadline_ms, least))
         return Write((Opened(least, event.timeout_ms, event.now_ms, event.principal),), (Answer(event.request, least),))
+
+    def _share_used(self, event: NewRequested) -> str | None:
+        """Why one owner or address gets no more, so that it does not use up what others need; None if it does."""
+        if event.principal and self._of_owner[event.principal] >= self.limits.open_per_owner_max:
+            return (
+                f"role {event.principal!r} has {self._of_owner[event.principal]} unfinished transactions at coordinator {self.tcid}, as many "
+                "as transactions_open_per_role_max allows; end some"
+            )
+        if event.origin and self._of_origin[event.origin] >= self.limits.open_per_origin_max:
+            return (
+                f"clients at {event.origin} have {self._of_origin[event.origin]} unfinished transactions at coordinator {self.tcid}, as many "
+                "as transactions_open_per_address_max allows; end some"
+            )
+        return None
 
     def _joined(self, event: JoinRequested) -> Write:
         least, request = event.least, event.request
@@ -392,8 +431,10 @@ class CoordinatorCore:
             return NotAllowed(f"transaction {self._named(least)} was begun by another role than {caller.principal!r}")
         return None
 
-    def _begin(self, least: int, timeout_ms: int, opened_ms: int, owner: str) -> _Transaction:
-        found = self._live[least] = _Transaction(least, timeout_ms, opened_ms, owner)
+    def _begin(self, least: int, timeout_ms: int, opened_ms: int, owner: str, origin: str = "") -> _Transaction:
+        found = self._live[least] = _Transaction(least, timeout_ms, opened_ms, owner, origin)
+        self._of_owner.add(owner)
+        self._of_origin.add(origin)
         return found
 
     def _join(self, found: _Transaction, participants: Iterable[Participant]) -> None:
@@ -409,6 +450,8 @@ class CoordinatorCore:
 
     def _end(self, found: _Transaction, action: Action, at_ms: int) -> None:
         del self._live[found.least]
+        self._of_owner.remove(found.owner)
+        self._of_origin.remove(found.origin)
         self._participant_bytes -= found.bytes
         if len(self._deadlines) > 2 * len(self._live) + OVER_HELD_MAX:
             self._collect_deadlines()

@@ -35,6 +35,8 @@ class NewRequested:
     timeout_ms: int
     principal: str
     now_ms: int
+    origin: str = ""
+    """Where the client is, by the group of its address; "" is not counted, nor is what an earlier incarnation began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Verdict(enum.Enum):
     DUPLICATE = enum.auto()
     """It is there, or on its way: a receipt, through the log's queue."""
     ORDINARY = enum.auto()
-    """Its transaction has committed without it (Go's batcher keeps an ended id): publish it as if it named none, and count that."""
+    """Its transaction has committed without it (Go's batcher keeps an ended id): refuse it, or publish it as if it named none."""
 
 
 class Judgement(NamedTuple):

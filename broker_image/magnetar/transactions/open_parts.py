@@ -30,6 +30,7 @@ class ConfirmedPart:
 
     since_ms: int
     size: int = 0
+    messages: int = 0
     entries: int = 0
     spans: list[Span] = field(default_factory=list)
     producers: dict[str, tuple[int, Place]] = field(default_factory=dict)

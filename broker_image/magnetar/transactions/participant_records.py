@@ -55,7 +55,7 @@ class Span(NamedTuple):
 class Append:
     """A run of one producer's entries joined the transaction, in the sidecar from `first` on. Written behind the entries themselves.
 
-    `highest` is the highest sequence id of the run (NO_SEQUENCE: does not count), `size` the bytes of its entries.
+    `highest` is the highest sequence id of the run (NO_SEQUENCE: does not count), `size` the bytes of its entries, `messages` what they hold.
     """
 
     txn: TxnId
@@ -64,6 +64,7 @@ class Append:
     count: int
     highest: int
     size: int
+    messages: int
     send_point: Place
     append_ms: int
 
@@ -166,6 +167,7 @@ class OpenState:
     txn: TxnId
     since_ms: int
     size: int
+    messages: int
     spans: tuple[Span, ...]
     producers: tuple[tuple[str, int, Place], ...]
 

@@ -18,31 +18,33 @@ from dataclasses import dataclass, field
 from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
 from magnetar.topics.acksets import mask_of_words, words_of_mask
 from magnetar.topics.dispatch import SubscriptionType
-from magnetar.topics.intervals import IntervalSet
+from magnetar.topics.intervals import IntervalSet, known_within
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
-from magnetar.topics.withheld import known_within
 from magnetar.transactions.fences import FENCES_MAX, Fences
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.open_parts import LowestNumbers
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState, UnbegunAcks
 
 HELD_MAX = 200_000
+HELD_PER_TRANSACTION_MAX = 4_000
+"""Shares of one transaction: all of them change together when it ends, which takes some 10 us each."""
 MESSAGES_PER_SHARE, SHARE_BYTES_MAX, NAMES_BYTES_MAX = 64, 40, 132_000
 """A commit names all that its transaction holds in one record: so many bytes per share at most, and for names and head."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PendingLimits:
     """Per subscription. `held_max` (at most HELD_MAX) bounds what transactions hold together, in shares: a run of entries is one, a batch of which
     only some messages are held one and another per 64 of its messages.
 
-    `inquire_ms` is how long a transaction holds something before its coordinator is asked about it, again and again; `fences_max` as in
-    `BufferLimits`.
+    `held_per_transaction_max` bounds those of one transaction. `inquire_ms` is how long a transaction holds something before its coordinator is
+    asked about it, again and again; `fences_max` as in `BufferLimits`.
     """
 
     open_transactions_max: int = 10_000
     held_max: int = HELD_MAX
+    held_per_transaction_max: int = HELD_PER_TRANSACTION_MAX
     inquire_ms: int = 300_000
     fences_max: int = FENCES_MAX
 
@@ -135,6 +137,9 @@ class PendingAcks:
         self._check_open(txn)
         self._unchanged.discard(txn)
         held = self._held.get(txn, _Held())
+        most = self.limits.held_per_transaction_max
+        if len(ranges) + len(partial) > most:
+            raise self._too_much(txn, len(ranges) + len(partial))
         fresh = [run for start, end in ranges for run in self._fresh(txn, held, start, end)]
         covered = IntervalSet(fresh)
         messages: dict[int, tuple[int, int]] = {}
@@ -151,6 +156,8 @@ class PendingAcks:
         whole = (ordinal for start, end in fresh for ordinal in known_within(held.sizes, start, end))
         wanted_shares = len(fresh) - sum(_shares(held.sizes[ordinal]) for ordinal in whole)
         wanted_shares += sum(held.more_shares(ordinal, size) for ordinal, (_, size) in messages.items())
+        if held.shares + wanted_shares > most:
+            raise self._too_much(txn, held.shares + wanted_shares)
         if self._shares + wanted_shares > self.limits.held_max:
             raise NotAllowed(
                 f"transactions hold {self._shares} runs of entries and shares of batches of subscription {self._subscription.name!r}, and "
@@ -253,6 +260,12 @@ class PendingAcks:
             raise self._conflict(txn, ordinal, wanted)
         return wanted
 
+    def _too_much(self, txn: TxnId, shares: int) -> NotAllowed:
+        return NotAllowed(
+            f"{txn} would hold {shares} runs of entries and shares of batches of subscription {self._subscription.name!r}, more than "
+            f"{self.limits.held_per_transaction_max}: acknowledge fewer separate messages in one transaction"
+        )
+
     def _conflict(self, txn: TxnId, ordinal: int, wanted: int = -1) -> TransactionConflict:
         """`wanted`: which messages of the entry, all by default."""
         holder = next(
@@ -341,7 +354,7 @@ class PendingAcks:
     def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
         """Transactions that have held something for long (or long since the last time): ask their coordinators, and end those that have ended.
 
-        How long is counted from the first call that finds them, so that a restart begins anew.
+        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart begins anew.
         """
         due: list[TxnId] = []
         for txn in self._held:

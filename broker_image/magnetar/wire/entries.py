@@ -71,6 +71,25 @@ def parse_entry(entry: Buffer) -> Entry:
     return Entry(_parse(api.MessageMetadata, view[start:at]), view[at:], broker_metadata)
 
 
+def entry_metadata(broker_ms: int | None, index: int | None) -> bytes:
+    """What a broker puts before an entry to say when it took it, and the index of its last message; None is left out."""
+    metadata = api.BrokerEntryMetadata()
+    if broker_ms is not None:
+        metadata.broker_timestamp = broker_ms
+    if index is not None:
+        metadata.index = index
+    encoded = metadata.SerializeToString()
+    return BROKER_METADATA_MAGIC + _U32.pack(len(encoded)) + encoded
+
+
+def readable_entry(entry: Buffer) -> Entry | None:
+    """A stored entry parsed; None if it cannot be read: then it is one message without metadata, of which only the bytes are known."""
+    try:
+        return parse_entry(entry)
+    except ProtocolError:
+        return None
+
+
 def parse_metadata(entry: Buffer) -> api.MessageMetadata:
     """Only the metadata of an entry. Raises ProtocolError."""
     return parse_entry(entry).metadata

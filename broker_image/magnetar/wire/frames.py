@@ -50,6 +50,10 @@ class InboundBuffer:
         self.data = bytearray(min(capacity, START_BYTES))
         self.view = memoryview(self.data)
 
+    def allow(self, message_bytes_max: int) -> None:
+        """Another limit, for the frames of the next `advance`."""
+        self._frame_bytes_max = message_bytes_max + FRAME_OVERHEAD_BYTES_MAX
+
     @property
     def pending(self) -> int:
         """Bytes received that do not make a whole frame yet."""

@@ -35,6 +35,7 @@ def connect(
     """CONNECT; `proxy_to` is host:port of the broker behind a proxy, `original` the role that the sender speaks for."""
     body = api.CommandConnect(client_version=client_version, protocol_version=protocol_version)
     body.feature_flags.supports_auth_refresh = True
+    body.feature_flags.supports_broker_entry_metadata = True
     if auth_method:
         body.auth_method_name, body.auth_data = auth_method, auth_data or b""
     if proxy_to is not None:

@@ -1,8 +1,8 @@
 """Runs of commands: the hot path.
 
-Owns: SEND parsed to plain values, and receipts and messages encoded by the hundred. Imports: commands, the generated
-protocol. Pure. Everything here could be written with `commands` alone; it exists because it costs per message (measured, CPython
-3.11: receipt 0.3 us against 0.6 with one reused protobuf message and 1.6 with a new one).
+Owns: SEND parsed to plain values, and receipts and messages encoded by the hundred. Imports: commands, the generated protocol. Pure.
+Everything here could be written with `commands` alone; it exists because it costs per message (measured, CPython 3.11: receipt 0.3 us against
+0.6 with one reused protobuf message and 1.6 with a new one).
 How: within a run only two numbers change, sequence and entry id, and of those only the low 14 bits change often. So the bytes
 around them are built once per window of 2^14 ids, and the low bits come from a table.
 Invariant: the bytes are those `commands` would produce (a test compares them); short or unusual runs take that path.
@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, Buffer, crc32c
+from magnetar.wire.checksum import Buffer
 from magnetar.wire.commands import UNSIGNED_MASK, decode_command
 
 TEMPLATE_RUN_MIN = 4
 WINDOW_BITS = 14
 WINDOW = 1 << WINDOW_BITS
 _SIZES = struct.Struct(">II")
-_SIZE_BYTES = 4
+SIZE_BYTES = 4
 
 SendValues: TypeAlias = tuple[int, int, int, int, int | None, int | None, bool, bool]
 """(producer_id, sequence_id, num_messages, highest_sequence_id, txn most bits, txn least bits, is_chunk, marker).
@@ -104,78 +103,6 @@ def _parse_send_plain(data: Buffer, start: int, end: int) -> SendValues:
     )
 
 
-class FollowingSends(NamedTuple):
-    """SENDs that repeat the one before them with the next sequence ids: their bodies (views of the buffer), and where the last ends."""
-
-    bodies: list[memoryview]
-    end: int
-
-
-def following_sends(
-    view: memoryview, start: int, body: int, at: int, have: int, sequence_id: int, body_bytes_max: int, total_bytes_max: int
-) -> FollowingSends:
-    """The frames from `at` on that continue the SEND whose command is view[start:body] and whose sequence id is `sequence_id`.
-
-    A client that does not batch sends hundreds of them in a row. They differ in sequence id, size and checksum only, so that the bytes
-    of the next one's command are known beforehand: one comparison replaces parsing (0.15 us against 0.8), with the same outcome, since
-    equal bytes have equal meaning. Bodies with a wrong checksum or without one, larger ones than `body_bytes_max`, and what makes more
-    than `total_bytes_max` together, end the run: they, and everything else, are left to `parse_send`. `have` is where the received
-    bytes end.
-    """
-    bodies: list[memoryview] = []
-    data = view.obj
-    assert isinstance(data, bytearray)
-    place = _sequence_place(data, start, body, sequence_id)
-    if place is None:
-        return FollowingSends(bodies, at)
-    low, high = place
-    before, after = bytes(data[start - _SIZE_BYTES : low]), bytes(data[high:body]) + CHECKSUM_MAGIC
-    head = body - start + 2 * _SIZE_BYTES
-    parts = _send_parts(head)
-    least, longest = head + CHECKSUM_BYTES, body_bytes_max + head
-    append, mask, checksum = bodies.append, WINDOW - 1, crc32c
-    last = min(have, at + total_bytes_max)
-    window_end = 0
-    sequence_low, rest = _WHOLE, after
-    while at + least <= last:
-        sequence_id += 1
-        if sequence_id >= window_end:
-            _, window_end, sequence_low, high_bytes = _window(sequence_id)
-            if len(varint(sequence_id)) != high - low:
-                break  # a longer number: other lengths in front of it, too
-            rest = high_bytes + after
-        total, command, expected = parts(data, at)
-        if command != before + sequence_low[sequence_id & mask] + rest:
-            break
-        end = at + _SIZE_BYTES + total
-        if end > last or not least <= end - at <= longest or checksum(view[at + least : end]) != expected:
-            break
-        append(view[at + head : end])
-        at = end
-    return FollowingSends(bodies, at)
-
-
-@cache
-def _send_parts(head: int) -> Callable[[Buffer, int], tuple[int, bytes, int]]:
-    """Reads (frame size, command with its size and the checksum's magic, checksum) of a SEND with `head` bytes before its body."""
-    return struct.Struct(f">I{head - _SIZE_BYTES + len(CHECKSUM_MAGIC)}sI").unpack_from
-
-
-def _sequence_place(data: bytearray, start: int, end: int, sequence_id: int) -> tuple[int, int] | None:
-    """Where the number of the sequence id lies in the SEND data[start:end], if it is written as every known client writes it."""
-    at = start + 4  # type and length of the sub-message
-    if not 4 <= end - at <= 0x7F or data[at] != 0x08:
-        return None
-    at += 1
-    while data[at] > 0x7F:
-        at += 1
-    at += 1
-    encoded = varint(sequence_id)
-    if data[at] != 0x10 or not data.startswith(encoded, at + 1) or at + 1 + len(encoded) > end:
-        return None
-    return at + 1, at + 1 + len(encoded)
-
-
 def varint(value: int) -> bytes:
     """The protobuf encoding of an unsigned integer."""
     out = bytearray()
@@ -186,7 +113,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-_WHOLE = [varint(value) for value in range(WINDOW)]
+WHOLE = [varint(value) for value in range(WINDOW)]
 _LOW = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(WINDOW)]
 
 
@@ -204,11 +131,11 @@ class _Window(NamedTuple):
         return self.low[at : at + count]
 
 
-def _window(value: int) -> _Window:
+def window_of(value: int) -> _Window:
     if value < 0x80:
-        return _Window(0, 0x80, _WHOLE, b"")
+        return _Window(0, 0x80, WHOLE, b"")
     if value < WINDOW:
-        return _Window(0x80, WINDOW, _WHOLE, b"")
+        return _Window(0x80, WINDOW, WHOLE, b"")
     first = value >> WINDOW_BITS << WINDOW_BITS
     # The number of high bytes is the same throughout: `first` and the last value of the window share all bits above the low 14.
     return _Window(first, first + WINDOW, _LOW, varint(value >> WINDOW_BITS))
@@ -235,13 +162,13 @@ def send_receipts(
     done = 0
     while done < count:
         entry, sequence = first_entry + done, first_sequence + done
-        entry_window, sequence_window = _window(entry), _window(sequence)
+        entry_window, sequence_window = window_of(entry), window_of(sequence)
         here = min(count - done, entry_window.end - entry, sequence_window.end - sequence)
         id_bytes = len(log) + len(varint(entry))
         receipt_bytes = len(producer) + len(varint(sequence)) + 2 + id_bytes
         command_bytes = 4 + receipt_bytes
         assert id_bytes < 0x80 > receipt_bytes, "lengths take one byte: four varints have at most 40"
-        before = _SIZES.pack(command_bytes + _SIZE_BYTES, command_bytes) + bytes((0x08, 0x07, 0x3A, receipt_bytes)) + producer
+        before = _SIZES.pack(command_bytes + SIZE_BYTES, command_bytes) + bytes((0x08, 0x07, 0x3A, receipt_bytes)) + producer
         # before, sequence, between, entry, after, before, sequence, ...: four pieces a receipt, filled in by slices
         pieces = [sequence_window.high + bytes((0x1A, id_bytes)) + log] * (4 * here)
         pieces[0::4] = [entry_window.high + before] * here
@@ -280,7 +207,7 @@ def _send_receipts_plain(
         if highest_sequences is not None:
             receipt.highest_sequence_id = highest_sequences[index]
         encoded = _receipt.SerializeToString()
-        frames.append(_SIZES.pack(len(encoded) + _SIZE_BYTES, len(encoded)))
+        frames.append(_SIZES.pack(len(encoded) + SIZE_BYTES, len(encoded)))
         frames.append(encoded)
     return b"".join(frames)
 
@@ -311,7 +238,7 @@ def parse_ack_span(data: bytearray, start: int, end: int) -> AckSpan | None:
     expected: list[bytes] = []
     size, count = 0, 0
     while size < end - at:
-        window = _window(entry + count)
+        window = window_of(entry + count)
         number_bytes = len(varint(entry + count))
         if len(prefix) + number_bytes > 0x7F:
             return None
@@ -376,13 +303,13 @@ def message_frames(
     done, count = 0, len(entries)
     while done < count:
         entry = first_entry + done
-        window = _window(entry)
+        window = window_of(entry)
         here = min(count - done, window.end - entry)
         id_bytes = len(log) + len(varint(entry)) + len(place)
         message_bytes = len(consumer) + 1 + id_bytes
         command_bytes = 4 + message_bytes
         assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
-        overhead = command_bytes + _SIZE_BYTES
+        overhead = command_bytes + SIZE_BYTES
         before = command_bytes.to_bytes(4, "big") + bytes((0x08, 0x09, 0x4A, message_bytes)) + consumer + bytes((id_bytes,)) + log
         after, low = window.high + place, window.numbers(entry, here)
         sizes = set(lengths[done : done + here])
@@ -434,15 +361,15 @@ def scattered_message_frames(
     append, mask = frames.append, WINDOW - 1
     end = overhead = 0
     before = after = b""
-    low = _WHOLE
+    low = WHOLE
     for entry_id, entry in zip(entry_ids, entries, strict=True):
         if entry_id >= end:
-            _, end, low, high = _window(entry_id)
+            _, end, low, high = window_of(entry_id)
             id_bytes = len(log) + len(varint(entry_id)) + len(place)
             message_bytes = len(consumer) + 1 + id_bytes
             command_bytes = 4 + message_bytes
             assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
-            overhead = command_bytes + _SIZE_BYTES
+            overhead = command_bytes + SIZE_BYTES
             before = (
                 command_bytes.to_bytes(4, "big") + bytes((0x08, 0x09, 0x4A, message_bytes)) + consumer + bytes((id_bytes,)) + log
             )
@@ -482,6 +409,6 @@ def _message_frames_plain(
         if ack_sets:
             message.ack_set[:] = ack_sets[index] or ()
         encoded = _message.SerializeToString()
-        frames.append(_SIZES.pack(len(encoded) + _SIZE_BYTES + len(entry), len(encoded)) + encoded)
+        frames.append(_SIZES.pack(len(encoded) + SIZE_BYTES + len(entry), len(encoded)) + encoded)
         frames.append(entry)
     return frames

@@ -32,7 +32,7 @@ from magnetar_operator.models.security import Auth, Tls
 from magnetar_operator.models.storage import SecretReference, Storage, VolumeClaim
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-coordinator", "-coordinators", "-etcd", "-storage")
-_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class Image(Model):
@@ -336,7 +336,7 @@ class BrokerCluster(CustomResource):
         Rule(
             f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
             f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, beginning with a letter",
-            lambda cluster: len(cluster.name) <= NAME_LENGTH_MAX and _NAME.match(cluster.name) is not None,
+            lambda cluster: len(cluster.name) <= NAME_LENGTH_MAX and _NAME.fullmatch(cluster.name) is not None,
         ),
         Rule(
             " && ".join(f"!self.metadata.name.endsWith('{suffix}')" for suffix in RESERVED_SUFFIXES),

@@ -37,6 +37,8 @@ COORDINATOR_SETTINGS = (
     "transaction_timeout_max_s",
     "transactions_enabled",
     "transactions_open_max",
+    "transactions_open_per_address_max",
+    "transactions_open_per_role_max",
     "write_buffer_bytes_max",
 )
 """Those that mean something to a transaction coordinator."""

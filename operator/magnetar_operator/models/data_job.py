@@ -13,12 +13,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from magnetar.errors import InvalidTopicName
-from magnetar.names import NAME_LENGTH_MAX, TopicName
+from magnetar.names import NAME_LENGTH_MAX, PART_PATTERN, TopicName
 from magnetar_operator.models import base
 from magnetar_operator.models.base import CONDITIONS, Condition, CustomResource, Model, Quantity, Rule, StatusModel
 
 EXECUTORS_MAX = 100
-TOPIC_PATTERN = r"^(persistent://)?[-=:.0-9A-Za-z_]+/[-=:.0-9A-Za-z_]+/.+$"
+TOPIC_PATTERN = f"^(persistent://)?{PART_PATTERN}/{PART_PATTERN}/.+$"
 DEFAULT_RUN = "once"
 
 
@@ -42,7 +42,7 @@ class Compaction(Model):
         Rule(
             f"self.topic.matches('{TOPIC_PATTERN}')",
             "compaction.topic: write persistent://tenant/namespace/topic",
-            lambda compaction: re.match(TOPIC_PATTERN, compaction.topic) is not None and _is_persistent_topic(compaction),
+            lambda compaction: re.fullmatch(TOPIC_PATTERN, compaction.topic) is not None and _is_persistent_topic(compaction),
         ),
     )
 
@@ -135,7 +135,9 @@ class DataJob(CustomResource):
         Rule(
             f"self.metadata.name.size() <= {base.NAME_LENGTH_MAX} && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
             f"metadata.name: use at most {base.NAME_LENGTH_MAX} lower-case letters, digits and -",
-            lambda job: len(job.name) <= base.NAME_LENGTH_MAX and re.match("^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", job.name) is not None,
+            lambda job: (
+                len(job.name) <= base.NAME_LENGTH_MAX and re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", job.name) is not None
+            ),
         ),
     )
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from magnetar.metadata.owned_fields import ADMIN_ROLES, ALLOWED_CLUSTERS, PERMISSIONS, POLICIES, PROPERTIES
-from magnetar.names import BUNDLES_MAX, DEFAULT_BUNDLES, NamespaceName
+from magnetar.names import BUNDLES_MAX, DEFAULT_BUNDLES, PART_LENGTH_MAX, PART_PATTERN, NamespaceName
 from magnetar_operator.models.base import CONDITIONS, Condition, CustomResource, Model, Rule, StatusModel, immutable
 from magnetar_operator.models.namespace_policies import (
     NOT_CHECKED,
@@ -22,7 +22,6 @@ from magnetar_operator.models.namespace_policies import (
     TenantConfig,
 )
 
-PART_PATTERN = "^[-=:.0-9A-Za-z_]+$"
 FINALIZER = "magnetar.io/topic-namespace"
 
 
@@ -57,15 +56,15 @@ class TopicNamespaceSpec(Model):
     cluster_ref: ClusterReference = Field(description="The cluster that holds the namespace.")
     tenant: str = Field(
         min_length=1,
-        max_length=200,
-        pattern=PART_PATTERN,
+        max_length=PART_LENGTH_MAX,
+        pattern=f"^{PART_PATTERN}$",
         description="Pulsar tenant, for example public.",
         json_schema_extra=immutable("make a new TopicNamespace"),
     )
     namespace: str = Field(
         min_length=1,
-        max_length=200,
-        pattern=PART_PATTERN,
+        max_length=PART_LENGTH_MAX,
+        pattern=f"^{PART_PATTERN}$",
         description="Pulsar namespace inside the tenant.",
         json_schema_extra=immutable("make a new TopicNamespace"),
     )

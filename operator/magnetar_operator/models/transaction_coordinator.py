@@ -118,7 +118,7 @@ class TransactionCoordinator(CustomResource):
         Rule(
             f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && self.metadata.name.matches('{_NAME_PATTERN}')",
             f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, beginning with a letter",
-            lambda found: len(found.name) <= NAME_LENGTH_MAX and re.match(_NAME_PATTERN, found.name) is not None,
+            lambda found: len(found.name) <= NAME_LENGTH_MAX and re.fullmatch(_NAME_PATTERN, found.name) is not None,
         ),
         Rule(
             f"self.metadata.name.size() <= {LISTENED_NAME_LENGTH_MAX} || size(self.spec.listeners) == 0",

@@ -214,7 +214,15 @@ func describeMessage(message pulsar.Message, handle int64) object {
 		"ordering_key": orNull(message.OrderingKey()), "properties": message.Properties(), "topic": message.Topic(),
 		"redelivery_count": message.RedeliveryCount(), "publish_time_ms": message.PublishTime().UnixMilli(),
 		"event_time_ms": max(0, message.EventTime().UnixMilli()), "producer": message.ProducerName(),
+		"index": message.Index(), "broker_publish_time_ms": millis(message.BrokerPublishTime()),
 	}
+}
+
+func millis(at *time.Time) any {
+	if at == nil {
+		return nil
+	}
+	return at.UnixMilli()
 }
 
 func orNull(text string) any {

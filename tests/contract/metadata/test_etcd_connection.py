@@ -16,6 +16,7 @@ from magnetar.errors import LeaseLost, StoreError, StoreUnavailable
 from magnetar.metadata import etcd
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.store import Compare, Put
+from magnetar.server import lease_thread
 from magnetar.server.lease_thread import ThreadedLeaseKeeper
 from tests.contract.metadata.etcd_admin import EtcdAdmin
 from tests.contract.metadata.etcd_server import EtcdServer
@@ -289,6 +290,37 @@ def test_a_busy_main_loop_keeps_its_lease_in_etcd(server: EtcdServer) -> None:
         assert lost == []
 
     run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+
+
+def test_leases_that_end_in_an_outage_leave_nothing_behind_on_standard_error(
+    server: EtcdServer,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whenever gRPC reports what became of their calls, be it when etcd is back: no other loop of the process fails by it."""
+    monkeypatch.setattr(lease_thread, "LAST_WORDS_S", 0, raising=False)  # how long gRPC takes is nobody's to say
+
+    async def scenario(store: EtcdStore) -> None:
+        def connect() -> EtcdStore:
+            return EtcdStore([server.endpoint], clock=CLOCK, request_timeout_s=1.0)
+
+        keepers = [ThreadedLeaseKeeper(connect, CLOCK, 2.0, lambda _reason: None, 60.0) for _ in range(6)]
+        await asyncio.gather(*(keeper.start() for keeper in keepers[:5]))
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.put("k", b"v")
+        await asyncio.gather(*(keeper.stop(revoke=True) for keeper in keepers[:5]))
+        with pytest.raises(StoreUnavailable):
+            await keepers[5].start()
+        await asyncio.to_thread(server.start)
+        await store.put("k", b"v")
+        for _ in range(20):  # whatever was reported before is passed on by now
+            assert await store.get("k") is not None
+
+    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.errors import StorageFull
+from magnetar.errors import StorageError, StorageFull
 from magnetar.storage import log as log_module
+from magnetar.storage import space
 from magnetar.storage.faulty import FaultyVolume, VolumeFaults
 from magnetar.storage.fencing import fence
 from magnetar.storage.log import LogWriter, RecordPlace
@@ -27,7 +28,7 @@ WAIT_S = 10.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "FULL_RETRY_S", 0.01)
+    monkeypatch.setattr(space, "FULL_RETRY_S", 0.01)
     monkeypatch.setattr(log_module, "CREATE_RETRY_S", 0.01)
 
 
@@ -108,22 +109,70 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, reserved: bool) -> None:
             await writer.barrier()
             volume.faults = VolumeFaults(full=True, reserved=reserved)
             number = 1
-            while writer.stalled is None:
+            while writer.space.stalled is None:
                 append_numbered(writer, number, done, size=3000)
                 number += 1
                 await asyncio.sleep(0.002)
             with pytest.raises(StorageFull):
-                writer.check_room()
+                writer.space.check_room()
             acknowledged = len(done)
             append_numbered(writer, number, done)
             await asyncio.sleep(0.05)
             assert len(done) == acknowledged
             volume.faults = VolumeFaults()
             await asyncio.wait_for(writer.barrier(), WAIT_S)
-            writer.check_room()
+            writer.space.check_room()
             assert failures == []
             assert list(done) == list(range(number + 1))
             assert await all_read(volume) == done
+
+    asyncio.run(scenario())
+
+
+class Promising(FaultyVolume):
+    """A volume on which files can be created though there is no space to write into them (thin provisioning, say)."""
+
+    def check_space(self, what: str) -> None:
+        """Nobody looks."""
+
+
+def test_space_that_was_promised_and_is_not_there_is_waited_for_in_one_file_after_the_other(tmp_path: Path) -> None:
+    """A block that finds no space in the next file either waits: nothing is acknowledged meanwhile, nothing is lost, nothing comes twice."""
+
+    async def scenario() -> None:
+        inner, failures = PosixVolume(tmp_path), Failures()
+        volume = Promising(inner, CLOCK)
+        writer = new_writer(volume, failures)
+        await writer.open()
+        done: dict[int, RecordPlace] = {}
+        append_numbered(writer, 0, done)
+        await writer.barrier()
+        volume.faults = VolumeFaults(full=True, reserved=False)
+        append_numbered(writer, 1, done)
+        while writer.space.stalled is None:
+            await asyncio.sleep(0.001)
+        assert (list(done), failures) == ([0], [])
+        volume.faults = VolumeFaults()
+        await asyncio.wait_for(writer.barrier(), WAIT_S)
+        assert (list(done), failures, writer.space.short) == ([0, 1], [], None)
+        assert await all_read(volume) == done
+        await writer.close()
+        await inner.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_log_that_cannot_begin_leaves_no_claim_behind(tmp_path: Path) -> None:
+    """Else each attempt of a broker that starts on a full disk would leave one."""
+
+    async def scenario() -> None:
+        inner = PosixVolume(tmp_path)
+        volume = FaultyVolume(inner, CLOCK, VolumeFaults(create_error=1.0))
+        for _ in range(3):
+            with pytest.raises(StorageError):
+                await new_writer(volume, Failures()).open()
+        assert await inner.list("") == []
+        await inner.close()
 
     asyncio.run(scenario())
 

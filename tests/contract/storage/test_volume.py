@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.errors import Fenced, StorageError
+from magnetar.names import PART_LENGTH_MAX, BundleName
+from magnetar.storage import names
 from magnetar.storage.volume import Recycling, Volume
 from tests.contract.storage.volumes import CASES, Script, VolumeCase
 
@@ -313,3 +315,17 @@ def test_a_name_that_is_taken_stays_what_it_is(recycles: VolumeCase, tmp_path: P
         assert not await volume.exists("logs/a/00000008.log")
 
     play(recycles, script, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["a" * PART_LENGTH_MAX, "...a", "=", ":", "-", "A_b.C"])
+def test_every_namespace_that_names_allow_has_a_place(case: VolumeCase, tmp_path: Path, part: str) -> None:
+    """What the table of names accepts, storage accepts: otherwise a bundle of it could neither be written nor freed."""
+    bundle = BundleName.parse(f"{part}/{part}/0x00000000_0xffffffff")
+    places = [names.manifest(bundle, 1, 2), names.checkpoint(bundle, 3, 4), names.segment(bundle, "l1-5")]
+
+    async def script(volume: Volume) -> None:
+        for place in places:
+            assert await volume.put_if_absent(place, b"x")
+        assert await volume.list(names.manifests_of(bundle)) == [places[0]]
+
+    play(case, script, tmp_path)

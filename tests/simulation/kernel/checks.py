@@ -1,7 +1,7 @@
 """Invariants 1 to 4, judged from a history alone.
 
 Owns: one function per invariant, from a `History` to the violations found. Imports: history. Nothing here knows how a broker works
-beyond the meaning of a message id (ledger = 2 * epoch + 1).
+beyond the meaning of a message id (the epoch in a ledger id, and that a ledger is one topic's).
 Invariant: a check only accuses: what a correct system may do under the fault model is never a violation.
 """
 
@@ -34,8 +34,12 @@ class HistoryViolated(AssertionError):
 
     def __init__(self, violations: list[Violation]) -> None:
         self.violations = violations
-        more = len(violations) - SHOWN_MAX
-        lines = [str(violation) for violation in violations[:SHOWN_MAX]]
+        # Some of each invariant: what cannot be read any more is many messages, and may hide the one that says why.
+        kinds = sorted({violation.invariant for violation in violations})
+        each = max(1, SHOWN_MAX // max(1, len(kinds)))
+        shown = [violation for kind in kinds for violation in [v for v in violations if v.invariant == kind][:each]]
+        more = len(violations) - len(shown)
+        lines = [str(violation) for violation in shown]
         super().__init__("\n".join([f"{len(violations)} violations", *lines, *([f"and {more} more"] if more > 0 else [])]))
 
 
@@ -208,7 +212,7 @@ def check_acknowledgements(history: History) -> list[Violation]:
 
 
 def check_identity(history: History) -> list[Violation]:
-    """4: message ids rise strictly in log order, and no id was ever seen with two payloads."""
+    """4: message ids rise strictly in log order, no id was ever seen with two payloads, and no two topics share a ledger, sidecars included."""
     found: list[Violation] = []
     for topic, entries in history.logs.items():
         before: LogEntry | None = None
@@ -221,7 +225,16 @@ def check_identity(history: History) -> list[Violation]:
         first = payloads.setdefault((topic, position), payload)
         if first != payload:
             found.append(Violation(4, topic, f"{_shown(position)} named {_bytes(first)} and {_bytes(payload)}"))
-    return found
+    return [*found, *_shared_ledgers(history)]
+
+
+def _shared_ledgers(history: History) -> Iterator[Violation]:
+    seen = {(receipt.position.ledger, receipt.topic): None for receipt in history.receipts}
+    seen |= {(position.ledger, topic): None for topic, position, _ in _sightings(history)}
+    owners: dict[int, str] = {}
+    for ledger, topic in seen:
+        if (owner := owners.setdefault(ledger, topic)) != topic:
+            yield Violation(4, topic, f"ledger {ledger} is that of {owner} as well")
 
 
 def _sightings(history: History) -> Iterator[tuple[str, Position, bytes]]:

@@ -10,7 +10,8 @@ Injected:
 - a directory operation that was not yet synced may be undone by a power loss, in reverse order per name;
 - a failed write leaves any prefix of itself; a failed flush leaves its writes readable until the power fails, never to be made
   durable by a later flush (as Linux marks the pages clean);
-- flushes may be slow, by orders of magnitude.
+- flushes may be slow, by orders of magnitude, and the disk may hang: no flush ends meanwhile, on any node;
+- it may be full: nothing new gets space, except out of its reserve, and a write into space that was promised may end half-way.
 Excluded, because there is one copy and none would survive it: flipped bits, lost or misdirected writes that were flushed, a disk
 that lies about flushes, loss of the device. Corruption that is to be *detected* is scripted with `Inode.damage`.
 Invariant: `Inode.durable_bytes` changes only by a completed flush or a power loss (or `damage`).
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SECTOR_BYTES = 512
+RESERVE_STEPS = 8
 
 
 @dataclass(slots=True)
@@ -150,6 +152,42 @@ class Disk:
         self.generation = 0
         self._durable_names: dict[str, Inode] = {}
         self._unsynced: list[tuple[str, Inode | None]] = []
+        self.limit: int | None = None
+        """Bytes that all files and the reserve may have; None: as many as they like."""
+        self.reserve = self.reserve_size = 0
+        self.hung_until = 0.0
+
+    # --- space -----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Bytes that all files have, with what is preallocated, and the reserve."""
+        return sum(inode.size for inode in self.names.values()) + self.reserve
+
+    def fill(self, slack: int) -> None:
+        """Somebody else takes all that is free but `slack` bytes."""
+        self.limit = self.used + slack
+
+    def has_room(self, size: int) -> bool:
+        """Whether so much is free, without the reserve."""
+        return self.limit is None or self.used + size <= self.limit
+
+    def claim(self, size: int, *, reserved: bool) -> bool:
+        """Whether a file may have so many bytes, out of the reserve if it may use that."""
+        while not self.has_room(size):
+            if not reserved or not self.reserve:
+                return False
+            self.reserve = max(0, self.reserve - max(1, self.reserve_size // RESERVE_STEPS))
+        return True
+
+    def refill(self) -> int:
+        """Fill the reserve if there is more space than that takes; how much is missing."""
+        missing = self.reserve_size - self.reserve
+        if missing and self.has_room(missing + self.reserve_size // RESERVE_STEPS):
+            self.reserve, missing = self.reserve_size, 0
+        return missing
+
+    # --- names -----------------------------------------------------------------------------------------------------------------
 
     def link(self, name: str, inode: Inode) -> None:
         """Give `inode` a name that was free; durable after `sync_directory`."""

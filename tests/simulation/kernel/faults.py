@@ -45,6 +45,11 @@ class Faults:
     append_crash_probability: float = 0.0
     """Chance that an append to a log is its process' last deed, in any of its steps: before the write, or between what follows it."""
 
+    reserve_bytes: int = 0
+    """What the volume keeps for when the disk is full; 0: there is no reserve, and the disk must never be full."""
+    short_write_probability: float = 0.0
+    """Chance that an append to a log on a full disk ends half-way, though its space was promised."""
+
     # objects
     object_latency_s: Range = (0.001, 0.02)
     object_lost_request_probability: float = 0.0
@@ -83,11 +88,17 @@ class Faults:
     reset_every_s: float | None = None
     power_loss_every_s: float | None = None
     wall_jump_every_s: float | None = None
+    disk_full_every_s: float | None = None
+    disk_hang_every_s: float | None = None
     down_s: Range = (0.1, 8.0)
     pause_s: Range = (0.1, 12.0)
     partition_s: Range = (0.1, 15.0)
     outage_s: Range = (0.1, 10.0)
     wall_jump_s: Range = (-60.0, 60.0)
+    disk_full_s: Range = (0.5, 6.0)
+    disk_full_slack_bytes: int = 0
+    """Up to so much is left free on a disk that is full."""
+    disk_hang_s: Range = (0.5, 4.0)
 
     @staticmethod
     def none() -> Faults:

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from magnetar.topics.ledger_ids import epoch_of
+
 
 class Position(NamedTuple):
-    """A message id: ledger, entry, index in a batch (-1 = not a batch). Ledger = 2 * epoch + 1 for a partition."""
+    """A message id: ledger, entry, index in a batch (-1 = not a batch)."""
 
     ledger: int
     entry: int
@@ -23,8 +25,8 @@ class Position(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """The owner's term that wrote the message (wrong for a ledger that was rolled inside a term: its id is a fresh number)."""
-        return self.ledger // 2
+        """The owner's term that wrote the message."""
+        return epoch_of(self.ledger)
 
 
 class Outcome(enum.Enum):

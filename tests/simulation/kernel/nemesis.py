@@ -39,6 +39,8 @@ class Nemesis:
             (faults.reset_every_s, self._reset),
             (faults.power_loss_every_s, self._world.power_loss),
             (faults.wall_jump_every_s, self._wall_jump),
+            (faults.disk_full_every_s, self._disk_full),
+            (faults.disk_hang_every_s, self._disk_hang),
         ]
         for every_s, act in acts:
             if every_s is not None:
@@ -94,6 +96,15 @@ class Nemesis:
         pairs = self._world.fabric.connections()
         if pairs:
             self._world.fabric.reset(*self._chance.choice(pairs))
+
+    def _disk_full(self) -> None:
+        assert self._world.faults.reserve_bytes, "a disk without a reserve is not filled"
+        if self._world.disk.limit is None:
+            self._world.fill_disk(self._chance.randint(0, self._world.faults.disk_full_slack_bytes))
+            self._later(self._world.faults.disk_full_s, self._world.free_disk)
+
+    def _disk_hang(self) -> None:
+        self._world.hang_disk(self._chance.uniform(*self._world.faults.disk_hang_s))
 
     def _wall_jump(self) -> None:
         name = self._chance.choice(self._targets)

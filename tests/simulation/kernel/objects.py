@@ -5,7 +5,8 @@ objects, the loop.
 
 Fault model: requests take time and are carried out whatever happens meanwhile to the process that sent them; a request or its answer is lost, and
 the caller learns of it after `object_timeout_s`; a request is slow, or carried out *after* its caller gave up; a put is refused with a conflict that
-decides nothing. Excluded: a service that loses objects, shows old ones or overwrites under a condition: the start-up probe is for those.
+decides nothing; for as long as a scenario says everything is refused; an object is deleted from outside, and perhaps brought back. Excluded: a
+service that shows old objects or overwrites under a condition: the start-up probe is for those.
 Invariant: what the service carries out, it carries out at one instant of the kernel.
 """
 
@@ -16,7 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from magnetar.storage.objects import Listed, ObjectTaken, ObjectUnclear
+from magnetar.storage.objects import Listed, ObjectTaken, ObjectThrottled, ObjectUnclear
 from magnetar.storage.volume import Buffer
 from tests.simulation.kernel.loop import SimLoop
 from tests.simulation.kernel.node import Node
@@ -30,9 +31,14 @@ class ObjectServer:
         self.loop, self.weather = loop, weather
         self.chance = random.Random(f"{loop.seed}/objects")
         self.objects: dict[str, tuple[bytes, str]] = {}
+        self.throttled_until = 0.0
 
     def strikes(self, probability: float) -> bool:
         return probability > 0 and self.chance.random() < probability
+
+    def throttle(self, for_s: float) -> None:
+        """Refuse every request from now on, for so long."""
+        self.throttled_until = self.loop.time() + for_s
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         """Raises ObjectTaken."""
@@ -96,6 +102,9 @@ class SimObjects:
         if not self._node.alive:
             await loop.create_future()
         faults = server.weather.faults
+        if loop.time() < server.throttled_until:
+            await asyncio.sleep(server.chance.uniform(*faults.object_latency_s))
+            raise ObjectThrottled("slow down")
         lost = server.strikes(faults.object_lost_request_probability)
         unanswered = server.strikes(faults.object_lost_reply_probability)
         late = server.strikes(faults.object_late_probability)

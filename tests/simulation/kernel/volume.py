@@ -1,6 +1,6 @@
 """Each node's port to the shared disk.
 
-Owns: `SimVolume` and `SimLogHandle`: the system calls behind `Volume`, each a step of the node with a delay before the next, so
+Owns: `SimVolume`, `ReservingSimVolume` and `SimLogHandle`: the system calls behind `Volume`, each a step of the node with a delay before the next, so
 that a process can be paused or killed between any two of them. Imports: asyncio, errors, disk, the loop.
 Invariants: the order of an append is write, flush, look for the claim, return; a flush that was submitted completes (or fails)
 even while its process is paused or dead; work that was started goes on when its caller is cancelled, as a thread's would; a dead
@@ -10,10 +10,10 @@ node's calls never complete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
-from magnetar.errors import Fenced, StorageError
+from magnetar.errors import Fenced, StorageError, StorageFull
 from magnetar.storage.names import LOG_SUFFIX
 from magnetar.storage.volume import Buffer
 from tests.simulation.kernel.disk import Disk, Inode, Write
@@ -81,7 +81,7 @@ class SimVolume:
             inode.shrink(length)
         await self._step()
 
-    async def end_log(self, directory: str) -> None:
+    async def end_log(self, directory: str, lost: Collection[int] = ()) -> None:
         """Nothing to do: every append looks for its claim."""
 
     async def exists(self, name: str) -> bool:
@@ -146,6 +146,7 @@ class SimVolume:
         delay = self._disk.chance.uniform(*faults.flush_s)
         if self._strikes(faults.slow_flush_probability):
             delay += self._disk.chance.uniform(*faults.slow_flush_s)
+        delay += max(0.0, self._disk.hung_until - self._loop.time())
         failing = self._strikes(faults.flush_error_probability)
         done: asyncio.Future[bool] = self._loop.create_future()
         self._loop.post_at(self._loop.kernel, self._loop.time() + delay, apply, self._disk.generation, failing, done, *args)
@@ -179,8 +180,19 @@ class SimVolume:
 
     # --- operations ------------------------------------------------------------------------------------------------------------
 
-    async def _create_log(self, name: str, capacity: int, header: bytes) -> SimLogHandle:
+    def _claim(self, name: str, size: int, *, reserved: bool) -> None:
+        """Raises StorageFull unless there is space for a file of this size."""
+        before = self._disk.reserve
+        claimed = self._disk.claim(size, reserved=reserved)
+        if self._disk.reserve < before:
+            self._loop.record(self._node.name, "reserve used", name, before - self._disk.reserve)
+        if not claimed:
+            self._loop.record(self._node.name, "no space", name, size)
+            raise StorageFull(f"creation of {name} with {size} bytes failed: ENOSPC; free some")
+
+    async def _create_log(self, name: str, capacity: int, header: bytes, reserved: bool = False) -> SimLogHandle:
         await self._step()
+        self._claim(name, capacity, reserved=reserved)
         if name in self._disk.names:
             raise StorageError(f"log {name} exists already; choose another number")
         inode = Inode()
@@ -243,6 +255,10 @@ class SimVolume:
             last = self._disk.chance.randrange(4)
         await self._step_or_die(last == 0)
         data = b"".join(buffers)
+        if self._disk.limit is not None and self._strikes(self._weather.faults.short_write_probability):
+            handle.inode.write(offset, data[: self._disk.chance.randint(0, len(data))])
+            self._loop.record(self._node.name, "short write", handle.name, offset)
+            raise StorageFull(f"write of {len(data)} bytes to {handle.name} at {offset} failed half-way: ENOSPC; free some")
         await self.write(handle.inode, handle.name, offset, data)
         await self._step_or_die(last == 1)
         await self.flush(handle.inode, handle.name)
@@ -258,6 +274,7 @@ class SimVolume:
 
     async def _put_if_absent(self, name: str, data: bytes) -> bool:
         await self._step()
+        self._claim(name, len(data), reserved=True)
         inode = Inode()
         await self.write(inode, name, 0, data)
         await self._step()
@@ -292,6 +309,21 @@ class SimVolume:
         await self.sync_directory(name)
         await self._step()
         return removed
+
+
+class ReservingSimVolume(SimVolume):
+    """On a disk that may be full: `Reserving`, by the same rules as on a real one."""
+
+    async def has_room(self, size: int) -> bool:
+        await self._step()
+        return self._disk.has_room(size)
+
+    async def create_short_log(self, name: str, capacity: int, header: bytes) -> SimLogHandle:
+        return await self.in_thread(self._create_log, _checked(name), capacity, header, True)
+
+    async def refill_reserve(self) -> int:
+        await self._step()
+        return self._disk.refill()
 
 
 class SimLogHandle:

@@ -34,6 +34,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+import structlog
+
 from magnetar.storage.objects import RetryingObjects
 from magnetar.storage.slots import SlotVolume
 from magnetar.storage.volume import Volume
@@ -45,7 +47,7 @@ from tests.simulation.kernel.network import Fabric, SimNetwork
 from tests.simulation.kernel.node import Node
 from tests.simulation.kernel.objects import ObjectServer, SimObjects
 from tests.simulation.kernel.store import SimStore, StoreServer
-from tests.simulation.kernel.volume import DiskWeather, SimVolume
+from tests.simulation.kernel.volume import DiskWeather, ReservingSimVolume, SimVolume
 
 T = TypeVar("T")
 
@@ -88,6 +90,7 @@ class World:
         self.loop = SimLoop(seed)
         self.fabric = Fabric(self.loop, self.faults)
         self.disk = Disk(seed)
+        self.disk.reserve = self.disk.reserve_size = self.faults.reserve_bytes
         self.weather = DiskWeather(self.faults)
         self.objects = ObjectServer(self.loop, self.weather)
         self.store = StoreServer(self.loop, self.fabric)
@@ -125,7 +128,8 @@ class World:
         node = self.loop.new_node(name, life)
         self._lives.append(node)
         clock = SimClock(self.loop, node, self.faults.wall_skew_max_s, self.faults.drift_max)
-        volume: Volume = SimVolume(self.loop, node, self.disk, self.weather, partial(self._crash_life, node))
+        kind = ReservingSimVolume if self.disk.reserve_size else SimVolume
+        volume: Volume = kind(self.loop, node, self.disk, self.weather, partial(self._crash_life, node))
         if self._slots:
             volume = SlotVolume(RetryingObjects(SimObjects(self.objects, node), clock), clock)
         return node, Environment(name, life, clock, SimNetwork(self.fabric, node), volume, SimStore(self.store, node))
@@ -159,6 +163,11 @@ class World:
         place = self._places[name]
         if place.node is node and place.restarts:
             self.restart(name)
+
+    @property
+    def on_slots(self) -> bool:
+        """Whether the volume is one of objects, where a log is no file but many slots."""
+        return self._slots
 
     def stored(self, name: str) -> bool:
         """Whether a file of this name is on the volume now."""
@@ -232,6 +241,21 @@ class World:
                 self._die(place, machine=True)
         self.disk.lose_power()
 
+    def fill_disk(self, slack: int) -> None:
+        """Other users of the volume take all of it but `slack` bytes, and keep that until `free_disk`."""
+        self.loop.record("disk", "full", slack)
+        self.disk.fill(slack)
+
+    def free_disk(self) -> None:
+        """There is space again."""
+        self.loop.record("disk", "has space")
+        self.disk.limit = None
+
+    def hang_disk(self, seconds: float) -> None:
+        """No flush ends for so long."""
+        self.loop.record("disk", "hangs", seconds)
+        self.disk.hung_until = self.now + seconds
+
     def set_faults(self, faults: Faults) -> None:
         """Change the weather from now on; nodes started earlier keep their clocks."""
         self.faults = self.fabric.faults = self.weather.faults = faults
@@ -240,6 +264,7 @@ class World:
         """End all faults: heal, resume, restart whatever restarts by itself, and let nothing fail any more."""
         self.set_faults(self.faults.calm())
         self.fabric.heal()
+        self.disk.limit, self.disk.hung_until = None, 0.0
         self.store.set_available(True)
         for name, place in self._places.items():
             if place.node.paused:
@@ -331,6 +356,9 @@ class World:
         self.loop.close()
         for node in self._lives:
             node.alive = False
+        # What a dying coroutine logs was never said; printed with the world's variables it would take longer than the run.
+        before = structlog.get_config()
+        structlog.configure(processors=[_unsaid])
         # What a dying coroutine starts in its `finally` belongs to this dead loop; without a loop asyncio would make a real one and keep it there.
         asyncio.events._set_running_loop(self.loop)
         try:
@@ -340,6 +368,11 @@ class World:
                         _discard(node.tasks.pop())
         finally:
             asyncio.events._set_running_loop(None)
+            structlog.configure(**before)
+
+
+def _unsaid(_logger: object, _method: str, _event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    raise structlog.DropEvent
 
 
 def _discard(task: asyncio.Task[Any]) -> None:

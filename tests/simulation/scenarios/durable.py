@@ -31,7 +31,7 @@ from tests.simulation.scenarios.durable_clients import (
 )
 from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
 from tests.simulation.scenarios.tracer import TROUBLE_S, finish
-from tests.simulation.scenarios.tracer_clients import client_of, drain_subscription, publish_one, read_topic, until_done
+from tests.simulation.scenarios.tracer_clients import client_of, drain_subscription, publish_one, read_whole, until_done
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence
 
 ONCE = "persistent://public/once/topic"
@@ -54,6 +54,14 @@ FAULTS = TRACER_FAULTS.but(wall_jump_s=(-3.0, 60.0))
 """A clock that goes back far holds up what is delayed for longer than a run lasts."""
 WORN = FAULTS.but(read_error_probability=0.1)
 """On a disk that does not return everything at the first attempt."""
+FULL = FAULTS.but(
+    reserve_bytes=240 << 10,
+    short_write_probability=0.05,
+    disk_full_every_s=4.0,
+    disk_full_slack_bytes=60 << 10,
+    disk_hang_every_s=6.0,
+)
+"""On a disk that others fill up, and that hangs: six of the brokers' log files are kept for then."""
 
 
 def run(seed: int, faults: Faults | None = None) -> History:
@@ -69,6 +77,11 @@ def counted(seed: int) -> dict[str, int]:
 def worn(seed: int) -> dict[str, int]:
     """As `counted`, on a worn disk."""
     return dict(run_counted(seed, WORN)[1].counts)
+
+
+def full(seed: int) -> dict[str, int]:
+    """As `counted`, on a disk that is full now and then, and hangs."""
+    return dict(run_counted(seed, FULL)[1].counts)
 
 
 def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evidence]:
@@ -88,8 +101,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         cluster.script(cluster.cordon_now_and_then(TROUBLE_S - 1.0))
         cluster.run(TROUBLE_S)
         cluster.settle()
-        finish(cluster, probe, read_back, in_flight_s=IN_FLIGHT_S)
-        judge(history)
+        finish(cluster, probe, read_back, partial(judge, history), in_flight_s=IN_FLIGHT_S)
         evidence = cluster.evidence
     count(evidence, history, shares)
     return history, evidence
@@ -132,7 +144,7 @@ async def read_back(cluster: Cluster, environment: Environment) -> None:
     """What the subscriptions still owe; everything that a reader finds, topic by topic, into the history."""
     client, history = client_of(environment), cluster.history
     for topic in TOPICS:
-        history.final_log(topic, await until_done(environment, partial(read_topic, client, topic)))
+        history.final_log(topic, await read_whole(environment, client, topic))
     for topic, kind in ((KEYED, "Key_Shared"), (STANDBY, "Failover"), (DELAYED, "Shared"), (TRIMMED, "Shared")):
         await drain_subscription(history, client, topic, kind, environment)
 

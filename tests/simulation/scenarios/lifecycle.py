@@ -2,9 +2,10 @@
 
 Owns: the scenario `run(seed)`. The faults, moves and stops of the tracer over what the durable scenario leaves out: messages in chunks (whole, at
 whoever gets their last part), a time to live (nothing younger is expired, and what is older does not stay), a quota at which producers are held (and
-let go), topics that are terminated under their producers (not one message behind the end that was told), topics without storage. Imports: the kernel,
-the tracer's cluster and clients, the clients of this scenario.
-Invariants: as the durable scenario's; clocks drift, but none is set: how old a message is decides here.
+let go), topics that are terminated under their producers (not one message behind the end that was told), topics without storage, a topic that is
+deleted while nobody uses it. Wall clocks are days apart, and those of brokers jump by up to a year and back. Imports: the kernel, the tracer's
+cluster and clients, the clients of this scenario.
+Invariants: as the durable scenario's; by virtual time, nothing is expired or deleted early, whatever wall clocks say, and all of it in the end.
 """
 
 from __future__ import annotations
@@ -28,9 +29,20 @@ from tests.simulation.scenarios.lifecycle_clients import (
     Loose,
     acknowledge_all,
     check_ended,
+    check_let_go,
     chunked_size,
     produce,
     share_chunks,
+)
+from tests.simulation.scenarios.lifecycle_clocks import (
+    DAY_S,
+    UNUSED,
+    UNUSED_POLICIES,
+    Witness,
+    jump_all,
+    jump_now_and_then,
+    left,
+    use_now_and_then,
 )
 from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
 from tests.simulation.scenarios.tracer import TROUBLE_S, finish
@@ -39,7 +51,7 @@ from tests.simulation.scenarios.tracer_clients import (
     drain_subscription,
     position_of,
     publish_one,
-    read_topic,
+    read_whole,
     until_done,
 )
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence, small
@@ -59,6 +71,7 @@ NAMESPACES = {
     "kept": {"retention_policies": FOR_EVER},
     "expiring": {"retention_policies": FOR_EVER, "message_ttl_in_seconds": TTL_S},
     "held": {"retention_policies": FOR_EVER, "backlog_quota_map": QUOTA},
+    "unused": UNUSED_POLICIES,
 }
 BUNDLES = 2
 IN_FLIGHT_S = 3.0
@@ -66,7 +79,7 @@ QUIET_S = 3.0
 """Nothing for so long: a subscription has nothing left to deliver."""
 LOOKS_S = 2.0
 """What is due to expire is found within so much."""
-FAULTS = TRACER_FAULTS.but(wall_jump_every_s=None, wall_skew_max_s=0.0)
+FAULTS = TRACER_FAULTS.but(wall_jump_every_s=None, wall_skew_max_s=DAY_S)
 
 
 def run(seed: int, faults: Faults | None = None) -> History:
@@ -83,20 +96,21 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
     """As `run`, with what the run went through."""
     history = History()
     day = _Day(history)
-    settings = small(expiry_check_s=0.5, backlog_quota_check_s=0.3)
+    settings = small(expiry_check_s=0.5, backlog_quota_check_s=0.3, inactive_check_s=0.3)
     with Cluster(seed, history, faults or FAULTS, settings=settings, exercise=True) as cluster:
         cluster.make_namespaces(NAMESPACES, BUNDLES)
         cluster.topics += (CHUNKED, EXPIRING, HELD)
         cluster.start_brokers()
+        day.witness.observe(cluster)
         for name, main in day.clients().items():
             cluster.node(name, main, on_volume=False)
         Nemesis(cluster, BROKERS).start(until_s=TROUBLE_S)
         cluster.script(cluster.cordon_now_and_then(TROUBLE_S - 1.0))
+        cluster.script(jump_now_and_then(cluster, TROUBLE_S - 1.0))
         cluster.script(_terminate_now_and_then(cluster, day.endings, TROUBLE_S - 1.0))
         cluster.run(TROUBLE_S)
         cluster.settle()
-        finish(cluster, day.probe, day.read_back, in_flight_s=IN_FLIGHT_S)
-        day.judge()
+        finish(cluster, day.probe, day.read_back, day.judge, in_flight_s=IN_FLIGHT_S)
         evidence = cluster.evidence
     day.count(evidence)
     return history, evidence
@@ -113,6 +127,11 @@ async def _terminate_now_and_then(cluster: Cluster, endings: Endings, until_s: f
             context = cluster.current(owner).context.copy()
             work = cluster.loop.create_task(_terminate(cluster, owner, topic, endings), context=context)
             await asyncio.wait([work], timeout=5)  # a task of a dead process never ends
+
+
+def _now_s() -> float:
+    """Virtual time, which is the same everywhere."""
+    return asyncio.get_running_loop().time()
 
 
 async def _terminate(cluster: Cluster, owner: str, topic: str, endings: Endings) -> None:
@@ -134,7 +153,8 @@ class _Day:
         self.mortals = Sharing(history, EXPIRING, "Shared", None)
         self.endings = Endings(history, "persistent://public/kept")
         self.loose = Loose(LOOSE)
-        self.sent_ms: dict[tuple[str, int], int] = {}
+        self.witness = Witness(EXPIRING)
+        self.sent_s: dict[tuple[str, int], float] = {}
         self.expired = 0
 
     def clients(self) -> dict[str, Main]:
@@ -151,11 +171,12 @@ class _Day:
             "ending": self.endings.produce,
             "loose": self.loose.produce,
             "loose-0": self.loose.consume,
+            "now-and-then": use_now_and_then,
         }
 
     async def _produce_mortals(self, environment: Environment) -> None:
         def told(name: str, number: int) -> None:
-            self.sent_ms[name, number] = environment.clock.wall_ms()
+            self.sent_s[name, number] = _now_s()
 
         await produce(self.history, EXPIRING, environment, told=told)
 
@@ -164,7 +185,7 @@ class _Day:
     async def probe(self, _cluster: Cluster, environment: Environment) -> None:
         """One message to every topic; where producers are held somebody has to consume first."""
         client, history = client_of(environment), self.history
-        self.sent_ms["prober", 0] = environment.clock.wall_ms()
+        self.sent_s["prober", 0] = _now_s()
         consuming = asyncio.ensure_future(acknowledge_all(history, HELD, environment, pause_s=0.0))
         await asyncio.gather(
             *(publish_one(history, client, topic, "prober", environment) for topic in (CHUNKED, EXPIRING, HELD)),
@@ -173,37 +194,39 @@ class _Day:
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
 
-    async def read_back(self, _cluster: Cluster, environment: Environment) -> None:
+    async def read_back(self, cluster: Cluster, environment: Environment) -> None:
         """Everything that a reader finds into the history; what the subscriptions still owe; how topics ended."""
         client, history = client_of(environment), self.history
+        await check_let_go(history, client, HELD, environment)
         for topic in (CHUNKED, HELD, *self.endings.topics):
-            history.final_log(topic, await until_done(environment, partial(read_topic, client, topic)))
+            history.final_log(topic, await read_whole(environment, client, topic))
         await drain_subscription(history, client, CHUNKED, "Shared", environment)
         await drain_subscription(history, client, HELD, "Shared", environment)
         await share_chunks(client, SHARED, environment)
-        await self._drain_mortals(environment)
+        await self._drain_mortals(cluster, environment)
         for topic in self.endings.ended:
             await check_ended(history, client, topic, environment)
 
-    async def _drain_mortals(self, environment: Environment) -> None:
+    async def _drain_mortals(self, cluster: Cluster, environment: Environment) -> None:
         """What is not too old is delivered, and what was not acknowledged is not delivered any more once it is."""
         client = client_of(environment)
         for number in range(YOUNG):
-            self.sent_ms[f"young-{number}", 0] = environment.clock.wall_ms()
+            self.sent_s[f"young-{number}", 0] = _now_s()
             await publish_one(self.history, client, EXPIRING, f"young-{number}", environment)
-        self.history.final_log(EXPIRING, await until_done(environment, partial(read_topic, client, EXPIRING)))
+        self.history.final_log(EXPIRING, await read_whole(environment, client, EXPIRING))
+        jump_all(cluster)
         await asyncio.sleep(YOUNG_S)
         delivered = {received.position for received in self.history.received if received.session.topic == EXPIRING}
         delivered |= await self._until_quiet(environment)
-        now_ms = environment.clock.wall_ms()
+        now_s = _now_s()
         for entry in self.history.logs[EXPIRING]:
-            age_ms = now_ms - self.sent_ms[entry.producer, entry.sequence]
             if entry.position not in delivered:
-                young = age_ms < TTL_S * 1000 or entry.producer.startswith("young")
+                young = now_s - self.sent_s[entry.producer, entry.sequence] < TTL_S or entry.producer.startswith("young")
                 assert not young, f"{EXPIRING}: {entry.producer} #{entry.sequence} is gone, though it has not expired"
                 self.expired += 1
         await asyncio.sleep(TTL_S + LOOKS_S)
         assert not await self._until_quiet(environment), f"{EXPIRING}: what is older than {TTL_S} s is still delivered"
+        assert not left(cluster, UNUSED), f"{UNUSED} has not been used for long, and is still there"
         await client.close()
 
     async def _until_quiet(self, environment: Environment) -> set[Position]:
@@ -227,7 +250,7 @@ class _Day:
     def judge(self) -> None:
         """Invariants 1 to 4, and what these topics promise beyond them. Raises HistoryViolated."""
         self.history.check(deduplicated=False)
-        found = [*self._beyond_their_end(), *self._mixed_up()]
+        found = [*self._beyond_their_end(), *self._mixed_up(), *self._hasty()]
         if found:
             raise HistoryViolated(found)
 
@@ -256,6 +279,18 @@ class _Day:
                     1, CHUNKED, f"{shown!r} of {len(received.payload)} bytes was delivered at {tuple(received.position)}"
                 )
 
+    def _hasty(self) -> Iterator[Violation]:
+        """1: what a message's age or a topic's users decide is decided by time that has passed."""
+        sent_s = {
+            entry.position: self.sent_s[entry.producer, entry.sequence]
+            for entry in self.history.logs[EXPIRING]
+            if (entry.producer, entry.sequence) in self.sent_s
+        }
+        for what in self.witness.expired_early(sent_s, TTL_S):
+            yield Violation(1, EXPIRING, what)
+        for what in self.witness.hasty:
+            yield Violation(1, UNUSED, what)
+
     def count(self, evidence: Evidence) -> None:
         """What a run must have met to prove anything."""
         counts, logs = evidence.counts, self.history.logs
@@ -264,6 +299,7 @@ class _Day:
         counts["delivered in chunks"] = self.chunks.deliveries
         counts["delivered mortals"] = self.mortals.deliveries
         counts["expired"] = self.expired
+        counts["unused topic deleted"] = self.witness.deleted
         counts["held"] = len(logs[HELD])
         counts["topic ended"] = len(self.endings.ended)
         counts["refused at its end"] = self.endings.refused

@@ -19,7 +19,15 @@ from magnetar.errors import MagnetarError, WireCode
 from tests.simulation.kernel.history import History, Position
 from tests.simulation.kernel.world import Environment
 from tests.simulation.scenarios.durable_clients import settle, subscribe_once
-from tests.simulation.scenarios.tracer_clients import ALLOWED, SESSION_MESSAGES, client_of, payload_of, position_of, until_done
+from tests.simulation.scenarios.tracer_clients import (
+    ALLOWED,
+    SESSION_MESSAGES,
+    client_of,
+    payload_of,
+    position_of,
+    publish_one,
+    until_done,
+)
 
 CHUNKED_BYTES = (10, 9_000, 20_000, 300)
 """By number; a message of a broker in these worlds has 8 KiB at most."""
@@ -28,6 +36,10 @@ SHARED_MESSAGES, SHARED_QUEUE, SHARED_S = 6, 2, 30.0
 HELD_BYTES = 1_500
 LOOSE_SENDS = 10
 PAUSE_S = (0.1, 0.5)
+TOLD_S, TELLINGS_MAX = 10.0, 3
+"""When a consumer at the end of a topic must know, and how many may not before that is a broken promise."""
+LET_GO_S = 30.0
+"""When a producer that was held must go on, once consumers acknowledge all there is."""
 
 
 def has_ended(failure: MagnetarError | None) -> bool:
@@ -127,6 +139,17 @@ async def acknowledge_all(history: History, topic: str, environment: Environment
             await asyncio.sleep(environment.clock.uniform(0.0, pause_s))
 
 
+async def check_let_go(history: History, client: Client, topic: str, environment: Environment) -> None:
+    """A quota holds no producer while consumers acknowledge all there is. Raises AssertionError if one is held."""
+    consuming = asyncio.ensure_future(acknowledge_all(history, topic, environment, pause_s=0.0))
+    publishing = asyncio.ensure_future(publish_one(history, client, topic, "let-go", environment))
+    done, _ = await asyncio.wait([publishing], timeout=LET_GO_S)
+    consuming.cancel()
+    await asyncio.gather(consuming, return_exceptions=True)
+    assert done, f"{topic}: a producer is still held after {LET_GO_S} s, though consumers acknowledge everything"
+    await publishing
+
+
 # --- topics that end --------------------------------------------------------------------------------------------------------------
 
 
@@ -189,8 +212,10 @@ async def check_ended(history: History, client: Client, topic: str, environment:
         raise AssertionError(f"{topic} has been terminated, and takes producers")
 
     left = [entry.position for entry in history.logs[topic]]
+    untold = 0
 
     async def hear() -> None:
+        nonlocal untold
         consumer = await client.subscribe(topic, "to the end", initial_position="Earliest")
         try:
             while left:
@@ -198,9 +223,15 @@ async def check_ended(history: History, client: Client, topic: str, environment:
                 await consumer.acknowledge(message)
                 if position_of(message) in left:  # else its acknowledgement was carried out before, and not confirmed
                     left.remove(position_of(message))
-            async with asyncio.timeout(10):
-                while not consumer.end_of_topic:
-                    await asyncio.sleep(0.1)
+            try:
+                async with asyncio.timeout(TOLD_S):
+                    while not consumer.end_of_topic:
+                        await asyncio.sleep(0.1)
+            except TimeoutError:
+                untold += 1
+                text = f"{topic} has ended, and {untold} consumers of it that acknowledged everything were not told"
+                assert untold < TELLINGS_MAX, text
+                raise
         finally:
             await consumer.close()
 

@@ -35,6 +35,7 @@ from magnetar.storage.manifest import CommitResult, commit_manifest, load_manife
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import list_log_files
 from magnetar.storage.volume import Volume
+from magnetar.topics.ledger_ids import LedgerIds, ledger_of
 from magnetar.topics.ledgers import Position
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.volume import SimVolume
@@ -72,7 +73,7 @@ def no_look_at_the_claim(patch: Patch) -> None:
 def length_before_fence(patch: Patch) -> None:
     """The taker reads and seals the lengths first, and removes the claim then."""
 
-    async def fence(volume: Volume, incarnation: str) -> list[SealedFile]:
+    async def fence(volume: Volume, incarnation: str, _known: Mapping[int, int]) -> list[SealedFile]:
         sealed = [
             SealedFile(number, await seal(volume, incarnation, number)) for number in await list_log_files(volume, incarnation)
         ]
@@ -87,12 +88,12 @@ def last_range_ignored(patch: Patch) -> None:
     recover: Recover = vars(ownership)["recover_bundle"]
 
     async def forgetful(
-        context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, scans: LogScans, _preloaded: Any
+        context: BrokerContext, bundle: BundleName, record: BundleRecord, ledger_ids: LedgerIds, scans: LogScans, _preloaded: Any
     ) -> RecoveredBundle:
         chain = record.chain
         if chain and chain[-1].end is not None:
             record = replace(record, chain=(*chain[:-1], replace(chain[-1], end=chain[-1].start)))
-        return await recover(context, bundle, record, epoch, scans, None)
+        return await recover(context, bundle, record, ledger_ids, scans, None)
 
     patch.setattr(ownership, "recover_bundle", forgetful)
 
@@ -113,7 +114,7 @@ def receipt_before_flush(patch: Patch) -> None:
         sequences: Sequence[int],
         highest: Sequence[int] | None,
     ) -> None:
-        position = Position(topic.core.current_ledger, topic.core.next_entry)
+        position = Position(topic.core.take_ledger(), topic.core.next_entry)
         publish(topic, session, entries, counts, sequences, highest)
         if not topic.core.frozen:
             session.durable(position.ledger, position.entry, sequences, highest)
@@ -141,14 +142,21 @@ def ledger_of_the_term_before(patch: Patch) -> None:
     """A new term goes on in the ledger of the one before, from entry 0."""
     recover: Recover = vars(ownership)["recover_bundle"]
 
-    async def stale(context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, *how: Any) -> RecoveredBundle:
-        recovered = await recover(context, bundle, record, epoch, *how)
+    async def stale(
+        context: BrokerContext, bundle: BundleName, record: BundleRecord, ledger_ids: LedgerIds, *how: Any
+    ) -> RecoveredBundle:
+        recovered = await recover(context, bundle, record, ledger_ids, *how)
         for topic in recovered.topics.values():
             if topic.core.last_confirmed.ledger > 0:
-                topic.core._ledger = topic.core.last_confirmed.ledger
+                topic.core.ledger = topic.core.last_confirmed.ledger
         return recovered
 
     patch.setattr(ownership, "recover_bundle", stale)
+
+
+def topics_of_a_bundle_share_their_ids(patch: Patch) -> None:
+    """A ledger id is made of the epoch alone."""
+    patch.setattr(LedgerIds, "take", lambda ids: ledger_of(ids.epoch, 0))
 
 
 def collector_ignores_the_manifest(patch: Patch) -> None:
@@ -180,6 +188,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         receipt_before_flush,
         ack_confirmed_before_flush,
         ledger_of_the_term_before,
+        topics_of_a_bundle_share_their_ids,
         collector_ignores_the_manifest,
         rewrite_without_compare,
     )

@@ -6,7 +6,7 @@ coordinators patched so (`none`: unpatched, the control). Imports: the coordinat
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,7 +159,7 @@ def what_has_ended_takes_more(patch: Patch) -> None:
 def a_former_life_is_not_fenced(patch: Patch) -> None:
     """Who takes a number reads the log of the life before, and does not end it."""
 
-    async def length(volume: Volume, incarnation: str) -> list[SealedFile]:
+    async def length(volume: Volume, incarnation: str, _known: Mapping[int, int]) -> list[SealedFile]:
         return [SealedFile(number, await seal(volume, incarnation, number)) for number in await list_log_files(volume, incarnation)]
 
     patch.setattr(coordinator_log, "fence", length)

@@ -1,7 +1,7 @@
 """Brokers that break one promise of the life cycle scenario.
 
-Owns: one small patch per promise (termination, time to live, quotas, chunks, the end of a topic), and `run(bug, seed)`, the life cycle scenario on a
-broker patched so (`none`: unpatched, the control). Imports: the life cycle scenario, the patched parts of the broker.
+Owns: one small patch per promise (termination, time to live, wall clocks, quotas, chunks, the end of a topic), and `run(bug, seed)`, the life cycle
+scenario on a broker patched so (`none`: unpatched, the control). Imports: the life cycle scenario, the patched parts of the broker.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from magnetar.server.storage import recovery
 from magnetar.server.topics import topic_life
 from magnetar.server.topics.publishing import Publishing
 from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.server.topics.topic_host import TopicHost
+from magnetar.topics.backlog_quota import WITHIN, Verdict
 from magnetar.topics.chunks import ChunkAssignments
 from magnetar.topics.dispatch import ChunkTrait
+from magnetar.topics.retention import Ages
 from magnetar.topics.topic import TERMINATED
 from tests.simulation.scenarios import lifecycle
 from tests.simulation.scenarios.planted import planting
@@ -52,8 +55,8 @@ def the_young_expire(patch: Patch) -> None:
     """Messages live four seconds less than they may."""
     expire = topic_life.expire
 
-    async def hasty(host: SubscriptionHost, cutoff_ms: int) -> int:
-        return await expire(host, cutoff_ms + 4000)
+    async def hasty(host: SubscriptionHost, age_s: int) -> int:
+        return await expire(host, age_s - 4)
 
     patch.setattr(topic_life, "expire", hasty)
 
@@ -61,7 +64,7 @@ def the_young_expire(patch: Patch) -> None:
 def nothing_expires(patch: Patch) -> None:
     """The time to live is not looked at."""
 
-    async def idle(_host: SubscriptionHost, _cutoff_ms: int) -> int:
+    async def idle(_host: SubscriptionHost, _age_s: int) -> int:
         return 0
 
     patch.setattr(topic_life, "expire", idle)
@@ -69,13 +72,33 @@ def nothing_expires(patch: Patch) -> None:
 
 def held_for_ever(patch: Patch) -> None:
     """Producers that a quota holds are not let go when the backlog is gone."""
-    enforce = topic_life.enforce_quota
+    compare = Publishing.compare_backlog
 
-    async def strict(topic: TopicHost, now_ms: int) -> None:
-        if topic.publish_block is None:
-            await enforce(topic, now_ms)
+    def strict(publishing: Publishing) -> Verdict:
+        return compare(publishing) if publishing.block is None else WITHIN
 
-    patch.setattr(topic_life, "enforce_quota", strict)
+    patch.setattr(Publishing, "compare_backlog", strict)
+
+
+def ages_go_by_the_wall_clock(patch: Patch) -> None:
+    """A message is as old as the wall clock has gone on since it came."""
+    patch.setattr(topic_life, "elapsed_ms", lambda clock: clock.wall_ms())
+    patch.setattr(recovery, "elapsed_ms", lambda clock: clock.wall_ms())
+
+
+def ages_are_taken_as_they_are(patch: Patch) -> None:
+    """A new owner reads the marks of age of the former one as times of its own clock."""
+    patch.setattr(Ages, "shift", lambda _ages, _by_ms: None)
+
+
+def unused_by_the_wall_clock(patch: Patch) -> None:
+    """A topic is unused for as long as the wall clock has gone on since it was used."""
+    delete = topic_life.delete_unused
+
+    async def hasty(topic: TopicHost, _now_ms: int) -> None:
+        await delete(topic, topic.context.clock.wall_ms())
+
+    patch.setattr(topic_life, "delete_unused", hasty)
 
 
 def chunks_go_to_whoever_is_next(patch: Patch) -> None:
@@ -96,6 +119,9 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         the_young_expire,
         nothing_expires,
         held_for_ever,
+        ages_go_by_the_wall_clock,
+        ages_are_taken_as_they_are,
+        unused_by_the_wall_clock,
         chunks_go_to_whoever_is_next,
     )
 }

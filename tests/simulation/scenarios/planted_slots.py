@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from magnetar.storage import objects
 from magnetar.storage.objects import RetryingObjects
+from magnetar.storage.slot_format import SLOT_HEADER_BYTES
 from magnetar.storage.slots import SlotVolume
 from tests.simulation.scenarios import slot_takeovers
 from tests.simulation.scenarios.planted import planting
@@ -60,6 +62,29 @@ def fences_are_collected(patch: Patch) -> None:
     patch.setattr(SlotVolume, "remove", thorough)
 
 
+def holes_are_not_looked_for(patch: Patch) -> None:
+    """A file ends where its slots do, whatever is missing below or above."""
+
+    async def careless(_volume: SlotVolume, _name: str, _slots: dict[int, int], _last: int) -> None:
+        return
+
+    patch.setattr(SlotVolume, "_check_holes", careless)
+
+
+def a_fence_goes_into_the_first_free_slot(patch: Patch) -> None:
+    """A taker puts its fence where the first slot is missing."""
+
+    async def first(_volume: SlotVolume, _directory: str, _number: int, slots: dict[int, int], *, accepted: bool) -> int:  # noqa: ARG001
+        return next(slot for slot in range(len(slots) + 1) if slots.get(slot, 0) <= SLOT_HEADER_BYTES)
+
+    patch.setattr(SlotVolume, "_free_slot", first)
+
+
+def an_outage_ends_the_owner_at_once(patch: Patch) -> None:
+    """Requests are repeated for a few seconds only."""
+    patch.setattr(objects, "OUTAGE_S_MAX", 4.0)
+
+
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -67,6 +92,9 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         no_fence_where_a_file_goes_on,
         whoever_took_the_slot_is_taken_for_oneself,
         fences_are_collected,
+        holes_are_not_looked_for,
+        a_fence_goes_into_the_first_free_slot,
+        an_outage_ends_the_owner_at_once,
     )
 }
 

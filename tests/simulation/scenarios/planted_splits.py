@@ -15,9 +15,11 @@ import pytest
 from magnetar.balance import bundles as rules
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.names import BundleName
-from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.server.bundles.bundle import OwnedBundle, RecoveredBundle
+from magnetar.server.bundles.ownership import Ownership
 from magnetar.storage import collection
 from magnetar.storage.manifest import LevelZero, Manifest
+from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.topic import Topic
 from tests.simulation.scenarios import tracer
 from tests.simulation.scenarios.planted import FAULTS as PLANTED_FAULTS
@@ -32,10 +34,21 @@ Patch = pytest.MonkeyPatch
 def ids_begin_again_in_the_ledger_of_the_parent(patch: Patch) -> None:
     """Children give the ids that their parent has given in its term."""
 
-    def repeat(topic: Topic, _epoch: int) -> None:
+    def repeat(topic: Topic, _ledger_ids: LedgerIds) -> None:
         topic._next_entry, topic._frozen = 0, False
 
     patch.setattr(Topic, "go_on_in", repeat)
+
+
+def children_do_not_share_their_ledger_ids(patch: Patch) -> None:
+    """Each child of a split gives those of their epoch from the first on."""
+    make: Callable[..., OwnedBundle] = vars(Ownership)["_make"]
+
+    def apart(ownership: Ownership, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle) -> OwnedBundle:
+        # What was recovered, as children are not, has its ledger ids already.
+        return make(ownership, name, ledger_ids if recovered.topics else LedgerIds(ledger_ids.epoch), recovered)
+
+    patch.setattr(Ownership, "_make", apart)
 
 
 def children_forget_the_chain(patch: Patch) -> None:
@@ -92,6 +105,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         ids_begin_again_in_the_ledger_of_the_parent,
+        children_do_not_share_their_ledger_ids,
         children_forget_the_chain,
         chain_is_closed_before_the_flush,
         children_begin_without_files,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 from magnetar.errors import InvalidRequest
@@ -20,7 +21,7 @@ from magnetar.storage.restoring import newest_backup, restore_store
 from tests.simulation.kernel.history import History
 from tests.simulation.kernel.nemesis import Nemesis
 from tests.simulation.kernel.world import Environment
-from tests.simulation.scenarios.tracer import FAULTS, TOPICS, finish, probe, read_back, start_clients
+from tests.simulation.scenarios.tracer import FAULTS, TOPICS, finish, judge, probe, read_back, start_clients
 from tests.simulation.scenarios.tracer_clients import Reading, Seeker
 from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, Evidence, small
 
@@ -62,9 +63,7 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
         cluster.run(max(AGAIN_S, TROUBLE_S - cluster.now))
         cluster.calm()
         cluster.settle()
-        finish(cluster, probe, read_back)
-        reading.check(history)
-        history.check(deduplicated=False)
+        finish(cluster, probe, read_back, partial(judge, history, reading))
         evidence = cluster.evidence
     evidence.counts["message"] = history.acknowledged
     return history, evidence

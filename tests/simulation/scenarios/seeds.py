@@ -13,6 +13,7 @@ import gc
 import importlib
 import multiprocessing
 import os
+import re
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -27,11 +28,15 @@ SHOWN_CHARACTERS_MAX = 6000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one seed led to: `error` is the whole traceback with the world's report, "" if all was well."""
+    """What one seed led to: `error` is the whole traceback with the world's report, "" if all was well.
+
+    `raised` is what the check itself said, without the calls that led there and the events before.
+    """
 
     seed: int
     error: str
     counts: dict[str, int]
+    raised: str = ""
 
 
 def judge(case: str, seed: int) -> Verdict:
@@ -41,15 +46,16 @@ def judge(case: str, seed: int) -> Verdict:
     try:
         return Verdict(seed, "", dict(run(*arguments, seed)))
     except Exception as error:  # whatever a scenario raises is its verdict on this seed
-        return Verdict(seed, "".join(traceback.format_exception(error)), {})
+        return Verdict(seed, "".join(traceback.format_exception(error)), {}, f"{type(error).__name__}: {error}")
     finally:
         if seed % WORLDS_PER_COLLECTION == 0:
             gc.collect()  # a world is one large cycle, and while it runs nothing is collected
 
 
-def first_failure(case: str, seeds: range) -> Verdict | None:
-    """The verdict on the first seed that fails."""
-    return next((verdict for seed in seeds if (verdict := judge(case, seed)).error), None)
+def first_failure(case: str, seeds: range, wanted: str = "") -> Verdict | None:
+    """The verdict on the first seed that fails and where what was raised matches `wanted`, a regular expression."""
+    verdicts = (judge(case, seed) for seed in seeds)
+    return next((verdict for verdict in verdicts if verdict.error and re.search(wanted, verdict.raised)), None)
 
 
 @cache
@@ -62,9 +68,9 @@ def run_seeds(case: str, seeds: Iterable[int]) -> list[Verdict]:
     return list(_pool().map(judge, *zip(*((case, seed) for seed in seeds), strict=True)))
 
 
-def hunt(case: str, seeds: range) -> Future[Verdict | None]:
-    """Begin to look for the first seed that fails."""
-    return _pool().submit(first_failure, case, seeds)
+def hunt(case: str, seeds: range, wanted: str = "") -> Future[Verdict | None]:
+    """Begin to look for the first seed that fails as `wanted` says."""
+    return _pool().submit(first_failure, case, seeds, wanted)
 
 
 class SeedRange:

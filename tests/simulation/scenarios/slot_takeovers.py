@@ -2,17 +2,20 @@
 
 Owns: the scenario `run(seed)`. One owner process appends to one incarnation's log after another, in files so small that it rolls all the time;
 a taker fences it, reads what it finds and, every other time, deletes the files as the collector does; before that the owner is put to sleep at
-any step, in the middle of a request, too, and afterwards it goes on. Imports: the kernel, storage.
-Invariants: what an owner ever acknowledged, its taker has read; every owner learns that it is over.
+any step, in the middle of a request, too, and afterwards it goes on. At times the service refuses everything for long, or a slot is deleted from
+outside and brought back after a taker has met the hole. Imports: the kernel, storage.
+Invariants: what an owner ever acknowledged, its taker has read; every owner learns that it is over, and none ends because the service refuses for a
+while; no taker passes over a hole, or puts anything there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
 
-from magnetar.errors import StorageError
+from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.fencing import fence
@@ -41,6 +44,7 @@ CLAIM_CHECK_S = 1.0
 COLLECTED_FILES = 8
 AWAKE_S = 60.0
 RUN_S_MAX = 600.0
+THROTTLED_S = (5.0, 20.0)
 
 
 class Takeovers:
@@ -115,18 +119,60 @@ class Takeovers:
         """Fence, and read everything; the numbers of the files. Tried until the service lets it."""
         while True:
             try:
-                sealed = await fence(volume, incarnation)
-                found = set()
-                if sealed:
-                    end = LogPosition(sealed[-1].number, sealed[-1].length)
-                    async for scanned in scan(volume, incarnation, LogPosition(sealed[0].number, 0), end):
-                        assert isinstance(scanned.record, EntriesRecord)
-                        found.add(int.from_bytes(scanned.record.data[:8], "little"))
+                files, found = await self._read(volume, incarnation)
             except StorageError:
                 self.counts["takeover tried again"] += 1
                 continue
             self.read[incarnation] = found
-            return [file.number for file in sealed]
+            return files
+
+    async def _read(self, volume: Volume, incarnation: str) -> tuple[list[int], set[int]]:
+        """One attempt: numbers of the files, and what was read. Raises StorageError."""
+        sealed = await fence(volume, incarnation)
+        found = set()
+        if sealed:
+            end = LogPosition(sealed[-1].number, sealed[-1].length)
+            async for scanned in scan(volume, incarnation, LogPosition(0, 0), end):
+                assert isinstance(scanned.record, EntriesRecord)
+                found.add(int.from_bytes(scanned.record.data[:8], "little"))
+        return [file.number for file in sealed], found
+
+    async def meet_hole(self, world: World, volume: Volume, incarnation: str) -> None:
+        """Delete a slot below another one, have a taker meet that, and bring the slot back."""
+        objects = world.objects.objects
+        slots = sorted(
+            key for key in objects if key.startswith(f"{names.logs_of(incarnation)}/") and names.slot_of(key) is not None
+        )
+        below = [key for key, later in itertools.pairwise(slots) if key.rpartition("/")[0] == later.rpartition("/")[0]]
+        if not below:
+            return
+        key = world.objects.chance.choice(below)
+        gone = objects.pop(key)
+        world.loop.record("outside", "object deleted", key)
+        while True:
+            try:
+                await self._read(volume, incarnation)
+            except CorruptData:
+                break
+            except StorageError:
+                continue
+            if objects.get(key) == gone:
+                return  # a late request of its owner has put it there again
+            raise AssertionError(f"{key} was missing, and its taker has not found that out")
+        assert objects.get(key, gone) == gone, f"something was put at {key}, which its taker has not found"
+        objects[key] = gone
+        self.counts["hole"] += 1
+
+    async def throttle(self, world: World, incarnation: str) -> None:
+        """Refuse everything for long: the owner waits, and goes on."""
+        world.objects.throttle(world.objects.chance.uniform(*THROTTLED_S))
+        before = len(self.acknowledged[incarnation])
+        deadline = world.now + AWAKE_S
+        while len(self.acknowledged[incarnation]) == before:
+            assert incarnation not in self.over, f"{incarnation} ended because the service refused for a while"
+            assert world.now < deadline, f"{incarnation} has not gone on in {AWAKE_S} s"
+            await asyncio.sleep(0.05)
+        self.counts["throttled"] += 1
 
     async def collect(self, volume: Volume, incarnation: str, files: list[int]) -> None:
         """Delete the last files, the only ones that their owner may still know, in the collector's order."""
@@ -142,10 +188,14 @@ class Takeovers:
             while len(self.acknowledged.get(incarnation, ())) < 2 and incarnation not in self.over:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(chance.uniform(0.0, 0.5))
+            if chance.random() < 0.3 and incarnation not in self.over:
+                await self.throttle(world, incarnation)
             asleep = chance.random() < 0.8
             if asleep:
                 world.pause("owner")
                 await asyncio.sleep(chance.choice((0.0, chance.uniform(0.0, 5.0))))
+            if chance.random() < 0.4:
+                await self.meet_hole(world, taker.volume, incarnation)
             files = await self.take(taker.volume, incarnation)
             if chance.random() < 0.5:
                 await self.collect(taker.volume, incarnation, files)

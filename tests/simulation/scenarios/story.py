@@ -146,6 +146,6 @@ class Story:
             assert self.cluster.now < deadline, found
             self.cluster.run(0.25)
         self.history.final_log(TOPIC, self.cluster.complete(read_topic(self.client, TOPIC), PATIENCE_S))
-        assert not self.cluster.evidence.unexplained(), self.cluster.evidence.endings
+        assert not self.cluster.evidence.unexplained(), self.cluster.evidence.unexplained()
         self.history.check(deduplicated=deduplicated)
         return dict(self.cluster.evidence.counts)

@@ -14,10 +14,12 @@ from functools import partial
 from typing import Any
 
 from magnetar.metadata.records import BundleState
+from tests.simulation.kernel.checks import HistoryViolated
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History
 from tests.simulation.kernel.nemesis import Nemesis
 from tests.simulation.kernel.world import Environment, Main
+from tests.simulation.scenarios.stored import missing_files
 from tests.simulation.scenarios.tracer_clients import (
     Reading,
     Seeker,
@@ -27,8 +29,7 @@ from tests.simulation.scenarios.tracer_clients import (
     drain_subscription,
     produce,
     publish_one,
-    read_topic,
-    until_done,
+    read_whole,
 )
 from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, Evidence
 
@@ -38,7 +39,8 @@ TROUBLE_S = 16.0
 LEASES = 2
 SLACK_S = 4.0
 LOOK_S = 0.25
-READ_BACK_S = 90.0
+READ_BACK_S = 600.0
+"""Long enough for every topic to be found unreadable, or every subscription to be found stuck."""
 
 FAULTS = Faults.all().but(
     crash_every_s=9.0,
@@ -77,9 +79,7 @@ def run_counted(seed: int, faults: Faults | None = None, *, slots: bool = False)
         cluster.script(cluster.cordon_now_and_then(TROUBLE_S - 1.0))
         cluster.run(TROUBLE_S)
         cluster.settle()
-        finish(cluster, probe, read_back)
-        reading.check(history)
-        history.check(deduplicated=False)
+        finish(cluster, probe, read_back, partial(judge, history, reading))
         evidence = cluster.evidence
     evidence.counts["seek confirmed"] = seeker.confirmed
     evidence.counts["message"] = history.acknowledged
@@ -99,6 +99,12 @@ def counted_on_slots(seed: int) -> dict[str, int]:
     return dict(run_counted(seed, slots=True)[1].counts)
 
 
+def judge(history: History, reading: Reading) -> None:
+    """Invariants 1 to 4, and what readers saw on the way. Raises AssertionError."""
+    history.check(deduplicated=False)
+    reading.check(history)
+
+
 def start_clients(cluster: Cluster, reading: Reading, seeker: Seeker) -> None:
     """Every client is a process of its own, on a machine of its own."""
     history = cluster.history
@@ -113,23 +119,35 @@ def start_clients(cluster: Cluster, reading: Reading, seeker: Seeker) -> None:
         cluster.node(name, main, on_volume=False)
 
 
-def finish(cluster: Cluster, probe: Script, read_back: Script, *, in_flight_s: float = 0.0) -> None:
+def finish(cluster: Cluster, probe: Script, read_back: Script, judge: Callable[[], None], *, in_flight_s: float = 0.0) -> None:
     """From the moment everything heals: service is back in time, everything is read back, every subscription gets what it lacks.
 
-    Before it is read back, what dead clients sent has `in_flight_s` to arrive.
+    Before it is read back, what dead clients sent has `in_flight_s` to arrive. `judge` raises what the history shows. What took too long is
+    raised last: it is a broken promise of its own (9), but what has broken it is seldom time, and the checks of the others say what has.
     """
     for name in cluster.names():
         if name not in BROKERS:
             cluster.crash(name)
     environment = cluster.outsider("prober")
     deadline = cluster.now + LEASES * cluster.settings.lease_ttl_s + SLACK_S
-    cluster.complete(probe(cluster, environment), deadline - cluster.now)
+    late: list[Exception] = []
+    try:
+        cluster.complete(probe(cluster, environment), deadline - cluster.now)
+    except TimeoutError as error:
+        late.append(error)
     while found := homeless(cluster):
-        assert cluster.now < deadline, f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
+        if cluster.now >= deadline:
+            late.append(AssertionError(f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"))
+            break
         cluster.run(LOOK_S)
     if in_flight_s:
         cluster.run(in_flight_s)
+    if not cluster.on_slots and (missing := cluster.complete(missing_files(cluster, environment), READ_BACK_S)):
+        raise HistoryViolated(missing)
     cluster.complete(read_back(cluster, environment), READ_BACK_S)
+    judge()
+    if late:
+        raise late[0]
     unexplained = cluster.evidence.unexplained()
     assert not unexplained, f"brokers ended themselves without a reason: {unexplained}"
     assert cluster.history.acknowledged > 0, "nothing was acknowledged: the run proves nothing"
@@ -158,6 +176,6 @@ async def read_back(cluster: Cluster, environment: Environment) -> None:
     """Everything that a reader finds, topic by topic, into the history; then what the subscriptions still owe."""
     client, history = client_of(environment), cluster.history
     for topic in cluster.topics:
-        history.final_log(topic, await until_done(environment, partial(read_topic, client, topic)))
+        history.final_log(topic, await read_whole(environment, client, topic))
     for topic, kind in zip(TOPICS, KINDS, strict=True):
         await drain_subscription(history, client, topic, kind, environment)

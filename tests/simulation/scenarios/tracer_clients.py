@@ -22,6 +22,10 @@ T = TypeVar("T")
 PADDING_BYTES = (0, 0, 200, 3000)
 ALLOWED = (MagnetarError, TimeoutError)
 SESSION_MESSAGES = 15
+READ_ATTEMPTS = 4
+"""Readers in a row, in a healthy cluster, that get no further: each has as long as an operation of a client or a message may take."""
+DRAINED_S = 40.0
+"""How long a subscription of a healthy cluster may refuse its consumer."""
 
 
 def client_of(environment: Environment) -> Client:
@@ -193,15 +197,30 @@ class Reading:
                 assert seen == expected, f"a reader of {topic} saw {seen}, the log begins with {expected}"
 
 
-async def read_topic(client: Client, topic: str) -> list[LogEntry]:
-    """Everything from the first message to the last one there was at the beginning."""
+async def read_topic(client: Client, topic: str, entries: list[LogEntry] | None = None) -> list[LogEntry]:
+    """Everything from the first message to the last one there was at the beginning; `entries` has what came before a failure."""
+    entries = [] if entries is None else entries
     reader = await client.create_reader(topic, start_message_id=EARLIEST)
     last = await reader.last_message_id()
-    entries: list[LogEntry] = []
     while last.entry >= 0 and (not entries or entries[-1].position < (last.ledger, last.entry, -1)):
         entries.append(entry_of(await reader.receive(timeout_s=10)))
     await reader.close()
     return entries
+
+
+async def read_whole(environment: Environment, client: Client, topic: str) -> list[LogEntry]:
+    """As `read_topic`, again and again. What several readers in a row do not get is not there: the history judges what is missing."""
+    longest: list[LogEntry] = []
+    attempts = 0
+    while attempts < READ_ATTEMPTS:
+        found: list[LogEntry] = []
+        try:
+            return await read_topic(client, topic, found)
+        except ALLOWED:
+            attempts = 1 if len(found) > len(longest) else attempts + 1
+            longest = max(longest, found, key=len)
+            await asyncio.sleep(environment.clock.uniform(0.1, 0.5))
+    return longest
 
 
 async def drain_subscription(history: History, client: Client, topic: str, kind: str, environment: Environment) -> None:
@@ -211,9 +230,13 @@ async def drain_subscription(history: History, client: Client, topic: str, kind:
     if wanted <= seen:
         return
     session = history.session("drain", "subscription", topic)
-    consumer = await until_done(
-        environment, lambda: client.subscribe(topic, "subscription", type=kind, initial_position="Earliest")
-    )
+    try:
+        async with asyncio.timeout(DRAINED_S):
+            consumer = await until_done(
+                environment, lambda: client.subscribe(topic, "subscription", type=kind, initial_position="Earliest")
+            )
+    except TimeoutError:
+        raise AssertionError(f"the subscription of {topic} never got {sorted(wanted - seen)[:5]}: it takes no consumer") from None
     while not wanted <= seen:
         try:
             message = await consumer.receive(timeout_s=15)

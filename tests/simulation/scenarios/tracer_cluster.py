@@ -37,6 +37,8 @@ from magnetar.server.settings import BrokerSettings
 from magnetar.server.storage import rolling
 from magnetar.server.storage.log_scans import LogScans
 from magnetar.server.storage.recovery import Preloaded
+from magnetar.storage import log_files
+from magnetar.topics.ledger_ids import LedgerIds
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Position
 from tests.simulation.kernel.world import Environment, World
@@ -69,6 +71,7 @@ class Evidence:
 
     counts: Counter[str] = field(default_factory=Counter)
     endings: list[str] = field(default_factory=list)
+    surprises: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = EXPECTED_ENDINGS
 
     def __call__(self, _logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -78,12 +81,14 @@ class Evidence:
             name = "takeover" if event["fenced"] else "acquired without a fence"
         elif name in ("broker.failed", "coordinator.failed"):
             self.endings.append(event["reason"])
+        elif name == "background.surprise":
+            self.surprises.append(f"{event['work']}: {event['error_type']}: {event['error']}")
         self.counts[name] += 1
         raise structlog.DropEvent
 
     def unexplained(self) -> list[str]:
-        """Endings that no fault explains."""
-        return [reason for reason in self.endings if not any(known in reason for known in self.expected)]
+        """Endings that no fault explains, and errors of background work, none of which a fault may cause."""
+        return [reason for reason in self.endings if not any(known in reason for known in self.expected)] + self.surprises
 
 
 class SimulatedUsage:
@@ -285,11 +290,16 @@ def _observed(cluster: Cluster) -> Iterator[None]:
         answer(session, ledger, first_entry, sequences, highest)
 
     async def recover(
-        context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, scans: LogScans, preloaded: Preloaded | None
+        context: BrokerContext,
+        bundle: BundleName,
+        record: BundleRecord,
+        ledger_ids: LedgerIds,
+        scans: LogScans,
+        preloaded: Preloaded | None,
     ) -> RecoveredBundle:
         if preloaded is not None:
             cluster.evidence.counts["preloaded"] += 1
-        recovered = await rebuild(context, bundle, record, epoch, scans, preloaded)
+        recovered = await rebuild(context, bundle, record, ledger_ids, scans, preloaded)
         if cluster.bundle_records().get(str(bundle)) != record:
             # Others have gone on since: this recovery cannot become a term, and what it read may be collected by now.
             cluster.evidence.counts["stale recovery"] += 1
@@ -320,6 +330,7 @@ def _observed(cluster: Cluster) -> Iterator[None]:
         patch.setattr(bundle, "CHECKPOINT_SLICE_BYTES", 1)
         patch.setattr(ownership, "MOVE_SCAN_BYTES_MAX", 16 << 10)
         patch.setattr(rolling, "SMALL_FILE_BYTES_MAX", 8 << 10)
+        patch.setattr(log_files, "SHORT_FILE_BYTES", 12 << 10)
         try:
             yield
         finally:

@@ -30,7 +30,7 @@ from magnetar.client import (
 from magnetar.client.coordinators import Coordinators
 from magnetar.errors import InvalidTxnStatus
 from tests.simulation.kernel.world import Environment
-from tests.simulation.scenarios.tracer_clients import ALLOWED, position_of, until_done
+from tests.simulation.scenarios.tracer_clients import ALLOWED, DRAINED_S, READ_ATTEMPTS, position_of, until_done
 from tests.simulation.scenarios.tracer_cluster import SERVICE_URL
 
 BATCH_MESSAGES_MAX = 4
@@ -40,8 +40,14 @@ PAUSE_S = (0.05, 0.5)
 GIVEN_UP_S = (0.0, 0.02)
 """How long a client that gives up waits for the outcome: a commit takes about half of it."""
 SESSION_TRANSACTIONS = 6
-QUIET_S = 4.0
-"""A subscription that gives nothing for so long has nothing left."""
+DELAY_MS_MAX = 2000
+QUIET_S = 12.0
+"""A subscription that gives nothing for so long has nothing left: what is delayed is due by then, also where clocks were set back."""
+CHUNKED_BYTES = 9_000
+"""More than a broker in these worlds takes in one message."""
+IN_CHUNKS = "~"
+"""Ends the name of an output that is as large."""
+KEYS = 5
 Acknowledge = Callable[..., Awaitable[None]]
 
 
@@ -87,6 +93,16 @@ class RecordingClient(Client):
         return RecordedTransaction(self._coordinators, timeout_s, self._history, self._name)
 
 
+def value_of(message: Message) -> str:
+    """What it is called in the history: without the padding that makes it need chunks."""
+    return message.value.split(b" ", 1)[0].decode()
+
+
+def padded(value: str, size: int) -> bytes:
+    """A payload of at least `size` bytes that is called `value`."""
+    return value.encode() + b" " + b"x" * size if size else value.encode()
+
+
 def place_of(message: Message) -> Place:
     return tuple(position_of(message))  # type: ignore[return-value]  # three numbers
 
@@ -101,7 +117,7 @@ class Route:
     targets: tuple[str, ...]
 
     def input(self, message: Message) -> Input:
-        return Input(self.source, self.subscription, message.value.decode())
+        return Input(self.source, self.subscription, value_of(message))
 
 
 # --- beside transactions ----------------------------------------------------------------------------------------------------------
@@ -128,6 +144,35 @@ async def feed(history: History, topic: str, environment: Environment) -> None:
         await asyncio.sleep(clock.uniform(*PAUSE_S))
 
 
+async def feed_mixed(history: History, topic: str, environment: Environment) -> None:
+    """Publish messages with keys for ever: some are delayed, and some come in chunks."""
+    client, clock = RecordingClient(history, environment), environment.clock
+    name = f"{environment.name}-{environment.life}"
+    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=None, chunking=True))
+    number = 0
+    while True:
+        pending = []
+        for _ in range(1 + clock.random_bits(1)):
+            value, size = f"{name}-{number}", CHUNKED_BYTES if clock.random_bits(2) == 0 else 0
+            due = deliver_at(environment) if clock.random_bits(2) == 0 else None
+            pending.append(
+                (
+                    history.publish(topic, value),
+                    producer.send_nowait(padded(value, size), key=str(number % KEYS), deliver_at=due),
+                )
+            )
+            number += 1
+        for send, receipt in pending:
+            await receipt
+            send.confirm()
+        await asyncio.sleep(clock.uniform(*PAUSE_S))
+
+
+def deliver_at(environment: Environment) -> int:
+    """Soon, by the client's clock."""
+    return environment.clock.wall_ms() + int(environment.clock.uniform(0, DELAY_MS_MAX))
+
+
 async def read_along(history: History, topics: Sequence[str], environment: Environment) -> None:
     """Read topics from the beginning, again and again."""
     client, clock = RecordingClient(history, environment), environment.clock
@@ -138,7 +183,7 @@ async def read_along(history: History, topics: Sequence[str], environment: Envir
             reader = await client.create_reader(topic, start_message_id=EARLIEST, receiver_queue=20)
             while await reader.has_message_available():
                 message = await reader.receive(timeout_s=4)
-                session.receive(place_of(message), message.value.decode())
+                session.receive(place_of(message), value_of(message))
             await reader.close()
         except ALLOWED:
             pass
@@ -166,12 +211,16 @@ class Mover:
         self.client = RecordingClient(history, environment)
         self.reached = reached or Reached()
         self._outputs: dict[str, Producer] = {}
+        self._chunking: set[str] = set()
+        """Topics whose producers do not batch: large messages go there in chunks."""
 
     async def output(self, topic: str) -> Producer:
-        """A producer, batching or not."""
+        """A producer, batching or else in chunks."""
         if topic not in self._outputs:
             batching = Batching() if self.clock.random_bits(1) else None
-            self._outputs[topic] = await self.client.create_producer(topic, send_timeout_s=8, batching=batching)
+            if batching is None:
+                self._chunking.add(topic)
+            self._outputs[topic] = await self.client.create_producer(topic, send_timeout_s=8, batching=batching, chunking=True)
         return self._outputs[topic]
 
     async def consumer(self) -> Consumer:
@@ -187,7 +236,7 @@ class Mover:
         )
 
     def received(self, message: Message) -> None:
-        self.session.receive(place_of(message), message.value.decode())
+        self.session.receive(place_of(message), value_of(message))
 
     async def acknowledge(self, acknowledge: Acknowledge, message: Message, *, txn: RecordedTransaction) -> None:
         """Have a message acknowledged in a transaction. Raises as `acknowledge` does."""
@@ -214,9 +263,11 @@ class Mover:
         sends = []
         for message in messages:
             for topic, producer in zip(self.route.targets, producers, strict=True):
-                value = f"{message.value.decode()}@{txn.id}@{len(txn.record.sends)}"
+                size = CHUNKED_BYTES if len(message.value) > CHUNKED_BYTES and topic in self._chunking else 0
+                value = f"{value_of(message)}@{txn.id}@{len(txn.record.sends)}{IN_CHUNKS if size else ''}"
                 sent = txn.record.send(topic, value, [self.route.input(message)], producer.name)
-                sends.append((sent, asyncio.ensure_future(producer.send(value.encode(), txn=txn))))
+                due = deliver_at(self.environment) if self.clock.random_bits(2) == 0 else None
+                sends.append((sent, asyncio.ensure_future(producer.send(padded(value, size), txn=txn, deliver_at=due))))
         outcomes = await asyncio.gather(*(future for _, future in sends), return_exceptions=True)
         for (sent, _), outcome in zip(sends, outcomes, strict=True):
             if not isinstance(outcome, BaseException):
@@ -308,30 +359,44 @@ async def _move_some(mover: Mover, consumer: Consumer) -> bool:
 # --- the end ------------------------------------------------------------------------------------------------------------------------
 
 
-async def read_all(history: History, client: Client, topic: str) -> None:
-    """Everything in a topic, into the history."""
-    reader = await client.create_reader(topic, start_message_id=EARLIEST)
-    found = []
-    while await reader.has_message_available():
-        message = await reader.receive(timeout_s=10)
-        found.append((place_of(message), message.value.decode()))
-    await reader.close()
-    history.final_read(topic, found)
+async def read_all(history: History, client: Client, topic: str, environment: Environment) -> None:
+    """Everything in a topic, into the history. What several readers in a row do not get is not there."""
+    longest: list[tuple[Place, str]] = []
+    attempts = 0
+    while attempts < READ_ATTEMPTS:
+        found: list[tuple[Place, str]] = []
+        try:
+            reader = await client.create_reader(topic, start_message_id=EARLIEST)
+            while await reader.has_message_available():
+                message = await reader.receive(timeout_s=10)
+                found.append((place_of(message), value_of(message)))
+            await reader.close()
+            longest = found
+            break
+        except ALLOWED:
+            attempts = 1 if len(found) > len(longest) else attempts + 1
+            longest = max(longest, found, key=len)
+            await asyncio.sleep(environment.clock.uniform(*PAUSE_S))
+    history.final_read(topic, longest)
 
 
 async def read_cursor(history: History, client: Client, route: Route, environment: Environment) -> None:
     """All that a new consumer of a subscription gets, into the history."""
     session = history.subscribe(route.source, route.subscription)
-    consumer = await until_done(
-        environment,
-        lambda: client.subscribe(route.source, route.subscription, type=route.kind, initial_position="Earliest"),
-    )
+    try:
+        async with asyncio.timeout(DRAINED_S):
+            consumer = await until_done(
+                environment,
+                lambda: client.subscribe(route.source, route.subscription, type=route.kind, initial_position="Earliest"),
+            )
+    except TimeoutError:
+        raise AssertionError(f"{route.source}: subscription {route.subscription} takes no consumer") from None
     found: dict[str, None] = {}
     try:
         while True:
             message = await consumer.receive(timeout_s=QUIET_S)
-            session.receive(place_of(message), message.value.decode())
-            found[message.value.decode()] = None
+            session.receive(place_of(message), value_of(message))
+            found[value_of(message)] = None
     except TimeoutError:
         pass
     await consumer.close()

@@ -54,6 +54,9 @@ class MemoryPort:
         self._fail()
         return [{"what": "read", "file": "logs/a.1/00000000.log", "offset": 4136}]
 
+    def short_of_space(self) -> str:
+        return ""
+
     async def status(self) -> dict[str, Any]:
         self._fail()
         return {"leader": "broker-0.1"}
@@ -184,7 +187,7 @@ def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
     assert ask(port, "GET", "/admin/v2/brokers/version").text == "1.2.3"
     assert ask(port, "GET", "/admin/v2/clusters").json() == ["standalone"]
     assert ask(port, "GET", "/magnetar/v1/status").json() == {"leader": "broker-0.1"}
-    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": port.damage()}
+    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": port.damage(), "short_of_space": ""}
 
 
 def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:
@@ -287,6 +290,9 @@ def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -
     [
         ("GET", "/admin/v2/persistent/pub%20lic/default/t/stats"),
         ("PUT", f"{NAMESPACES}/a/b%20c"),
+        ("PUT", f"{NAMESPACES}/a/b%0A"),
+        ("PUT", f"{NAMESPACES}/a/%2E%2E"),
+        ("GET", "/admin/v2/persistent/public/default/t%C2%85/stats"),
         ("GET", f"/admin/v2/persistent/public/default/{'t' * 2000}/stats"),
         ("GET", "/lookup/v2/topic/kafka/public/default/t"),
     ],
@@ -419,3 +425,10 @@ def test_a_mistake_of_ours_is_told_in_the_same_shape(port: MemoryPort) -> None:
     reason = refused(asyncio.run(run()), 500)
     assert "ValueError" in reason
     assert "secret" not in reason
+
+
+def test_a_slash_too_many_redirects_nowhere(port: MemoryPort) -> None:
+    """Such a redirect would go to the Host that the peer names, before it is known who asks."""
+    answer = ask(port, "GET", "/admin/v2/clusters/", headers={"host": "elsewhere.example"})
+    assert answer.status_code == 404
+    assert "location" not in answer.headers

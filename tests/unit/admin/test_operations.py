@@ -28,6 +28,9 @@ class OperationsInMemory:
     def damage(self) -> list[dict[str, Any]]:
         return [{"what": "read"}]
 
+    def short_of_space(self) -> str:
+        return "no room"
+
     async def cluster_damage(self) -> dict[str, Any]:
         return {"damage": [{"broker": "broker-1", "what": "read"}], "unreachable": ["broker-2"]}
 
@@ -83,7 +86,7 @@ def test_a_malformed_cordon_is_refused(body: Any) -> None:
 
 def test_damage_is_one_brokers_or_everybodys() -> None:
     port = OperationsInMemory()
-    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": [{"what": "read"}]}
+    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": [{"what": "read"}], "short_of_space": "no room"}
     assert ask(port, "GET", "/magnetar/v1/damage?cluster=true").json()["unreachable"] == ["broker-2"]
 
 

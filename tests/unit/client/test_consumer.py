@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.client import EARLIEST, AlreadyClosed, Client, ConnectionLost, MessageId
+from magnetar.client.chunks import UNFINISHED_MESSAGES_MAX
 from magnetar.errors import ConsumerBusy, InvalidRequest, WireCode
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
@@ -391,5 +392,25 @@ def test_a_cancelled_subscribe_leaves_nothing_attached() -> None:
                 await client.subscribe("t", "s")
         await broker.arrival("close_consumer", 2)
         assert {ask.consumer_id for ask in broker.of("close_consumer")} == {0, 1}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["Exclusive", "Failover", "Shared"])
+def test_messages_whose_chunks_never_end_do_not_keep_back_others(kind: str) -> None:
+    """More unfinished messages than a consumer holds: what follows arrives, and they are not asked for at once, again and again."""
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        consumer = await client.subscribe("t", "s", type=kind, negative_ack_delay_s=0.2)
+        chunks = [
+            entry(b"x", uuid=f"u{number}", num_chunks_from_msg=2, chunk_id=0, total_chunk_msg_size=9)
+            for number in range(UNFINISHED_MESSAGES_MAX + 2)
+        ]
+        broker.deliver(0, [*chunks, entry(b"good")])
+        assert (await consumer.receive()).value == b"good"
+        assert broker.of("redeliver_unacknowledged_messages") == []
+        if kind == "Shared":
+            asked = await broker.arrival("redeliver_unacknowledged_messages")
+            assert [found.entryId for found in asked.message_ids] == [0, 1]
 
     run(scenario)

@@ -41,7 +41,7 @@ OF_KUBERNETES = {
 _CODE = re.compile(r"`([^`\n]+)`")
 _WORD = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z0-9]*)*")
 _LINK = re.compile(r"\]\(([^)#]+)\)")
-_COMMAND = re.compile(r"(?<![\w/.-])magnetar ((?:[a-z]+(?: |\b)){1,2})")
+_COMMAND = re.compile(r"(?<![\w/.-])magnetar ((?:[a-z]+(?:-[a-z]+)*(?: |\b)){1,2})")
 
 
 def _prose(page: Path) -> str:

@@ -102,6 +102,10 @@ def test_a_public_key_never_serves_as_a_shared_secret() -> None:
     assert "algorithm" in refused(forged, TokenRules(public_key("k", pem)))
     with pytest.raises(InvalidRequest, match="publicKeyFile"):
         secret_key("token.secretKeyFile", pem)
+    for key in (RSA_KEY, ec.generate_private_key(ec.SECP256R1())):
+        with pytest.raises(InvalidRequest, match="publicKeyFile"):
+            secret_key("token.secretKeyFile", public_bytes(key, serialization.Encoding.DER))
+    assert secret_key("token.secretKeyFile", b"\x30" + b"r" * 40).algorithms, "random bytes may begin like that"
 
 
 def test_an_ec_key_takes_only_the_algorithm_of_its_curve() -> None:

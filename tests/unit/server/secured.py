@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.metadata import keys
+from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import NamespaceRecord, TenantRecord
-from magnetar.names import NamespaceName
+from magnetar.names import NamespaceName, initial_boundaries
 from magnetar.security.keys import SecretKey
 from magnetar.security.tokens import make
 from magnetar.server.broker import Broker
@@ -83,6 +84,12 @@ async def grant(broker: Broker, namespace_auth: dict[str, list[str]], **more: An
     record = NamespaceRecord.decode(item.value)
     policies = {**record.policies, "auth_policies": {"namespace_auth": namespace_auth, **more}}
     await store.put(keys.namespace(NAMESPACE), NamespaceRecord(record.boundaries, policies).encode())
+
+
+async def permit(store: MemoryStore, *roles: str) -> None:
+    """Let roles publish to public/default, where no broker has made it yet."""
+    policies = {"auth_policies": {"namespace_auth": {role: ["produce"] for role in roles}}}
+    await store.put(keys.namespace(NAMESPACE), NamespaceRecord(initial_boundaries(1), policies).encode())
 
 
 async def appoint(broker: Broker, *roles: str) -> None:

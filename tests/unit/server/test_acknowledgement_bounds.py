@@ -114,7 +114,7 @@ def test_acknowledgements_wait_in_the_cursor_while_there_is_no_space(tmp_path: P
         identifiers = [await publish(peer, sequence_id=number) for number in range(4)]
         await peer.subscribe(subType=api.CommandSubscribe.Shared)
         log = broker.context.log
-        log.stalled = StorageFull("no space left")
+        log.space.stalled = StorageFull("no space left")
         bundle = (await broker.service.open_topic(TopicName.parse(TOPIC), create=False)).bundle
         append = mock.Mock(wraps=bundle.append)
         bundle.append = append  # type: ignore[method-assign]
@@ -127,7 +127,7 @@ def test_acknowledgements_wait_in_the_cursor_while_there_is_no_space(tmp_path: P
         assert (await peer.subscribe(subType=api.CommandSubscribe.Shared)).type == Type.SUCCESS, (
             "what is there can be consumed all the same"
         )
-        log.stalled = None
+        log.space.stalled = None
         answers = [(await peer.answer(Type.ACK_RESPONSE)).ack_response for _ in identifiers]
         assert [(answer.request_id, answer.HasField("error")) for answer in answers] == [(100 + n, False) for n in range(4)]
         assert append.call_count == 1
@@ -169,20 +169,26 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiti
 
 
 @pytest.mark.parametrize(
-    ("values", "text"),
+    ("values", "code", "text"),
     [
-        ({"subscription": "s" * 1025}, "1025 characters; choose one of at most 1024"),
-        ({"subscription_properties": [api.KeyValue(key="k", value="v" * (128 << 10))]}, "at most 131072 are kept"),
+        ({"subscription": "s" * 1025}, WireCode.PRODUCER_BUSY, "1025 characters; choose one of at most 1024"),
+        (
+            {"subscription_properties": [api.KeyValue(key="k", value="v" * (128 << 10))]},
+            WireCode.NOT_ALLOWED,
+            "at most 131072 are kept",
+        ),
     ],
 )
-def test_a_subscription_that_no_record_can_hold_is_refused(tmp_path: Path, values: dict[str, Any], text: str) -> None:
+def test_a_subscription_that_no_record_can_hold_is_refused(
+    tmp_path: Path, values: dict[str, Any], code: WireCode, text: str
+) -> None:
     """For good, and nothing of it stays."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.lookup()
         refused = await peer.subscribe(**values)
-        assert (refused.error.error, text in refused.error.message) == (int(WireCode.NOT_ALLOWED), True)
-        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        assert (refused.error.error, text in refused.error.message) == (int(code), True)
+        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=True)
         assert not topic.subscriptions
 
     play(tmp_path, script)

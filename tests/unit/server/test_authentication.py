@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import InvalidRequest
-from magnetar.security.authorization import INTERNAL_METHOD
+from magnetar.errors import AuthenticationFailed, InvalidRequest
+from magnetar.security.authorization import INTERNAL, INTERNAL_METHOD, INTERNAL_ROLE
 from magnetar.security.keys import SecretKey, key_lines
+from magnetar.security.tokens import make
+from magnetar.server.network.tls import PeerCertificate
+from magnetar.server.security.authentication import CLOCKS_APART_S, INTERNAL_AUDIENCE, INTERNAL_TOKEN_S
 from magnetar.server.security.handshakes import REFRESH
 from magnetar.server.security.source import SecuritySource
 from magnetar.wire import pulsar_api_pb2 as api
@@ -41,7 +44,7 @@ def test_only_who_shows_a_good_token_gets_in(tmp_path: Path) -> None:
                 (b"", "token"),
                 (token("admin", key=OTHER), "token"),
                 (token("admin", -1), "token"),
-                (b"x" * 100_000, "token"),
+                (b"x" * 40_000, "token"),
                 (token("admin"), "basic"),
                 (token("admin"), INTERNAL_METHOD),
                 (b"", "tls"),
@@ -235,3 +238,62 @@ def test_only_processes_connect_anew_when_their_key_goes(tmp_path: Path) -> None
             following.cancel()
 
     asyncio.run(run())
+
+
+NOBODY = PeerCertificate()
+BY_CERTIFICATE = DOCUMENT.replace("{token:", "{tls: true, token:")
+
+
+@pytest.mark.parametrize("role", [INTERNAL_ROLE, "magnetar:", "magnetar:other", "a\x00b", "a\n", "\u2028"])
+def test_no_client_has_a_role_of_the_cluster_or_one_that_is_no_line(tmp_path: Path, role: str) -> None:
+    """Whether a token, a certificate or a proxy names it; nor does the document name such a role."""
+    found = authenticator(tmp_path / "a", BY_CERTIFICATE)
+    with pytest.raises(AuthenticationFailed):
+        found.principal("token", token(role).encode(), NOBODY)
+    with pytest.raises(AuthenticationFailed):
+        found.principal("tls", b"", PeerCertificate(role))
+    proxy = found.principal("token", token("proxy").encode(), NOBODY)
+    with pytest.raises(AuthenticationFailed):
+        found.behind_proxy(proxy, role)
+    if role.startswith("magnetar:"):
+        for before, after in (
+            ("[admin]", f"['{role}']"),
+            ("[proxy]", f"['{role}']"),
+            ("{token:", f"{{anonymousRole: '{role}', token:"),
+        ):
+            with pytest.raises(InvalidRequest, match="magnetar:"):
+                authenticator(tmp_path / "b", DOCUMENT.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"exp": None}, {"sub": "admin"}, {"sub": None}, {"exp": INTERNAL_TOKEN_S + CLOCKS_APART_S + 5}, {"aud": "other"}, {"exp": -1}],
+)
+def test_an_internal_token_is_as_processes_make_them(tmp_path: Path, changed: dict[str, object]) -> None:
+    """The right key alone is not enough: one that never ends, or that names a role, was not made by a process of the cluster."""
+    (tmp_path / "internal").write_bytes(OTHER.secret)
+    document = DOCUMENT + f"internal: {{keyFile: {tmp_path / 'internal'}}}\n"
+    found = authenticator(tmp_path / "a", document)
+    assert found.principal(INTERNAL_METHOD, found.internal_token().encode(), NOBODY) is INTERNAL
+    payload = {"sub": INTERNAL_ROLE, "aud": INTERNAL_AUDIENCE, "exp": 1, **changed}
+    if isinstance(payload["exp"], int | float):
+        payload["exp"] = found.now_s() + float(payload["exp"])
+    sent = make(OTHER, "HS256", {name: value for name, value in payload.items() if value is not None})
+    with pytest.raises(AuthenticationFailed):
+        found.principal(INTERNAL_METHOD, sent.encode(), NOBODY)
+
+
+def test_a_certificate_is_believed_until_its_end(tmp_path: Path) -> None:
+    """A connection by one ends with it; an HTTP connection that outlives it is refused."""
+    found = authenticator(tmp_path, BY_CERTIFICATE)
+    end = found.now_s() + 60
+    assert found.principal("tls", b"", PeerCertificate("a", end)).expires_s == end
+    with pytest.raises(AuthenticationFailed, match="expired"):
+        found.of_request("", "", PeerCertificate("a", found.now_s() - 1))
+
+
+def test_clients_and_the_cluster_have_different_keys(tmp_path: Path) -> None:
+    """Whoever makes clients' tokens could make those of the cluster's processes."""
+    (tmp_path / "internal").write_bytes(KEY.secret)
+    with pytest.raises(InvalidRequest, match="same key"):
+        authenticator(tmp_path / "a", DOCUMENT + f"internal: {{keyFile: {tmp_path / 'internal'}}}\n")

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.errors import InvalidRequest
 from magnetar.server import background
-from magnetar.server.background import again_and_again, watch_over
+from magnetar.server.background import Surprises
 from magnetar.server.network import followed_files
 from magnetar.server.network.followed_files import Follower
 from tests.unit.server.test_ownership import until
@@ -59,25 +59,6 @@ def test_what_has_to_go_on_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         times.append(len(times))
         raise RuntimeError("a bug")
 
-    asyncio.run(beside(again_and_again("test", work), lambda: len(times) > 2))
-
-
-def test_who_could_end_a_life_is_told() -> None:
-    """Of an exception; neither of an end nor of a cancellation."""
-
-    async def fails() -> None:
-        raise RuntimeError("a bug")
-
-    async def ends() -> None:
-        pass
-
-    async def main() -> None:
-        told: list[str] = []
-        tasks = [asyncio.create_task(work, name=name) for name, work in (("a", fails()), ("b", ends()), ("c", asyncio.sleep(60)))]
-        for task in tasks:
-            watch_over(task, told.append)
-        tasks[2].cancel()
-        await asyncio.wait(tasks)
-        assert told == ["a: RuntimeError('a bug')"]
-
-    asyncio.run(main())
+    surprises = Surprises()
+    asyncio.run(beside(surprises.again_and_again("test", work), lambda: len(times) > 2))
+    assert surprises.counts["test"] >= 2

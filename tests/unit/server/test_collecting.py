@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import pytest
 
+from magnetar.clock import SystemClock
 from magnetar.errors import StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.records import BundleRecord, BundleState, IntentRecord
 from magnetar.names import BundleName, NamespaceName, TopicName, initial_boundaries
 from magnetar.server.administration.port import BrokerAdminPort
 from magnetar.server.broker import Broker
@@ -30,6 +32,7 @@ from tests.unit.server.rest import Process
 from tests.unit.server.test_tidying import OTHER, world
 
 DEAD, CLAIMED, ALSO_DEAD = "broker-7.0000000000000007", "broker-8.0000000000000008", "broker-9.0000000000000009"
+YEAR_MS = 365 * 24 * 3_600_000
 
 
 def test_what_a_dead_incarnation_set_aside_is_deleted_and_nothing_of_the_living(tmp_path: Path) -> None:
@@ -302,4 +305,34 @@ def test_a_store_that_has_forgotten_everything_costs_nothing(tmp_path: Path) -> 
             volume = broker.context.volume
             assert all([await volume.exists(name) for name in objects])
 
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wrong_ms", [YEAR_MS, -YEAR_MS])
+def test_writers_are_over_by_the_time_that_the_collector_saw_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_ms: int
+) -> None:
+    """Neither a job's intent nor a claim is judged by what its writer's clock said, or ours; but by how long they were seen to stand."""
+    passed_s = 0.0
+
+    async def scenario() -> None:
+        nonlocal passed_s
+        store = MemoryStore(SystemClock())
+        async with running_broker(tmp_path, store=store, maintenance_s=3600.0, intent_age_max_s=3600) as broker:
+            volume, collector = broker.context.volume, broker.maintenance.collector
+            claim = encode_document("claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms() + wrong_ms})
+            assert await volume.put_if_absent(names.claim(CLAIMED), claim)
+            intent = IntentRecord(
+                "compaction", "public/default/0x00000000_0x40000000", TOPIC, "job", "1", CLOCK.wall_ms() + wrong_ms
+            )
+            await store.put(keys.intent("compact-1-x"), intent.encode())
+            for passed_s, stands in ((0.0, True), (3599.0, True), (3601.0, False)):
+                await collector.collect_dead()
+                await collector.collect_objects()
+                assert (await store.get(keys.intent("compact-1-x")) is not None) == stands
+                assert await volume.exists(names.claim(CLAIMED)) == (passed_s < 600)
+        await store.close()
+
+    machine = SystemClock()
+    monkeypatch.setattr(CLOCK, "monotonic", lambda: machine.monotonic() + passed_s)
     asyncio.run(scenario())

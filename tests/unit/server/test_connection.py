@@ -154,6 +154,7 @@ def test_a_peer_that_does_not_read_is_held_back_and_then_dropped() -> None:
         assert line.transport.reading
         await line.feed(PING)
         assert line.transport.kinds()[-1] == Type.PONG
+        line.transport.unsent = SETTINGS.write_buffer_bytes_max + 1
         line.connection.pause_writing()
         for _ in range(int(SETTINGS.slow_peer_s // KEEP_ALIVE_S) + 1):
             await asyncio.sleep(KEEP_ALIVE_S - 1)
@@ -348,15 +349,49 @@ def test_one_session_that_cannot_be_dropped_keeps_none_of_the_others() -> None:
 
 
 def test_connections_beyond_the_limit_are_dropped_at_once() -> None:
-    """The limit counts what is open: a place that was given up can be taken again."""
+    """The limit counts what is open: a place that was given up can be taken again. Connections that sent CONNECT make room for nobody."""
 
     async def scenario() -> None:
         table = ConnectionTable(replace(SETTINGS, connections_max=2))
-        first, _second, third = Line(table), Line(table), Line(table)
-        assert [first.transport.state, third.transport.state] == ["open", "aborted"]
+        first, second = Line(table), Line(table)
+        for line in (first, second):
+            await line.feed(CONNECT)
+        third = Line(table)
+        assert [line.transport.state for line in (first, second, third)] == ["open", "open", "aborted"]
         third.connection.connection_lost(None)
         first.connection.connection_lost(None)
         assert Line(table).transport.state == "open"
+
+    run(scenario)
+
+
+def test_silent_connections_make_room_and_have_little_time() -> None:
+    """The oldest that has not sent CONNECT goes for a new one; all of them after `connect_timeout_s`."""
+
+    async def scenario() -> None:
+        table = ConnectionTable(replace(SETTINGS, connections_unauthenticated_max=2))
+        first, second, third = Line(table), Line(table), Line(table)
+        assert [line.transport.state for line in (first, second, third)] == ["aborted", "open", "open"]
+        await third.feed(CONNECT)
+        await asyncio.sleep(SETTINGS.connect_timeout_s + 0.1)
+        assert [line.transport.state for line in (second, third)] == ["aborted", "open"]
+
+    run(scenario)
+
+
+def test_frames_before_connect_are_small_and_large_ones_may_follow_it_at_once() -> None:
+    """A peer without credentials announces no 5 MB; what stands behind its CONNECT in one read is judged by the limit of afterwards."""
+
+    async def scenario() -> None:
+        large = command_frame("lookup", topic="t" * 100_000, request_id=1)
+        line = Line()
+        await line.feed(large[:1000])
+        assert line.transport.state == "closed"
+        line = Line()
+        await line.feed(CONNECT + large[:1000])
+        assert line.transport.state == "open"
+        await line.feed(large[1000:])
+        assert [asked.lookup.request_id for asked in line.disk.asked] == [1]
 
     run(scenario)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from magnetar.metadata.records import (
 from magnetar.names import BundleName, TopicName
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.coordinator.life import Coordinator
+from magnetar.server.coordinator.transactions import Transactions
 from magnetar.server.topics.topic_registry import PLAIN_TOPIC
 from magnetar.storage import names
 from magnetar.transactions.coordinator_events import Caller
@@ -37,7 +39,7 @@ from tests.unit.server.coordinators import (
     transaction_peer,
     transaction_stage,
 )
-from tests.unit.server.secured import authenticator, show, token
+from tests.unit.server.secured import authenticator, permit, show, token
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
 A, B = "persistent://public/default/a", "persistent://public/default/b"
@@ -104,6 +106,30 @@ def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> Non
             assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
             broker.silent = False
             assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+
+    asyncio.run(scenario())
+
+
+def test_an_unforeseen_error_of_one_participant_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is counted and tried again until the participant has carried the decision out; the life goes on."""
+
+    async def scenario() -> None:
+        async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (_, coordinator, peer):
+            assert code(await peer.connect()) is None
+            txn = await peer.begin(A, B)
+            attempt, failures, told = Transactions._attempt, [1, 1], list[str]()
+
+            async def surprising(self: Transactions, order: Any) -> bool:
+                told.append(order.name.topic)
+                if order.name.topic == A and failures:
+                    failures.pop()
+                    raise RuntimeError("unforeseen")
+                return await attempt(self, order)
+
+            monkeypatch.setattr(Transactions, "_attempt", surprising)
+            assert code(await peer.end(txn, COMMIT)) is None
+            assert sorted(told) == [A, A, A, B]
+            assert coordinator.metrics.surprises.counts == {"ends of transactions": 2}
 
     asyncio.run(scenario())
 
@@ -371,6 +397,7 @@ def test_only_its_role_may_end_a_transaction(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         security = authenticator(tmp_path / "security")
+        await permit(store, "ann", "eve", "proxy")
         async with running_coordinator(tmp_path / "storage", store, security=security) as coordinator, AsyncExitStack() as stack:
 
             async def peer_as(role: str, original: str = "") -> TransactionPeer:

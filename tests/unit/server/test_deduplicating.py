@@ -21,6 +21,7 @@ from magnetar.server.broker import Broker
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
+from magnetar.wire.sent_entries import BATCHED_MESSAGE_BYTES_MIN
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker
 
 NAMESPACE = NamespaceName("public", "default")
@@ -59,8 +60,11 @@ async def host_of(broker: Broker) -> TopicHost:
 
 
 def send(sequence: int, body: bytes | None = None, *, highest: int | None = None) -> bytes:
-    body = entry(b"x", sequence) if body is None else body
-    return requests.send(1, sequence, body, messages=1 if highest is None else 1 + highest - sequence, highest_sequence_id=highest)
+    if highest is None:
+        return requests.send(1, sequence, entry(b"x", sequence) if body is None else body)
+    count = 1 + highest - sequence
+    batch = entry(bytes(BATCHED_MESSAGE_BYTES_MIN * count), sequence, num_messages_in_batch=count)
+    return requests.send(1, sequence, batch, messages=count, highest_sequence_id=highest)
 
 
 async def answers(peer: Peer, count: int) -> list[tuple[int, str]]:
@@ -166,14 +170,14 @@ def test_a_batch_is_judged_by_its_lowest_id_and_remembered_by_its_highest(tmp_pa
     play(tmp_path, script, DEDUPLICATED)
 
 
-def test_of_a_chunked_message_only_the_last_chunk_counts(tmp_path: Path) -> None:
-    """Chunks share a sequence id; sent again as a whole, its last chunk is the duplicate."""
+def test_of_a_chunked_message_each_chunk_counts_once(tmp_path: Path) -> None:
+    """Chunks share a sequence id; each that is sent again is answered with its place, and stored once."""
 
     def chunk(number: int) -> bytes:
         body = entry(b"x", 4, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3)
         return send(4, body)
 
-    async def script(_broker: Broker, peer: Peer) -> None:
+    async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="p")
         peer.write(chunk(0) + chunk(1))
         assert await answers(peer, 2) == [(4, STORED)] * 2
@@ -183,7 +187,8 @@ def test_of_a_chunked_message_only_the_last_chunk_counts(tmp_path: Path) -> None
         peer.write(chunk(0) + chunk(1) + chunk(2))
         assert await answers(peer, 3) == [(4, STORED)] * 3
         peer.write(chunk(0) + chunk(1) + chunk(2) + send(5))
-        assert await answers(peer, 4) == [(4, STORED), (4, STORED), (4, DUPLICATE), (5, STORED)]
+        assert await answers(peer, 4) == [(4, STORED), (4, STORED), (4, STORED), (5, STORED)]
+        assert await count(broker) == 4
 
     play(tmp_path, script, DEDUPLICATED)
 
@@ -314,7 +319,7 @@ def test_where_encryption_is_required_plain_messages_are_refused(tmp_path: Path)
         assert (refused.type, refused.error.error) == (Type.ERROR, int(WireCode.METADATA))
         await peer.produce(encrypted=True)
         secret = entry(b"\x00 not for us", 1, encryption_keys=[api.EncryptionKeys(key="k", value=b"v")])
-        peer.write(send(0) + send(1, secret) + send(2, b"no entry at all"))
+        peer.write(send(0) + send(1, secret) + send(2, entry(b"lies", 2)))
         assert await answers(peer, 3) == [(0, "metadata"), (1, STORED), (2, "metadata")]
         await peer.subscribe()
         peer.write(requests.flow(1, 1))

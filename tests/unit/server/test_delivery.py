@@ -68,7 +68,7 @@ def test_a_reader_starts_with_the_first_chunk_of_a_message(tmp_path: Path) -> No
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         await publish(peer)
-        ids = [await publish(peer, uuid="u", chunk_id=number, num_chunks_from_msg=3) for number in range(3)]
+        ids = [await publish(peer, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3) for number in range(3)]
         start = api.MessageIdData(ledgerId=ids[2].ledgerId, entryId=ids[2].entryId, first_chunk_message_id=ids[0])
         request = api.CommandSubscribe(
             topic=TOPIC,
@@ -357,11 +357,11 @@ def test_the_chunks_of_a_message_go_to_one_consumer_in_order(tmp_path: Path) -> 
             await other.subscribe(consumer_id=2, subType=SHARED)
             await peer.produce()
             peer.write(requests.flow(1, 1))
-            await publish(peer, uuid="u", chunk_id=0, num_chunks_from_msg=3)
+            await publish(peer, uuid="u", chunk_id=0, num_chunks_from_msg=3, total_chunk_msg_size=3)
             assert (await peer.message())[0].message_id.entryId == 0
             other.write(requests.flow(2, 10))
             for number in (1, 2):
-                await publish(peer, uuid="u", chunk_id=number, num_chunks_from_msg=3)
+                await publish(peer, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3)
             await publish(peer)
             assert (await other.message())[0].message_id.entryId == 3
             assert await other.is_quiet()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from magnetar.clock import SystemClock
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.bundles import ownership
+from magnetar.server.storage import recovery
 from tests.unit.server.brokers import TOPIC, Type, open_peer, running_broker
 from tests.unit.server.rest import NAMESPACE, rest_over
 
@@ -100,5 +102,30 @@ def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(tmp_path: Path,
             topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
             assert topic.policies.max_producers == 3
         await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_other_bundles_know_of_a_log_counts(tmp_path: Path) -> None:
+    """Where any bundle's term began the log was durable: its open file is no shorter."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await peer.produce()
+            for _ in range(3):
+                await peer.send(b"x")
+            bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
+            names = (f"{TOPIC}-{number}" for number in itertools.count())
+            await peer.lookup(next(name for name in names if not bundle.contains(TopicName.parse(name))))
+            starts = [
+                span.start
+                for viewed in broker.views.bundles.items.values()
+                for span in viewed.record.chain
+                if span.incarnation == broker.incarnation
+            ]
+            known = await recovery.noted_lengths(broker.context.store, broker.views, broker.incarnation)
+            assert len(starts) == 2
+            assert known == {0: max(start.offset for start in starts)}
 
     asyncio.run(scenario())

@@ -22,20 +22,26 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from magnetar.metadata.records import LogPosition
+from magnetar.names import TopicName
 from magnetar.server.broker import Broker
+from magnetar.server.commands.seeking import first_published_at
 from magnetar.server.connections.connection import Connection
+from magnetar.server.topics.topic_life import expire
 from magnetar.storage.checkpoint import CheckpointEncoder
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.entries import encode_entry
 from magnetar.wire.frames import encode_command, encode_with_body
-from tests.unit.server.brokers import Type, entry, running_broker
+from tests.unit.server.brokers import CLOCK, Type, entry, running_broker
 from tests.unit.server.transports import Transport, feed
 
 EXAMPLES = int(os.environ.get("MAGNETAR_FUZZ_EXAMPLES", "150"))
 """A share for every run; thousands for a hunt."""
 SETTLE_TURNS = 20
+PERMITS = 100_000
 TOPICS = [
     "fuzz",
+    "persistent://public/default/fuzz-watched",
     "persistent://public/default/fuzz-partition-0",
     "non-persistent://public/default/fuzz",
     "x://y",
@@ -97,6 +103,13 @@ def message(kind: Any, depth: int = 0) -> st.SearchStrategy[Any]:
 
 
 @st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    """An entry with any metadata and a checksum that is right: only what it says may be wrong."""
+    metadata = draw(message(api.MessageMetadata))
+    return encode_entry(metadata, draw(st.sampled_from([b"", b"x", bytes(40)])))
+
+
+@st.composite
 def frames(draw: st.DrawFn) -> bytes:
     """A well-formed frame of any command, with a body where there may be one."""
     name = draw(st.sampled_from(sorted(commands.FIELD_OF_TYPE.values())))
@@ -107,13 +120,17 @@ def frames(draw: st.DrawFn) -> bytes:
     getattr(command, name).SetInParent()
     if name == "send" or draw(st.integers(0, 9)) == 0:
         return encode_with_body(
-            command, draw(st.sampled_from([b"", b"\x0e\x01", b"\x0e\x02\xff", entry(b"x"), entry(b"y") + b"z", b"\xff" * 50]))
+            command,
+            draw(st.sampled_from([b"", b"\x0e\x01", b"\x0e\x02\xff", entry(b"x"), entry(b"y") + b"z", b"\xff" * 50]) | bodies()),
         )
     return encode_command(command)
 
 
+WATCHED = "persistent://public/default/fuzz-watched"
+"""A topic on which a well-behaved subscription is, and that SENDs of the producers 0 and 1 reach."""
 SET_UP = [
     requests.producer(api.CommandProducer(topic="fuzz", producer_id=1, request_id=1)),
+    requests.producer(api.CommandProducer(topic=WATCHED, producer_id=0, request_id=10)),
     requests.subscribe(
         api.CommandSubscribe(topic="fuzz", subscription="s", subType=api.CommandSubscribe.Shared, consumer_id=1, request_id=2)
     ),
@@ -250,6 +267,57 @@ async def play(world: World, session: bytes, pieces: list[int]) -> None:
     assert (connection.producers, connection.consumers, connection.watchers) == ({}, {}, {})
     assert len(world.broker._connections) == 0
     check_can_be_written(world.broker)
+    await check_topic_works(world)
+
+
+async def check_topic_works(world: World) -> None:
+    """A well-behaved subscription gets what a well-behaved producer sends, and whoever asks about the topic is answered."""
+    topic = await world.broker.service.open_topic(TopicName.parse(WATCHED), create=True)
+    if topic.terminated or len(topic.core.producers) or any(known.core.connected for known in topic.subscriptions.values()):
+        return
+    connection, transport = world.connect()
+    kinds = [api.CommandSubscribe.Exclusive, api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared]
+    feed(connection, transport, requests.connect("well-behaved", 21))
+    feed(connection, transport, requests.producer(api.CommandProducer(topic=WATCHED, producer_id=5, request_id=1)))
+    for number, kind in enumerate(kinds):
+        name = f"well-behaved-{number}"
+        subscribe = api.CommandSubscribe(topic=WATCHED, subscription=name, subType=kind, consumer_id=number, request_id=2 + number)
+        subscribe.initialPosition = api.CommandSubscribe.Earliest
+        feed(connection, transport, requests.subscribe(subscribe))
+    await until_answered(world, transport, Type.SUCCESS, len(kinds))
+    feed(connection, transport, b"".join(requests.flow(number, PERMITS) for number in range(len(kinds))))
+    feed(connection, transport, requests.send(5, 0, entry(b"well-behaved")))
+    await until_answered(world, transport, Type.SEND_RECEIPT, 1)
+    end = topic.core.ledgers.end
+    async with asyncio.timeout(60):
+        while not all(last_delivered(transport, number) == topic.core.last_confirmed for number in range(len(kinds))):
+            await asyncio.sleep(0.001)
+    feed(connection, transport, requests.last_message_id(1, 10))
+    await until_answered(world, transport, Type.GET_LAST_MESSAGE_ID_RESPONSE, 1)
+    for published_ms in (0, 1, CLOCK.wall_ms() + 3_600_000):
+        assert 0 <= await first_published_at(topic, published_ms) <= end
+    feed(connection, transport, requests.seek(1, 11, publish_time_ms=1))
+    await until_answered(world, transport, Type.SUCCESS, len(kinds) + 1)
+    for host in list(topic.subscriptions.values()):
+        await expire(host, 0)
+        assert host.core.cursor.mark_delete == end, host.core.name
+    connection.connection_lost(None)
+    await world.settle()
+
+
+async def until_answered(world: World, transport: Transport, kind: int, count: int) -> None:
+    async with asyncio.timeout(60):
+        while transport.kinds().count(kind) < count:
+            assert Type.ERROR not in transport.kinds(), transport.commands()
+            await asyncio.sleep(0.001)
+    assert world.broker.ready
+
+
+def last_delivered(transport: Transport, consumer_id: int) -> tuple[int, int]:
+    """The position of the last message that a consumer got."""
+    messages = [command.message for command in transport.commands() if command.type == Type.MESSAGE]
+    own = [found.message_id for found in messages if found.consumer_id == consumer_id]
+    return (own[-1].ledgerId, own[-1].entryId) if own else (-1, -1)
 
 
 def check_can_be_written(broker: Broker) -> None:
@@ -277,6 +345,8 @@ def test_no_peer_harms_anybody_else(world: World, session: bytes, pieces: list[i
     assert world.broker.ready
     assert not [line for line in logged if line["log_level"] == "error"], logged
     assert not world.failures, world.failures
+    assert not world.broker.metrics.surprises.counts
+    assert not [task.get_name() for task in world.broker._tasks if task.done()], "work that has to go on has ended"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ def test_an_incarnation_is_fenced_once_for_all_its_bundles(tmp_path: Path, monke
     """At the same time and later; a fence that failed is tried again."""
     calls, failures = [], [OSError("the volume is away")]
 
-    async def counted(volume: Volume, incarnation: str) -> list[SealedFile]:
+    async def counted(volume: Volume, incarnation: str, _known: Mapping[int, int]) -> list[SealedFile]:
         calls.append(incarnation)
         if failures:
             raise failures.pop()

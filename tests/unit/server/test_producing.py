@@ -13,7 +13,6 @@ from magnetar.errors import WireCode
 from magnetar.metadata.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
-from magnetar.server.topics.publishing import PublishBlock
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.topics import producers
 from magnetar.wire import pulsar_api_pb2 as api
@@ -313,28 +312,6 @@ def test_closing_twice_and_closing_what_is_not_there_succeeds(tmp_path: Path) ->
 
 
 # --- what a topic refuses -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("block", "code"),
-    [
-        (PublishBlock.HOLD, WireCode.PRODUCER_BLOCKED_QUOTA_ERROR),
-        (PublishBlock.EXCEPTION, WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION),
-    ],
-)
-def test_a_backlog_beyond_its_quota_sends_producers_away(tmp_path: Path, block: PublishBlock, code: WireCode) -> None:
-    """CLOSE_PRODUCER to those that are in, 7 or 8 to those that come, until it is lifted."""
-
-    async def script(broker: Broker, peer: Peer) -> None:
-        await peer.produce()
-        topic = await host_of(broker)
-        topic.publish_block = block
-        await peer.answer(Type.CLOSE_PRODUCER)
-        assert error_of(await ask(peer)) == code
-        topic.publish_block = None
-        await peer.produce()
-
-    play(tmp_path, script)
 
 
 def test_a_terminated_topic_takes_no_producers(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from magnetar.server.storage.log_scans import LogScans
 from magnetar.server.storage.recovery import BundleReplay
 from magnetar.server.storage.replay_cost import CHECKPOINT_BYTES_PER_RECORD, METADATA_BYTES_PER_RECORD, ReplayCost
 from magnetar.server.storage.rolling import SMALL_FILE_BYTES_MAX
+from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, entry, open_peer, running_broker, volume_in
@@ -200,7 +201,7 @@ class World:
         """What a successor would read: the checkpoint, and the log up to now."""
         record, log = self.record, self.broker.context.log
         await log.barrier()
-        replay = BundleReplay(self.bundle, 1 << 40)
+        replay = BundleReplay(self.bundle, LedgerIds(1 << 40))
         await replay.load(self.broker.context, record.checkpoint)
         scans = LogScans(self.broker.context.volume)
         for term, span in zip(record.epochs, record.chain, strict=True):

@@ -10,17 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, RestoresExhausted
 from magnetar.metadata import keys
 from magnetar.metadata.backup import read_backup
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState, ClusterRecord, NamespaceRecord
-from magnetar.names import TopicName, bundles_of
+from magnetar.metadata.records import (
+    RESTORE_STRIDE,
+    RESTORES_MAX,
+    BundleRecord,
+    BundleState,
+    ClusterRecord,
+    NamespaceRecord,
+)
+from magnetar.names import BundleName, TopicName, bundles_of
 from magnetar.storage import names
 from magnetar.storage.backups import keep_backup
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.restore_number import read_restore_number
 from magnetar.storage.restoring import is_restored_for, newest_backup, restore_store
+from magnetar.topics.ledger_ids import epoch_of
 from tests.unit.server.brokers import CLOCK, TOPIC, open_peer, running_broker, volume_in
 
 NAME = TopicName.parse(TOPIC)
@@ -64,7 +72,38 @@ def test_a_bundle_that_began_after_the_backup_is_found_in_its_log(tmp_path: Path
         [record] = [BundleRecord.decode(item.value) for item in (await fresh.range(keys.BUNDLES)).items]
         assert record.state is BundleState.OWNED
         assert record.epoch > RESTORE_STRIDE
-        assert all(ledger < 2 * record.epoch for ledger, _ in found)
+        assert all(epoch_of(ledger) < record.epoch for ledger, _ in found)
+
+    asyncio.run(scenario())
+
+
+def test_the_restore_number_is_above_every_epoch_in_storage(tmp_path: Path) -> None:
+    """Also above one whose revision went on into the bits of the restore number."""
+
+    async def scenario() -> None:
+        lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+        async with storage_with_messages(tmp_path, lost) as volume:
+            [bundle] = [BundleName.parse(item.key.removeprefix(keys.BUNDLES)) for item in (await lost.range(keys.BUNDLES)).items]
+            await volume.put_if_absent(names.checkpoint(bundle, 3 * RESTORE_STRIDE + 5, 1), b"")
+            done = await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
+            assert done.number == 4 == await read_restore_number(volume)
+        await messages_in(tmp_path, fresh)
+        [record] = [BundleRecord.decode(item.value) for item in (await fresh.range(keys.BUNDLES)).items]
+        assert record.epoch > 4 * RESTORE_STRIDE
+
+    asyncio.run(scenario())
+
+
+def test_a_restore_for_which_message_ids_have_no_room_is_refused(tmp_path: Path) -> None:
+    """Nothing is written to the store; the error says what to do."""
+
+    async def scenario() -> None:
+        lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+        async with storage_with_messages(tmp_path, lost) as volume:
+            await volume.put_if_absent(names.restore(RESTORES_MAX), b"")
+            with pytest.raises(RestoresExhausted, match=r"restore number: 256 is above 255.*new storage"):
+                await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
+            assert (await fresh.range("")).items == ()
 
     asyncio.run(scenario())
 

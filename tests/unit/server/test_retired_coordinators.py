@@ -23,7 +23,7 @@ from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.unit.server.brokers import CLOCK, volume_in
 from tests.unit.server.coordinators import TransactionPeer, code, running_coordinator, topic_server, transaction_peer
-from tests.unit.server.secured import authenticator, show, token
+from tests.unit.server.secured import authenticator, permit, show, token
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
 A = "persistent://public/default/a"
@@ -133,6 +133,7 @@ def test_what_a_retiring_number_has_another_one_begin_is_its_clients(tmp_path: P
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         security = authenticator(tmp_path / "security")
+        await permit(store, "ann", "eve")
         async with (
             running_coordinator(tmp_path / "storage", store, security=security) as first,
             running_coordinator(tmp_path / "storage", store, tcid=1, security=security) as second,

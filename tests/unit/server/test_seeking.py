@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from magnetar.clock import elapsed_ms
 from magnetar.errors import WireCode
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
@@ -92,12 +95,13 @@ def test_seek_by_time_where_everything_was_published_in_transactions(tmp_path: P
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
         topic, now_ms = await broker.service.open_topic(TopicName.parse(TOPIC), create=True), CLOCK.wall_ms()
+        began_ms = elapsed_ms(CLOCK)
         for number, age_ms in ((0, 60_000), (1, 30_000)):
             for sequence in range(3):
                 await send_in(peer, TxnId(0, number), b"in", 3 * number + sequence, publish_time=now_ms - 90_000)
             await ended(peer, TxnId(0, number), commit=True)
-            topic.core.age(now_ms - age_ms)
-        found = [await first_published_at(topic, now_ms - age_ms) for age_ms in (100_000, 60_000, 59_999, 40_000, 30_000, 20_000)]
+            topic.core.age(began_ms - age_ms)
+        found = [await first_published_at(topic, now_ms - age_ms) for age_ms in (100_000, 61_000, 59_000, 40_000, 31_000, 20_000)]
         assert found == [0, 0, 3, 3, 3, 6]
         await send_in(peer, TxnId(0, 2), b"in", 6, publish_time=now_ms)
         await ended(peer, TxnId(0, 2), commit=True)
@@ -259,5 +263,67 @@ def test_rollback_begins_with_what_was_published_since(tmp_path: Path) -> None:
                 assert (await other.subscribe(**options)).type == Type.SUCCESS
                 assert await other.is_quiet()
             assert (await peer.ask("close_consumer", consumer_id=1)).type == Type.SUCCESS
+
+    play(tmp_path, script)
+
+
+def test_what_waits_in_the_broker_is_not_sent_after_a_seek(tmp_path: Path) -> None:
+    """Messages of before that reach a client behind its SEEK are those that the sockets held, and no more."""
+    message_bytes, messages, waiting_bytes_max = 64 << 10, 300, 16 << 20
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        for number in range(messages):
+            await peer.send(bytes(message_bytes), number)
+        async with open_peer(broker) as slow:
+            slow.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await slow.subscribe()
+            (connection,) = [found for found in broker._connections._open if found.consumers]
+            assert connection._transport is not None
+            connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+            slow.write(requests.flow(1, messages))
+            await slow.message()
+            while connection.unsent_bytes < waiting_bytes_max // 2:
+                await asyncio.sleep(0.01)
+            slow.write(requests.seek(1, slow.next_request(), message_id=api.MessageIdData(ledgerId=NOBODY, entryId=NOBODY)))
+            late = 0
+            while (received := await slow.receive())[0].type != Type.CLOSE_CONSUMER:
+                late += len(received[1])
+            assert late < 2 << 20, f"{late} bytes"
+            await slow.answer(Type.SUCCESS)
+            await slow.subscribe()
+            slow.write(requests.flow(1, 2))
+            assert (await slow.message())[0].message_id.entryId == 0, "what was dropped comes again"
+
+    play(tmp_path, script, write_buffer_bytes_max=waiting_bytes_max, keep_alive_s=120)
+
+
+def test_nothing_is_delivered_while_a_seek_looks_for_its_place(tmp_path: Path) -> None:
+    """A SEEK by time reads the log; a client may take what goes out meanwhile for what follows the SEEK."""
+
+    async def script(broker: Broker, peer: Peer) -> None:
+        await peer.produce()
+        for number in range(5):
+            await publish(peer, publish_time=1000 + number)
+        await peer.subscribe()
+        host = (await broker.service.open_topic(TopicName.parse(TOPIC), create=False)).subscriptions["s"]
+        found, looking = asyncio.Event(), asyncio.Event()
+
+        async def slowly(*_: Any) -> int:
+            looking.set()
+            await found.wait()
+            return 3
+
+        with mock.patch("magnetar.server.commands.seeking.first_published_at", slowly):
+            peer.write(requests.seek(1, peer.next_request(), publish_time_ms=1003))
+            await looking.wait()
+            peer.write(requests.flow(1, 10))
+            assert await peer.is_quiet()
+            found.set()
+            assert (await peer.answer()).type == Type.CLOSE_CONSUMER
+        await peer.answer(Type.SUCCESS)
+        await peer.subscribe()
+        assert await received(peer, 2) == [3, 4]
+        assert host.core.connected
 
     play(tmp_path, script)

@@ -12,7 +12,7 @@ import pytest
 from magnetar.errors import WireCode
 from magnetar.server.broker import Broker
 from magnetar.server.settings import ENTRY_HEAD_BYTES_MAX
-from magnetar.transactions.buffer import is_sidecar
+from magnetar.topics.ledger_ids import is_sidecar
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import BatchMessage, encode_batch, parse_entry
@@ -255,8 +255,8 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
         ({"topic": "persistent://public/default/absent", "force_topic_creation": False}, WireCode.TOPIC_NOT_FOUND),
         ({"topic": "persistent://no/where/t"}, WireCode.TOPIC_NOT_FOUND),
         ({"topic": "kafka://public/default/t"}, WireCode.INVALID_TOPIC_NAME),
-        ({"subscription": " "}, WireCode.NOT_ALLOWED),
-        ({"subscription": "pulsar.dedup"}, WireCode.NOT_ALLOWED),
+        ({"subscription": " "}, WireCode.PRODUCER_BUSY),
+        ({"subscription": "pulsar.dedup"}, WireCode.PRODUCER_BUSY),
         ({"subType": 1, "read_compacted": True}, WireCode.NOT_ALLOWED),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import IntentRecord
+from magnetar.metadata.records import IntentRecord, JobRunRecord
 from magnetar.names import TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.bundles.bundle import OwnedBundle
@@ -294,7 +294,7 @@ def test_a_compaction_that_commits_first_makes_the_round_start_again(tmp_path: P
                 written = await finish(writer)
 
                 def edit(manifest: Manifest) -> Manifest:
-                    view = Compacted(1, (bundle.topics[TOPIC].core.current_ledger, 4), ())
+                    view = Compacted(1, (bundle.topics[TOPIC].core.ledger, 4), ())
                     return manifest.with_topic(TOPIC, TopicSegments(compacted=view))
 
                 await commit_manifest(context.store, context.volume, CLOCK, bundle.name, edit)
@@ -357,9 +357,7 @@ def test_a_job_at_work_keeps_lists_and_files_as_they_are(tmp_path: Path) -> None
             await found.round()
             assert (await found.manifest(TOPIC)).level0 == before.level0
             assert names.log_file(found.broker.incarnation, 0) in await found.files()
-            await context.store.put(
-                keys.intent("compact-1-x"), IntentRecord("compaction", str(bundle.name), "", "", "", 0).encode()
-            )
+            await context.store.put(keys.job_run("job", "1"), JobRunRecord("compaction", "failed", 0, 0, {}).encode())
             await found.broker.maintenance.collector.collect_objects()
             await found.round()
             assert (await found.manifest(TOPIC)).level0 == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from magnetar.metadata.memory import MemoryStore
-from magnetar.names import TopicName
+from magnetar.names import RULES, TopicName
 from magnetar.server.broker import Broker
 from magnetar.server.participant import inquiring
 from magnetar.topics import topic
@@ -205,6 +206,7 @@ def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(t
                     await send_in(peer, TxnId(0, 0), b"x", 0)
 
             inquiries._ask = ask_and_meanwhile  # type: ignore[method-assign, assignment]
+            await inquiries.look()  # from now on it counts
             await asyncio.sleep(0.06)
             await inquiries.look()
             assert not (await client.end(TxnId(0, 0))).HasField("error")
@@ -216,7 +218,7 @@ def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(t
 def test_a_question_that_is_refused_keeps_no_other_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that takes no more participants and a subscription of earlier times, whose name a coordinator does not take: both come first."""
     monkeypatch.setattr(inquiring, "ASKED_AT_ONCE_MAX", 1)
-    monkeypatch.setattr(topic, "SUBSCRIPTION_NAME_MAX", 2_000)
+    monkeypatch.setattr(topic, "RULES", {"subscription": replace(RULES["subscription"], length_max=2_000)})
 
     async def scenario() -> None:
         store, long_name = MemoryStore(CLOCK), "s" * 2_000
@@ -264,6 +266,7 @@ def test_a_round_is_bounded_and_every_topic_has_its_share(tmp_path: Path, monkey
                 await send_in(peer, TxnId(0, 100 + 2 * number), b"x", number, 2)
             other = (await host_of(broker, OTHER)).transactions
             assert other is not None
+            await broker.maintenance.inquiries.look()  # from now on it counts
             await asyncio.sleep(0.06)
             with capture_logs() as lines:
                 await broker.maintenance.inquiries.look()

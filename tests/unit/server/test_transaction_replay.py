@@ -28,6 +28,7 @@ from magnetar.storage.log_format import (
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import ScannedRecord
 from magnetar.storage.transaction_format import participant_pieces, participant_state
+from magnetar.topics.ledger_ids import LedgerIds, ledger_of, sidecar_ledger
 from magnetar.topics.state import TopicState
 from magnetar.topics.topic import Topic
 from magnetar.transactions.ids import TxnId
@@ -36,7 +37,14 @@ from magnetar.transactions.participant_records import NOWHERE, Abort, Append, Co
 TOPIC = "persistent://public/default/t"
 BUNDLE = BundleName.parse("public/default/0x00000000_0xffffffff")
 EPOCH, NEXT_EPOCH = 7, 9
+LEDGER = ledger_of(EPOCH, 3)
+SIDECAR = sidecar_ledger(LEDGER)
 STEPS = ("publish", "send", "send", "send", "commit", "abort", "hold", "end_acks", "trim")
+
+
+def messages_of(first: int, count: int) -> list[int]:
+    """How many messages entries have."""
+    return [1 + entry % 3 for entry in range(first, first + count)]
 
 
 class Course:
@@ -74,7 +82,7 @@ class Course:
             append_ms=100 + len(self.records),
             topic=topic.encode(),
             producer=b"p",
-            message_counts=[1] * count,
+            message_counts=messages_of(first, count),
             sequences=range(count),
             entries=bodies,
         )
@@ -84,7 +92,7 @@ class Course:
 
     def _publish(self) -> None:
         count = self.random.randint(1, 3)
-        self.write(self.entries(TOPIC, 2 * EPOCH + 1, self.next, count))
+        self.write(self.entries(TOPIC, LEDGER, self.next, count))
         self.free += range(self.next, self.next + count)
         self.next += count
 
@@ -95,11 +103,19 @@ class Course:
             txn = TxnId(0, self.number)
             self.number += 1
         count = self.random.randint(1, 3)
-        first = (2 * EPOCH, self.sidecar)
+        first = (SIDECAR, self.sidecar)
         run = self.entries(sidecar_of(TOPIC), *first, count)
-        send_point = (2 * EPOCH + 1, self.next - 1) if self.next else (-1, -1)
+        send_point = (LEDGER, self.next - 1) if self.next else (-1, -1)
         append = Append(
-            txn, "p", first, count, self.sidecar, sum(len(self.sent[self.sidecar + n]) for n in range(count)), send_point, 50
+            txn,
+            "p",
+            first,
+            count,
+            self.sidecar,
+            sum(len(self.sent[self.sidecar + n]) for n in range(count)),
+            sum(messages_of(self.sidecar, count)),
+            send_point,
+            50,
         )
         self.write(run, encode_transaction(epoch=EPOCH, topic=TOPIC, change=append))
         self.open.setdefault(txn, []).append((self.sidecar, count))
@@ -111,7 +127,7 @@ class Course:
         txn = self.random.choice(list(self.open))
         spans = self.open.pop(txn)
         count = sum(span[1] for span in spans)
-        change = Commit(txn, 0, (2 * EPOCH + 1, self.next), tuple((2 * EPOCH, *span) for span in spans), 200 + len(self.records))
+        change = Commit(txn, 0, (LEDGER, self.next), tuple((SIDECAR, *span) for span in spans), 200 + len(self.records))
         self.write(encode_transaction(epoch=EPOCH, topic=TOPIC, change=change))
         self.where += [self.sent[first + n] for first, length in spans for n in range(length)]
         self.free += range(self.next, self.next + count)
@@ -130,13 +146,13 @@ class Course:
             txn = TxnId(1, self.number)
             self.number += 1
             self.held[txn] = entry
-            self.write(self.pending(PendingAck(txn, ((2 * EPOCH + 1, entry, entry),))))
+            self.write(self.pending(PendingAck(txn, ((LEDGER, entry, entry),))))
 
     def _end_acks(self) -> None:
         if self.held:
             txn, entry = self.held.popitem()
             outcome = self.random.choice((Outcome.COMMITTED, Outcome.ABORTED))
-            ranges = ((2 * EPOCH + 1, entry, entry),) if outcome is Outcome.COMMITTED else ()
+            ranges = ((LEDGER, entry, entry),) if outcome is Outcome.COMMITTED else ()
             if outcome is Outcome.ABORTED:
                 self.free.append(entry)
             self.write(self.pending(EndAcks(txn, 0, outcome, ranges)))
@@ -146,7 +162,7 @@ class Course:
         until = min(self.held.values(), default=self.next)
         if until > self.trimmed:
             self.trimmed = self.random.randint(self.trimmed + 1, until)
-            text = f"{2 * EPOCH + 1}:{self.trimmed - 1}"
+            text = f"{LEDGER}:{self.trimmed - 1}"
             self.free = [entry for entry in self.free if entry >= self.trimmed]
             self.write(encode_topic(epoch=EPOCH, topic=TOPIC, operation=TopicOperation.UPDATE, properties={"trimmed": text}))
 
@@ -166,11 +182,11 @@ class Log:
             base = len(self.data)
             self.data += body
             self.scanned.append(
-                [ScannedRecord(RecordPlace(0, base + at), record) for at, record in decode_records(memoryview(body))]
+                [ScannedRecord(RecordPlace(0, base + at), record, 0) for at, record in decode_records(memoryview(body))]
             )
 
     def replay(self, first: int, end: int, begin: RecoveredTopic | None = None) -> RecoveredTopic:
-        replay = BundleReplay(BUNDLE, NEXT_EPOCH)
+        replay = BundleReplay(BUNDLE, LedgerIds(NEXT_EPOCH))
         if begin is not None:
             replay.topics[TOPIC] = begin
         take = replay.taker("broker-0.1")
@@ -199,11 +215,11 @@ def state_of(found: RecoveredTopic) -> TopicState:
 
 def recovered(state: TopicState) -> RecoveredTopic:
     """As `BundleReplay.load` makes it of a checkpoint, bytes of its transactions included."""
-    core = Topic.from_state(TOPIC, NEXT_EPOCH, state)
+    core = Topic.from_state(TOPIC, LedgerIds(NEXT_EPOCH), state)
     if state.transactions is None:
         return RecoveredTopic(core, EntryIndex())
     used = participant_state(json.loads(b"".join(participant_pieces(state.transactions))))
-    return RecoveredTopic(core, EntryIndex(), TopicTransactions(core, NEXT_EPOCH, state=used))
+    return RecoveredTopic(core, EntryIndex(), TopicTransactions(core, state=used))
 
 
 @settings(max_examples=150, deadline=None)

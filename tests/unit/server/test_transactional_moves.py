@@ -146,7 +146,7 @@ def test_sends_of_a_transaction_wait_for_the_end_of_a_split(tmp_path: Path) -> N
 
 
 def test_a_topic_that_is_made_anew_knows_nothing_of_its_former_transactions(tmp_path: Path) -> None:
-    """Ids of the sidecar go on behind those of the former life, live and for whoever takes over."""
+    """Its sidecar has a ledger id of its own, live and at the next owner."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster, open_peer(cluster.first) as peer:
@@ -158,8 +158,7 @@ def test_a_topic_that_is_made_anew_knows_nothing_of_its_former_transactions(tmp_
             await peer.answer(Type.CLOSE_PRODUCER)
             await peer.produce(2, producer_name="p")
             ledger, number = await send_in(peer, A, b"new", 0, 2)
-            assert ledger == before[-1][0]
-            assert number > before[-1][1]
+            assert (ledger > before[-1][0], number) == (True, 0)
             await cluster.first.ownership.shortener.checkpoint(str(await cluster.bundle()))
             await send_in(peer, A, b"new", 1, 2)
             cluster.first.fail("crash")

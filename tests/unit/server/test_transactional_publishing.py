@@ -105,9 +105,29 @@ def test_nothing_of_an_aborted_transaction_is_ever_seen(tmp_path: Path) -> None:
             assert "ABORT" in error.message
             ledger, _ = await send_in(peer, B, b"b0", 1)  # a repetition: where it has gone to
             assert ledger % 2 == 1
-            late = await send_in(peer, B, b"late", 6)
-            assert late == (ledger, 1)
-            assert await stored(broker) == entries_of((b"b0", 1), (b"late", 6))
+            error = await refused_send(peer, B, b"late", 6)
+            assert error.error == int(WireCode.NOT_ALLOWED)
+            assert "COMMITTED" in error.message
+            await peer.send(b"ordinary", 7)
+            assert await stored(broker) == entries_of((b"b0", 1), (b"ordinary", 7))
+
+    asyncio.run(scenario())
+
+
+def test_a_late_send_is_an_ordinary_message_where_that_is_set(tmp_path: Path) -> None:
+    """`txn_late_sends_as_ordinary`: after a commit it is published and counted; after an abort it is refused all the same."""
+
+    async def scenario() -> None:
+        async with connected_peer(tmp_path, txn_late_sends_as_ordinary=1) as (broker, peer):
+            await peer.produce(1, producer_name="p")
+            ledger, _ = await send_in(peer, A, b"a", 0)
+            await send_in(peer, B, b"b", 1)
+            await ended(peer, A, commit=True)
+            await ended(peer, B, commit=False)
+            assert await send_in(peer, A, b"late", 2) == (ledger + 1, 1)
+            assert (await refused_send(peer, B, b"late", 3)).error == int(WireCode.NOT_ALLOWED)
+            assert await stored(broker) == entries_of((b"a", 0), (b"late", 2))
+            assert b"magnetar_transaction_late_messages_total 1.0" in broker.metrics.exposition()
 
     asyncio.run(scenario())
 

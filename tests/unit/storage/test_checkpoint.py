@@ -29,12 +29,14 @@ from tests.unit.storage.logs import CLOCK, INCARNATION, run_on_volume
 
 GOLDEN = (
     b'{"bundle":"a/b/0x00000000_0x40000000","epoch":7,"incarnation":"broker-0.5f","kind":"checkpoint","position":[2,8192],"topics":'
-    b'{"persistent://a/b/c":[5,[[15,3],[17,0]],{"s":[[15,-1],[[15,1,2]],[[17,0,[-2]]],{"k":"v"}]},{"p":"q"},[["r",8]],[10,99],'
-    b'[[15,2,1000,60]]]},"version":1}\n'
-    b"crc32c=6ad0d322\n"
+    b'{"persistent://a/b/c":[5,[[15,3],[17,0]],{"s":[[15,-1],[[15,1,2]],[[17,0,[-2]]],{"k":"v"}]},{"p":"q"},[["r",8]],[10,99,4],'
+    b'[[15,2,1000,60]],[["q",3,0,77,15,2]]]},"version":2}\n'
+    b"crc32c=1a30e0a3\n"
 )
 CURSOR = CursorCheckpoint((15, -1), ((15, 1, 2),), ((17, 0, (-2,)),), {"k": "v"})
-TOPIC = TopicCheckpoint(5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"}, (("r", 8),), (10, 99), ((15, 2, 1000, 60),))
+TOPIC = TopicCheckpoint(
+    5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"}, (("r", 8),), (10, 99, 4), ((15, 2, 1000, 60),), (("q", 3, 0, 77, 15, 2),)
+)
 CHECKPOINT = Checkpoint("a/b/0x00000000_0x40000000", 7, "broker-0.5f", LogPosition(2, 8192), {"persistent://a/b/c": TOPIC})
 
 
@@ -47,7 +49,7 @@ def encoder_of(checkpoint: Checkpoint) -> CheckpointEncoder:
 
 
 def test_golden_checkpoint() -> None:
-    """Version 1 never changes."""
+    """The bytes of version 2."""
     assert encoder_of(CHECKPOINT).finish() == GOLDEN
     assert decode_checkpoint(GOLDEN, "c") == CHECKPOINT
 
@@ -67,7 +69,7 @@ TOPICS = st.builds(
     st.dictionaries(st.text(max_size=5), CURSORS, max_size=2),
     st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
     st.lists(st.tuples(st.text(max_size=5), NUMBER), max_size=2).map(tuple),
-    st.tuples(NUMBER, NUMBER),
+    st.tuples(NUMBER, NUMBER, NUMBER),
     st.lists(st.tuples(NUMBER, NUMBER, NUMBER, NUMBER), max_size=2).map(tuple),
 )
 

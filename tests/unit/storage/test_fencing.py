@@ -246,3 +246,19 @@ def test_a_log_that_its_owner_has_ended_goes_on_nowhere(tmp_path: Path) -> None:
         assert await lost_file(volume, INCARNATION, found[:1]) is None
 
     run_on_volume(tmp_path, script)
+
+
+def test_a_log_that_is_shorter_than_it_is_known_to_have_been_is_not_sealed(tmp_path: Path) -> None:
+    """Cut short from outside, or overwritten with zeros: a seal would make the loss final."""
+
+    async def script(volume: PosixVolume) -> None:
+        data, ends = await written_log(PosixVolume(tmp_path / "origin"), 3)
+        for tail in (b"", bytes(5000)):
+            place_log(tmp_path, data[: ends[1]] + tail)
+            with pytest.raises(CorruptData, match=f"ends before {ends[2]}"):
+                await fence(volume, INCARNATION, {0: ends[2]})
+            assert await read_seal(volume, INCARNATION, 0) is None
+        place_log(tmp_path, data)
+        assert await fence(volume, INCARNATION, {0: ends[2]}) == [SealedFile(0, ends[3])]
+
+    run_on_volume(tmp_path, script)

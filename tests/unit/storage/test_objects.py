@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.errors import StorageError
+from magnetar.storage import object_outage
 from magnetar.storage import objects as objects_module
-from magnetar.storage.objects import ATTEMPTS_MAX, ObjectTaken, RetryingObjects
+from magnetar.storage.objects import ObjectTaken, RetryingObjects
 from magnetar.storage.volume import Buffer
 from tests.unit.storage.logs import CLOCK
 from tests.unit.storage.objects_in_memory import MemoryService, unclear_times
@@ -19,7 +20,9 @@ from tests.unit.storage.objects_in_memory import MemoryService, unclear_times
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects_module, "BACKOFF_BASE_S", 0.0)
+    monkeypatch.setattr(objects_module, "PAUSE_FIRST_S", 0.0)
+    monkeypatch.setattr(object_outage, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(objects_module, "OUTAGE_S_MAX", 0.2)
 
 
 def put(service: MemoryService, data: bytes) -> bool:
@@ -79,13 +82,24 @@ def test_a_store_that_drops_marks_is_refused() -> None:
         asyncio.run(RetryingObjects(Forgetful(), CLOCK).check())
 
 
-def test_attempts_are_bounded() -> None:
-    service = MemoryService()
-    service.before = unclear_times(1 << 30)
-    with pytest.raises(StorageError, match="failed 8 times"):
-        put(service, b"mine")
-    assert service.creates == ATTEMPTS_MAX
-    assert service.objects == {}
+def test_an_outage_is_waited_for_until_it_is_too_long() -> None:
+    """Then each further request is tried once."""
+
+    async def scenario() -> None:
+        service = MemoryService()
+        service.before = unclear_times(1 << 30)
+        objects = RetryingObjects(service, CLOCK)
+        with pytest.raises(StorageError, match=r"failed [0-9]+ times within 0 s, last: key"):
+            await objects.put_if_absent("key", [b"mine"])
+        assert service.objects == {}
+        before = service.creates
+        with pytest.raises(StorageError, match="failed 1 times"):
+            await objects.put_if_absent("other", [b"mine"])
+        assert service.creates == before + 1
+        service.before = unclear_times(0)
+        assert await objects.put_if_absent("key", [b"mine"])
+
+    asyncio.run(scenario())
 
 
 def test_a_deletion_says_whether_something_was_there() -> None:

@@ -43,11 +43,11 @@ from tests.unit.storage.test_checkpoint import encoder_of
 TXN = TxnId(3, 9)
 GOLDEN: list[tuple[Change, str, str]] = [
     (
-        Append(TXN, "p", (14, 2), 3, 2**64 - 2, 99, (15, -1), 1_700_000_000_000),
+        Append(TXN, "p", (14, 2), 3, 2**64 - 2, 99, 7, (15, -1), 1_700_000_000_000),
         "",
-        "060000007f0000000500000000000000030000000000000009000000000000000000000000000000010012000100000008000000"
+        "06000000870000000500000000000000030000000000000009000000000000000000000000000000010012000100000009000000"
         "70657273697374656e743a2f2f612f622f63700e0000000000000002000000000000000300000000000000feffffffffffffff"
-        "63000000000000000f00000000000000ffffffffffffffff0068e5cf8b010000",
+        "630000000000000007000000000000000f00000000000000ffffffffffffffff0068e5cf8b010000",
     ),
     (
         Commit(TXN, 7, (15, 4), ((14, 2, 3), (14, 9, 1)), 1_700_000_000_123),
@@ -125,7 +125,7 @@ PENDING = st.builds(
     RANGES,
     st.lists(st.tuples(I64, I64, I64, WORDS), max_size=2).map(tuple),
 )
-APPENDS = st.builds(Append, TXNS, TEXT, PLACES, I64, st.integers(-1, 2**64 - 2), I64, PLACES, I64)
+APPENDS = st.builds(Append, TXNS, TEXT, PLACES, I64, st.integers(-1, 2**64 - 2), I64, I64, PLACES, I64)
 PARTIAL = st.lists(st.tuples(I64, I64, I64, WORDS), max_size=2).map(tuple)
 ENDS = st.builds(EndAcks, TXNS, U64, st.just(Outcome.COMMITTED), RANGES, PARTIAL) | st.builds(
     EndAcks, TXNS, U64, st.just(Outcome.ABORTED)
@@ -176,7 +176,7 @@ STATE = ParticipantState(
     BufferState(
         last=(14, 9),
         trimmed_to=(13, 2),
-        open=(OpenState(TXN, 1000, 77, (Span(14, 2, 3, (15, -1)),), (("p", 5, (14, 4)),)),),
+        open=(OpenState(TXN, 1000, 77, 9, (Span(14, 2, 3, (15, -1)),), (("p", 5, (14, 4)),)),),
         fences=(FenceState(3, 7, array("Q", [8, 8]), array("Q", [10, 12])),),
         committed=(CommittedState(TxnId(3, 8), (("p", 4, (14, 0)),)),),
         translations=(TranslationState(14, (15,), array("Q", [0]), array("I", [2]), array("I", [1]), array("q", [4])),),
@@ -185,7 +185,7 @@ STATE = ParticipantState(
 )
 GOLDEN_DOCUMENT = (
     '{"buffer":{"committed":[[3,8,[["p",4,14,0]]]],"fences":[[3,7,"CAAAAAAAAAAIAAAAAAAAAA==","CgAAAAAAAAAMAAAAAAAAAA=="]],"last":[14,9],'
-    '"open":[[3,9,1000,77,[[14,2,3,15,-1]],[["p",5,14,4]]]],"translations":[[14,[15],"AAAAAAAAAAA=","AgAAAA==","AQAAAA==","BAAAAAAAAAA="]],'
+    '"open":[[3,9,1000,77,9,[[14,2,3,15,-1]],[["p",5,14,4]]]],"translations":[[14,[15],"AAAAAAAAAAA=","AgAAAA==","AQAAAA==","BAAAAAAAAAA="]],'
     '"trimmed_to":[13,2]},"pending":{"s":[[[3,9,[[15,1,2]],[[15,5,3,[-2]]]]],[[3,7,"",""]]]}}'
 )
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from magnetar.topics.deduplication import NO_SEQUENCE, Deduplication, DeduplicationLimits, Verdict
+from magnetar.topics.deduplication import NO_SEQUENCE, RETURN_MS, Deduplication, DeduplicationLimits, Verdict
 
 LIMITS = DeduplicationLimits(remembered_max=3, inactive_ms=100)
 
@@ -37,14 +37,14 @@ def test_a_batch_is_judged_by_its_lowest_and_remembered_by_its_highest() -> None
 def test_those_that_have_been_away_longest_are_forgotten_first() -> None:
     """At most so many names, besides those that are connected; time ends the memory too."""
     known = Deduplication(LIMITS)
-    for number, name in enumerate("abcd"):
+    for number, name in enumerate("abcde"):
         known.push(name, 7)
         known.persist(name, 7)
         if name != "a":
             known.disconnected(name, number)
-    assert [known.last_sequence(name) for name in "abcd"] == [7, -1, 7, 7], "b was away longest, a never"
+    assert [known.last_sequence(name) for name in "abcde"] == [7, -1, 7, 7, 7], "b was away longest, a never"
     known.disconnected("a", 110)
-    assert [known.last_sequence(name) for name in "acd"] == [7, -1, -1]
+    assert [known.last_sequence(name) for name in "acde"] == [7, -1, -1, -1]
     known.connected("a", 209)
     known.disconnected("a", 210)
     known.connected("a", 310)
@@ -67,9 +67,26 @@ def test_a_checkpoint_and_the_log_after_it_bring_it_back() -> None:
     again.apply("a", (0,))
     assert again.last_sequence("a") == 0
     again.recovered(DeduplicationLimits(remembered_max=1, inactive_ms=100), 1000)
-    assert again.to_state() == (("a", 0),)
-    again.connected("a", 1100)
+    again.connected("a", 1050)
+    again.disconnected("a", 1100)
+    assert again.to_state() == (("a", 0),), "b was away for too long"
+    again.connected("a", 1200)
     assert again.to_state() == ()
+
+
+def test_recovery_forgets_nobody_who_may_still_be_connected() -> None:
+    """Neither by the limit while the log is replayed, whatever it is, nor before producers have had the time to come back."""
+    names, limits = [f"p-{number}" for number in range(20_000)], DeduplicationLimits(remembered_max=15_000, inactive_ms=10**9)
+    known = Deduplication()
+    for name in names:
+        known.apply(name, (7,))
+    known.recovered(limits, 1000)
+    known.connected("late", 1000)
+    assert len(known) == 20_000
+    known.connected(names[0], 2000)  # it was here all the time, and sent nothing for long
+    known.connected("late", 1000 + RETURN_MS)
+    assert [known.last_sequence(names[at]) for at in (0, 1, 4_999, 5_000, 19_999)] == [7, -1, -1, 7, 7]
+    assert len(known) == 15_001, "besides the one that is connected"
 
 
 @dataclass

@@ -129,8 +129,8 @@ def test_what_is_discarded_does_not_come_out() -> None:
     delayed = DelayedEntries(100, 2)
     for start, due in ((0, 1000), (10, 2000), (20, 3000), (30, 4000)):
         delayed.add(start, start + 5, due, lambda start, end: [(start, end)])
-    delayed.discard(2, 4)
-    delayed.discard(31, 33)
+    for ordinal, due in ((2, 1000), (3, 1000), (31, 4000), (32, 4000), (50, 2000)):
+        delayed.discard(ordinal, due)
     found = delayed.take_due(10_000)
     assert {number for start, end in found for number in range(start, end)} == {0, 1, 4, *range(10, 15), *range(20, 25), 30, 33, 34}
     assert not delayed

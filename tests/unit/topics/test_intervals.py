@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.topics import intervals as module
 from magnetar.topics.intervals import IntervalSet
 
+
+@pytest.fixture(autouse=True, scope="module", params=[module.BLOCK_MAX, 4], ids=["one block", "many blocks"])
+def _block_size(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Blocks of a few intervals show on few numbers what large sets do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_MAX", request.param)
+        yield
+
+
 NUMBERS = st.integers(0, 40)
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "remove", "remove_below"]), NUMBERS, NUMBERS), max_size=30)
+SHORT = st.builds(
+    lambda name, start, length: (name, start, min(start + length, 40)),
+    st.sampled_from(["add", "remove"]),
+    NUMBERS,
+    st.integers(0, 2),
+)
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "remove", "remove_below"]), NUMBERS, NUMBERS) | SHORT, max_size=80)
 
 
 def apply(operations: list[tuple[str, int, int]]) -> tuple[IntervalSet, set[int]]:
@@ -49,6 +67,8 @@ def test_intervals_are_sorted_and_apart(operations: list[tuple[str, int, int]]) 
     assert all(start < end for start, end in listed)
     assert all(left[1] < right[0] for left, right in pairwise(listed))
     assert intervals.interval_count == len(listed)
+    assert intervals._firsts == [starts[0] for starts in intervals._starts]
+    assert all(0 < len(starts) <= 2 * module.BLOCK_MAX for starts in intervals._starts)
     if model:
         assert (intervals.start, intervals.end) == (min(model), max(model) + 1)
 

@@ -37,12 +37,16 @@ class Plain:
 
 @given(BATCHES, st.integers(0, 20_000_000))
 def test_nothing_is_called_older_than_it_is(batches: list[tuple[int, int, int]], cutoff: int) -> None:
-    """Entries below `older_than` are that old, entries from `younger_from` on are not."""
+    """Entries below `older_than` are that old, entries behind the marks `around` are not."""
     plain = Plain(batches)
     assert all(time <= cutoff for time in plain.times[: plain.ages.older_than(cutoff)])
-    assert all(time >= cutoff for time in plain.times[plain.ages.younger_from(cutoff, plain.end) :])
+    if (around := plain.ages.around(cutoff)) is not None:
+        before, after = around
+        assert before.end == plain.ages.older_than(cutoff)
+        assert all(before.elapsed_ms <= time <= after.elapsed_ms for time in plain.times[before.end : after.end])
+        assert all(time > cutoff for time in plain.times[after.end :])
     for ordinal, time in enumerate(plain.times):
-        assert plain.ages.append_ms_of(ordinal, plain.now) >= time
+        assert plain.ages.appended_by(ordinal, plain.now) >= time
 
 
 @given(BATCHES, st.integers(0, 2000))

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from magnetar.topics.ledger_ids import LedgerIds, ledger_of
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
 from magnetar.topics.state import TopicState
 from magnetar.topics.topic import TRIMMED, Topic, position_text
@@ -32,7 +33,7 @@ class Lives:
     def __init__(self) -> None:
         self.epoch = 1
         self.now_ms = 0
-        self.topic = Topic(NAME, self.epoch)
+        self.topic = Topic(NAME, LedgerIds(self.epoch))
         self.checkpoint: TopicState | None = None
         self.records: list[Callable[[Topic], Any]] = []
         self.given: list[Position] = []
@@ -83,9 +84,9 @@ class Lives:
     def move(self) -> None:
         """A new owner: the checkpoint if there is one, and all records behind it; the first of them a second time changes nothing."""
         self.epoch += 1
-        recovered = Topic(NAME, self.epoch)
+        recovered = Topic(NAME, LedgerIds(self.epoch))
         if self.checkpoint is not None:
-            recovered = Topic.from_state(NAME, self.epoch, self.checkpoint)
+            recovered = Topic.from_state(NAME, LedgerIds(self.epoch), self.checkpoint)
         for record in self.records:
             record(recovered)
         before, self.topic = self.topic, recovered
@@ -135,43 +136,40 @@ def test_a_checkpoint_later_than_its_position_changes_nothing(steps: list[tuple[
             getattr(lives, kind)(value)
     records = lives.records if at >= len(steps) else lives.records[len(behind) :]
     state = lives.topic.to_state()
-    recovered = Topic.from_state(NAME, 2, state)
+    recovered = Topic.from_state(NAME, LedgerIds(2), state)
     for record in records:
         record(recovered)
     assert recovered.to_state() == state
 
 
-def test_a_name_that_begins_again_goes_on_behind_its_ids() -> None:
-    """In its own term, and for whoever replays the creation."""
-    topic = Topic(NAME, 4)
-    last = Position(topic.current_ledger, 6)
-    topic.begin_after(last)
-    assert topic.last_message_position() == EARLIEST
-    first = topic.publish(2)
-    assert first == Position(last.ledger, 7)
-    topic.confirm(first, 2)
-    replayed = Topic(NAME, 5)
-    replayed.apply_topic(1, {TRIMMED: position_text(last)})
-    assert replayed.apply_entries(first.ledger, first.entry, 2) == 2
-    for found in (topic, replayed):
-        assert found.subscribe("s", EARLIEST).backlog == 2
-        assert found.ledgers.position(found.ledgers.first) == first
-
-
 def test_ages_and_sizes_come_through_a_checkpoint() -> None:
     """What retention rests on is the same for the next owner."""
-    topic = Topic(NAME, 1)
+    topic = Topic(NAME, LedgerIds(1))
     for number in range(10):
         topic.confirm(topic.publish(5), 5)
         topic.counters.bytes_in += 500
         topic.age(number * 10_000)
     topic.trim(20)
-    again = Topic.from_state(NAME, 2, topic.to_state())
+    again = Topic.from_state(NAME, LedgerIds(2), topic.to_state())
     for found in (topic, again):
         ledgers, ages = found.ledgers, found.ages
         assert ages.bytes_from(ledgers.first, ledgers.end) == 3000
-        assert ledgers.position(ages.older_than(60_000)) == Position(3, 35)
+        assert ledgers.position(ages.older_than(60_000)) == Position(ledger_of(1, 0), 35)
     again.confirm(again.publish(1), 1)
     again.counters.bytes_in += 100
     again.age(200_000)
     assert again.ages.bytes_from(again.ledgers.first, again.ledgers.end) == 3100
+
+
+def test_entries_that_a_checkpoint_has_counted_still_get_an_age() -> None:
+    """Before and after a recovery: else what nobody publishes to any more would never be old enough to be dropped."""
+    topic = Topic(NAME, LedgerIds(1))
+    topic.confirm(topic.publish(3), 3)
+    topic.counters.bytes_in += 30
+    state = topic.to_state()
+    for left in (topic, Topic.from_state(NAME, LedgerIds(2), state)):
+        assert left.has_grown
+        left.age(1000)
+        assert not left.has_grown
+        assert left.ages.older_than(1000) == 3
+        assert left.ages.bytes_from(0, 3) == 30

@@ -99,13 +99,17 @@ class BufferCourse(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.epoch = 1
-        self.buffer = TransactionBuffer("t", 1, limits=LIMITS)
+        self.buffer = TransactionBuffer("t", self.sidecar, limits=LIMITS)
         self.log: list[BufferChange | Trimmed] = []
         self.durable = 0
         self.reading, self.confirmed = Reading(), Reading()
         self.asked_ms = 0
         self.partition = 0  # entries in this term's ledger
         self.checkpoints: list[tuple[int, BufferState]] = [(0, self.buffer.to_state())]
+
+    def sidecar(self) -> int:
+        """The sidecar's ledger in this term."""
+        return 2 * self.epoch
 
     def transaction(self, number: tuple[int, int]) -> TxnId:
         return TxnId(number[0], max(0, self.reading.floors.get(number[0], 0) - 1 + number[1]))
@@ -146,6 +150,7 @@ class BufferCourse(RuleBasedStateMachine):
             count=count,
             highest=lowest + count - 1,
             size=7 * count,
+            messages=2 * count,
             send_point=self.last_partition,
             now_ms=len(self.log),
         )
@@ -230,7 +235,7 @@ class BufferCourse(RuleBasedStateMachine):
         assert read_back == state
         self.epoch += 1
         self.partition = 0
-        self.buffer = TransactionBuffer.from_state("t", self.epoch, read_back, limits=LIMITS)
+        self.buffer = TransactionBuffer.from_state("t", self.sidecar, read_back, limits=LIMITS)
         for change in self.log[data.draw(st.integers(0, taken)) :]:
             self.buffer.trim(change.first) if isinstance(change, Trimmed) else self.buffer.apply(change)
         assert self.buffer.to_state() == before
@@ -266,7 +271,7 @@ class BufferCourse(RuleBasedStateMachine):
 
     @invariant()
     def replay_of_all_that_is_durable_gives_the_same_state(self) -> None:
-        again = TransactionBuffer("t", self.epoch, limits=LIMITS)
+        again = TransactionBuffer("t", self.sidecar, limits=LIMITS)
         for change in self.log[: self.durable]:
             again.trim(change.first) if isinstance(change, Trimmed) else again.apply(change)
         assert again.to_state() == self.buffer.to_state()

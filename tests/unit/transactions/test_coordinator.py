@@ -274,6 +274,50 @@ def test_limits_are_named() -> None:
     assert end(found, least, COMMIT).then == (Answer("end", least),)
 
 
+@pytest.mark.parametrize(
+    ("limit", "named", "setting"),
+    [
+        ("open_per_owner_max", {"principal": "ann"}, "transactions_open_per_role_max"),
+        ("open_per_origin_max", {"origin": "10.0.0.1"}, "transactions_open_per_address_max"),
+    ],
+)
+def test_one_role_or_address_leaves_transactions_for_others(limit: str, named: dict[str, str], setting: str) -> None:
+    """Its share counts what has not ended; the others begin theirs meanwhile."""
+
+    def ask(**who: str) -> Write:
+        [write] = found.handle(NewRequested("r", MINUTE, **{"principal": "", "now_ms": 0, **who}))  # type: ignore[arg-type]
+        assert isinstance(write, Write)
+        return write
+
+    def least_of(write: Write) -> int:
+        [answer] = write.then
+        assert isinstance(answer, Answer)
+        assert answer.error is None
+        return answer.least
+
+    found = core(**{limit: 2})
+    first, _second = least_of(ask(**named)), least_of(ask(**named))
+    assert setting in str(refusal([ask(**named)]))
+    for _ in range(3):
+        least_of(ask(**{name: "other" + str(_) for name in named}))
+        least_of(ask())
+    end(found, first, COMMIT)
+    least_of(ask(**named))
+    assert setting in str(refusal([ask(**named)]))
+
+
+def test_the_share_of_a_role_is_known_after_recovery() -> None:
+    """An attacker does not begin again because the coordinator has."""
+    before = core()
+    for _ in range(2):
+        begin(before, owner="ann")
+    found = core(open_per_owner_max=2)
+    found.restore(before.state())
+    found.recovered(0)
+    assert isinstance(refusal(found.handle(NewRequested("r", MINUTE, "ann", 0))), LimitExceeded)
+    begin(found, owner="eve")
+
+
 def test_names_of_participants_are_given_back_with_the_transaction() -> None:
     """The limit on their bytes is for those that have not ended."""
     found = core(participant_bytes_max=len(A.topic))

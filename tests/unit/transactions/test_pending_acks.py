@@ -10,6 +10,7 @@ from magnetar.storage.record_framing import NAME_BYTES_MAX, RECORD_HEADER_BYTES
 from magnetar.storage.transaction_format import transaction_payload
 from magnetar.topics.acksets import words_of_mask
 from magnetar.topics.dispatch import EntryTraits, SubscriptionType
+from magnetar.topics.ledger_ids import LedgerIds, ledger_of
 from magnetar.topics.ledgers import EARLIEST, Position
 from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
@@ -26,13 +27,14 @@ from magnetar.transactions.pending_acks import (
 
 A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(0, 2)
 COMMIT, ABORT = Outcome.COMMITTED, Outcome.ABORTED
+LEDGER = ledger_of(7, 0)
 
 
 def stage(
     entries: int = 10, kind: SubscriptionType | None = SubscriptionType.SHARED, limits: PendingLimits | None = None
 ) -> tuple[Topic, Subscription, PendingAcks]:
     """A topic of so many entries, each a batch of three messages, with one consumer "c" that has plenty of permits."""
-    topic = Topic("persistent://a/b/c", 7)
+    topic = Topic("persistent://a/b/c", LedgerIds(7))
     topic.confirm(topic.publish(entries), entries)
     subscription = topic.subscribe("s", EARLIEST)
     if kind is not None:
@@ -61,7 +63,7 @@ def test_what_is_pending_is_not_delivered_until_an_abort() -> None:
     """Nor acknowledged by anybody else; a commit acknowledges it."""
     _, subscription, pending = stage()
     change, _ = pending.acknowledge(A, "c", [(2, 5)])
-    assert change == PendingAck(A, ((15, 2, 4),))
+    assert change == PendingAck(A, ((LEDGER, 2, 4),))
     assert delivered(subscription) == [0, 1, 5, 6, 7, 8, 9]
     subscription.acknowledge("c", [(0, 10)])
     assert (subscription.cursor.mark_delete, subscription.backlog) == (2, 3), "a normal acknowledgement passes over it"
@@ -70,7 +72,7 @@ def test_what_is_pending_is_not_delivered_until_an_abort() -> None:
     assert pending.end(A, ABORT, 0)[0] == EndAcks(A, 0, ABORT)
     assert delivered(subscription) == [2, 3, 4]
     pending.acknowledge(B, "c", [(2, 4)])
-    assert pending.end(B, COMMIT, 0)[0] == EndAcks(B, 0, COMMIT, ((15, 2, 3),))
+    assert pending.end(B, COMMIT, 0)[0] == EndAcks(B, 0, COMMIT, ((LEDGER, 2, 3),))
     assert (subscription.cursor.mark_delete, subscription.withheld) == (4, None)
 
 
@@ -81,10 +83,10 @@ def test_the_same_transaction_may_acknowledge_again() -> None:
     assert pending.acknowledge(A, "c", [(3, 4)]) == (None, False)
     assert pending.acknowledge(A, "c", [], [(6, 0b110, 3)]) == (None, False)
     assert pending.acknowledge(A, "c", [], [(3, 0b110, 3)]) == (None, False), "a message of an entry that it holds as a whole"
-    assert pending.acknowledge(A, "c", [(4, 6)])[0] == PendingAck(A, ((15, 5, 5),)), "only what is new is written"
-    assert pending.acknowledge(A, "c", [], [(6, 0b100, 3)])[0] == PendingAck(A, (), ((15, 6, 3, (0b101,)),))
-    assert pending.acknowledge(A, "c", [(6, 7)])[0] == PendingAck(A, ((15, 6, 6),)), "from some messages to the whole entry"
-    assert pending.to_state().pending == (PendingAck(A, ((15, 2, 6),)),)
+    assert pending.acknowledge(A, "c", [(4, 6)])[0] == PendingAck(A, ((LEDGER, 5, 5),)), "only what is new is written"
+    assert pending.acknowledge(A, "c", [], [(6, 0b100, 3)])[0] == PendingAck(A, (), ((LEDGER, 6, 3, (0b101,)),))
+    assert pending.acknowledge(A, "c", [(6, 7)])[0] == PendingAck(A, ((LEDGER, 6, 6),)), "from some messages to the whole entry"
+    assert pending.to_state().pending == (PendingAck(A, ((LEDGER, 2, 6),)),)
 
 
 def test_conflicts_name_the_holder_and_change_nothing() -> None:
@@ -99,20 +101,20 @@ def test_conflicts_name_the_holder_and_change_nothing() -> None:
         ([(6, 7)], []),
         ([], [(7, 0, 3), (6, 0b100, 3)]),
     ):
-        with pytest.raises(TransactionConflict, match=r"message 15:[46] is held by transaction \(0,0\)"):
+        with pytest.raises(TransactionConflict, match=rf"message {LEDGER}:[46] is held by transaction \(0,0\)"):
             pending.acknowledge(B, "c", ranges, partial)
     for cumulative in (4, 9):
-        with pytest.raises(TransactionConflict, match=r"message 15:4 is held by transaction \(0,0\)"):
+        with pytest.raises(TransactionConflict, match=rf"message {LEDGER}:4 is held by transaction \(0,0\)"):
             pending.acknowledge_cumulative(B, "c", cumulative)
-    with pytest.raises(TransactionConflict, match="15:0 is acknowledged already"):
+    with pytest.raises(TransactionConflict, match=f"{LEDGER}:0 is acknowledged already"):
         pending.acknowledge(B, "c", [(0, 1)])
-    with pytest.raises(TransactionConflict, match="15:1 is acknowledged already, wholly or partly"):
+    with pytest.raises(TransactionConflict, match=f"{LEDGER}:1 is acknowledged already, wholly or partly"):
         pending.acknowledge(B, "c", [], [(1, 0b010, 3)])
-    with pytest.raises(TransactionConflict, match="15:0 and all before it are acknowledged already"):
+    with pytest.raises(TransactionConflict, match=f"{LEDGER}:0 and all before it are acknowledged already"):
         pending.acknowledge_cumulative(B, "c", 0)
     assert pending.to_state() == before
     assert pending.acknowledge(B, "c", [(1, 3)], [(6, 0b001, 3)])[0] is not None, "what is left of batches is free"
-    with pytest.raises(TransactionConflict, match=r"15:6 is held by transaction \(0,1\)"):
+    with pytest.raises(TransactionConflict, match=rf"{LEDGER}:6 is held by transaction \(0,1\)"):
         pending.acknowledge(C, "c", [], [(6, 0b011, 3)])
 
 
@@ -121,10 +123,10 @@ def test_another_transaction_ends_while_a_cumulative_acknowledgement_is_pending(
     _, subscription, pending = stage(kind=SubscriptionType.EXCLUSIVE)
     pending.acknowledge(B, "c", [(1, 2)])
     pending.acknowledge(C, "c", [(8, 9)])
-    with pytest.raises(TransactionConflict, match=r"15:1 is held by transaction \(0,1\)"):
+    with pytest.raises(TransactionConflict, match=rf"{LEDGER}:1 is held by transaction \(0,1\)"):
         pending.acknowledge_cumulative(A, "c", 5)
     pending.end(B, COMMIT, 0)
-    assert pending.acknowledge_cumulative(A, "c", 5)[0] == PendingAck(A, ((15, 0, 0), (15, 2, 5)))
+    assert pending.acknowledge_cumulative(A, "c", 5)[0] == PendingAck(A, ((LEDGER, 0, 0), (LEDGER, 2, 5)))
     assert pending.acknowledge_cumulative(A, "c", 4) == (None, False), "what it covers is the transaction's already"
     pending.acknowledge(TxnId(0, 3), "c", [(7, 8)])
     pending.end(TxnId(0, 3), COMMIT, 0)
@@ -137,14 +139,14 @@ def test_another_transaction_ends_while_a_cumulative_acknowledgement_is_pending(
 def test_cumulative_acknowledgements_go_on_within_a_batch() -> None:
     """Transaction after transaction, as a consumer does that acknowledges every few messages: what is acknowledged already is passed over."""
     _, subscription, pending = stage(entries=3, kind=SubscriptionType.EXCLUSIVE)
-    assert pending.acknowledge_cumulative(A, "c", 0, 0b1110, 4)[0] == PendingAck(A, (), ((15, 0, 4, (0b1110,)),))
+    assert pending.acknowledge_cumulative(A, "c", 0, 0b1110, 4)[0] == PendingAck(A, (), ((LEDGER, 0, 4, (0b1110,)),))
     pending.end(A, COMMIT, 0)
     assert subscription.cursor.partial == {0: 0b1110}
-    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4)[0] == PendingAck(B, (), ((15, 0, 4, (0b1001,)),))
+    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4)[0] == PendingAck(B, (), ((LEDGER, 0, 4, (0b1001,)),))
     assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4) == (None, False), "a repetition is no conflict"
-    with pytest.raises(TransactionConflict, match="15:0 and all before it are acknowledged already"):
+    with pytest.raises(TransactionConflict, match=f"{LEDGER}:0 and all before it are acknowledged already"):
         pending.acknowledge_cumulative(B, "c", 0, 0b1110, 4)
-    with pytest.raises(TransactionConflict, match=r"15:0 is held by transaction \(0,1\)"):
+    with pytest.raises(TransactionConflict, match=rf"{LEDGER}:0 is held by transaction \(0,1\)"):
         pending.acknowledge_cumulative(C, "c", 0, 0b1000, 4)
     pending.end(B, ABORT, 0)
     assert pending.acknowledge_cumulative(C, "c", 0, 0b1000, 4)[0] is not None, (
@@ -155,7 +157,7 @@ def test_cumulative_acknowledgements_go_on_within_a_batch() -> None:
     following = TxnId(0, 3)
     subscription.acknowledge("c", [], [(1, 0b1010)])
     assert pending.acknowledge_cumulative(following, "c", 1, 0b1000, 4)[0] == PendingAck(
-        following, ((15, 0, 0),), ((15, 1, 4, (0b1101,)),)
+        following, ((LEDGER, 0, 0),), ((LEDGER, 1, 4, (0b1101,)),)
     ), "also what was acknowledged one by one, without a transaction"
     pending.end(following, COMMIT, 0)
     assert (subscription.cursor.mark_delete, subscription.cursor.partial) == (1, {1: 0b1000})
@@ -165,10 +167,10 @@ def test_a_cumulative_acknowledgement_ends_within_an_entry_that_is_acknowledged(
     """As a whole, by somebody: what lies before it is held, as if the acknowledgement were of the whole entry."""
     _, subscription, pending = stage(entries=3, kind=SubscriptionType.EXCLUSIVE)
     subscription.acknowledge("c", [(1, 2)])
-    assert pending.acknowledge_cumulative(A, "c", 1, 0b100, 3)[0] == PendingAck(A, ((15, 0, 0),))
+    assert pending.acknowledge_cumulative(A, "c", 1, 0b100, 3)[0] == PendingAck(A, ((LEDGER, 0, 0),))
     pending.end(A, COMMIT, 0)
     assert subscription.cursor.mark_delete == 2
-    with pytest.raises(NotAllowed, match="batch_size: 0 of message 15:2"):
+    with pytest.raises(NotAllowed, match=f"batch_size: 0 of message {LEDGER}:2"):
         pending.acknowledge_cumulative(B, "c", 2, 0b100, 0)
 
 
@@ -246,7 +248,7 @@ def test_orphans_are_told_until_they_are_aborted() -> None:
     pending.end(TxnId(7, 9), ABORT, 3)
     assert pending.orphans() == [txns[0], *txns[3:]]
     restored = PendingAcks.from_state(
-        Topic.from_state(topic.name, 9, topic.to_state()).subscription("s"), topic.ledgers, pending.to_state()
+        Topic.from_state(topic.name, LedgerIds(9), topic.to_state()).subscription("s"), topic.ledgers, pending.to_state()
     )
     for known in (pending, restored):
         for orphan in known.orphans():
@@ -289,12 +291,24 @@ def test_large_batches_count_for_more() -> None:
         pending.acknowledge(C, "c", [(5, 6)])
 
 
+def test_one_transaction_holds_so_much_as_can_change_at_once() -> None:
+    """By one ACK or by several, runs and batches together; entries that follow each other are one run."""
+    _, _, pending = stage(limits=PendingLimits(held_per_transaction_max=3))
+    pending.acknowledge(A, "c", [(0, 2), (3, 4)])
+    with pytest.raises(NotAllowed, match=r"\(0,0\) would hold 4 runs .* more than 3"):
+        pending.acknowledge(A, "c", [(5, 6), (7, 8)])
+    with pytest.raises(NotAllowed, match="would hold 4 runs"):
+        pending.acknowledge(B, "c", [(5, 6), (7, 8), (9, 10), (11, 12)])
+    pending.acknowledge(A, "c", [(5, 6)])
+    pending.acknowledge(B, "c", [(7, 8)])
+
+
 def test_the_largest_commit_fits_into_a_record() -> None:
     """Whatever a subscription holds belongs to one transaction at worst, to batches of the worst size, under the longest names."""
 
     def bytes_of(ranges: int, batches: int, size: int) -> int:
-        spans = tuple((15, 2 * entry, 2 * entry) for entry in range(ranges))
-        partial = tuple((15, entry, size, words_of_mask(1 << (size - 1))) for entry in range(batches))
+        spans = tuple((LEDGER, 2 * entry, 2 * entry) for entry in range(ranges))
+        partial = tuple((LEDGER, entry, size, words_of_mask(1 << (size - 1))) for entry in range(batches))
         return len(transaction_payload(1, "t", EndAcks(A, 0, COMMIT, spans, partial), "s"))
 
     for block in (1 << 20, BLOCK_BYTES_MAX):
@@ -319,7 +333,7 @@ def test_long_held_transactions_are_asked_about_again_and_again() -> None:
     assert pending.to_inquire(1_199, 9) == [B]
     pending.end(B, ABORT, 0)
     assert pending.to_inquire(1_400, 9) == [A]
-    assert held_by(pending, A) == PendingAck(A, ((15, 0, 0),))
+    assert held_by(pending, A) == PendingAck(A, ((LEDGER, 0, 0),))
     assert held_by(pending, B) is None
 
 
@@ -357,9 +371,9 @@ def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
     topic.trim(5)
     assert subscription.cursor.mark_delete == 5
     state = pending.to_state()
-    assert state.pending == (PendingAck(A, (), ((15, 5, 3, (0b110,)),)), PendingAck(B, ((15, 8, 8),)))
+    assert state.pending == (PendingAck(A, (), ((LEDGER, 5, 3, (0b110,)),)), PendingAck(B, ((LEDGER, 8, 8),)))
     topic.trim(7)
-    assert pending.to_state().pending == (PendingAck(A), PendingAck(B, ((15, 8, 8),)))
+    assert pending.to_state().pending == (PendingAck(A), PendingAck(B, ((LEDGER, 8, 8),)))
     pending.end(A, ABORT, 0)
     pending.end(B, COMMIT, 0)
     assert delivered(subscription) == [7, 9]
@@ -393,7 +407,7 @@ def test_a_restart_brings_back_what_is_pending_before_anybody_connects() -> None
     """From a checkpoint; a consumer that comes gets none of it."""
     topic, _, pending = stage()
     pending.acknowledge(A, "c", [(0, 9)], [(9, 0b110, 3)])
-    again = Topic.from_state(topic.name, 9, topic.to_state())
+    again = Topic.from_state(topic.name, LedgerIds(9), topic.to_state())
     restored = PendingAcks.from_state(again.subscription("s"), again.ledgers, pending.to_state())
     assert restored.to_state() == pending.to_state()
     found = again.subscription("s")
@@ -430,9 +444,9 @@ def test_a_commit_survives_a_seek_that_is_replayed_with_it() -> None:
     commit, _ = pending.end(A, COMMIT, 0)
     assert seek is not None
     assert commit is not None
-    again = Topic.from_state(topic.name, 9, topic.to_state())
+    again = Topic.from_state(topic.name, LedgerIds(9), topic.to_state())
     restored = PendingAcks.from_state(again.subscription("s"), again.ledgers, pending.to_state())
     again.apply_cursor("s", seek)
     restored.apply(commit)
     assert again.subscription("s").to_state() == subscription.to_state()
-    assert Position(*again.subscription("s").to_state().mark_delete) == (15, 0)
+    assert Position(*again.subscription("s").to_state().mark_delete) == (LEDGER, 0)

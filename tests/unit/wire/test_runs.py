@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magnetar.errors import ProtocolError, UnsupportedCommand
-from magnetar.wire import commands, frames, runs
+from magnetar.wire import commands, frames, runs, send_runs
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import entry_checksum_ok
 from magnetar.wire.entries import encode_entry
@@ -191,7 +191,7 @@ def test_sends_that_follow_one_are_what_parsing_finds(stream: list[bytes], cut: 
     if at > have or commands.peek_type(data, 8, command_end) != api.BaseCommand.SEND:
         return
     first = runs.parse_send(data, 8, command_end)
-    found = runs.following_sends(view, 8, command_end, at, have, first[1], body_max, total_max)
+    found = send_runs.following_sends(view, 8, command_end, at, have, first[1], body_max, total_max, 1000)
     assert found.end - at <= total_max
     expected = at
     for index, body in enumerate(found.bodies, 1):
@@ -217,7 +217,7 @@ def test_a_client_that_does_not_batch_is_parsed_once_per_read() -> None:
     ]
     data = bytearray(b"".join(stream))
     command_end = 8 + int.from_bytes(data[4:8], "big")
-    found = runs.following_sends(memoryview(data), 8, command_end, len(stream[0]), len(data), 16_000, 5 << 20, 5 << 20)
+    found = send_runs.following_sends(memoryview(data), 8, command_end, len(stream[0]), len(data), 16_000, 5 << 20, 5 << 20, 1000)
     assert len(found.bodies) == 16_383 - 16_000
 
 

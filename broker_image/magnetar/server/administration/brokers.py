@@ -3,8 +3,9 @@
 Owns: what REST sees of brokers: who there is, what they serve, their settings, load and statistics, and the health check. Imports: metadata, client,
 names, errors, server siblings.
 Source: facts on protocol 3; Pulsar's health check publishes to a topic of the broker's own and reads it back.
-Invariants: a health check ends within `HEALTH_S`, asks nothing of any other broker, and so says nothing of others; one runs at a time, and who asks
-meanwhile gets its result; its topics are in a system namespace, and are deleted as any unused topic is.
+Invariants: a health check ends within `HEALTH_S`, and within a second while the log waits for the disk; it asks nothing of any other broker, and
+so says nothing of others; one runs at a time, and callers meanwhile get its result; its topics are in a system namespace, and are deleted as any
+unused topic is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from magnetar.client import Client
 from magnetar.client.connection import Credentials
+from magnetar.clock import elapsed_ms
 from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleState, IncarnationRecord, LoadRecord
@@ -26,6 +28,7 @@ from magnetar.server.administration.tenants import TenantAdministration
 from magnetar.server.administration.topics import address_of_broker, addresses_of_broker
 from magnetar.server.broker import Broker
 from magnetar.server.topics.topic_life import enforce_quota
+from magnetar.storage.turns import Turns
 
 HEALTH_S = 10.0
 """A round trip takes milliseconds; a disk or a store that is slow may hold it up for a moment."""
@@ -33,8 +36,11 @@ BUNDLE_S = 5.0
 """How long a check waits for the bundle of its topic, which nobody had, or which is on its way here."""
 LEADER_S, LEADER_LOOK_S = 30.0, 0.1
 """How long a question for the leader waits for one, and how often it looks: the end of a lease and an election take seconds."""
+LOG_LOOK_S = 0.1
 HEALTH_NAMESPACE = NamespaceName("pulsar", "system")
 MEBI = 1 << 20
+STATS_PER_TURN_MAX = 50
+"""Topics and subscriptions whose statistics are listed before others get their turn."""
 
 
 class BrokerAdministration(TenantAdministration):
@@ -89,7 +95,12 @@ class BrokerAdministration(TenantAdministration):
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._look_at_parts(broker), name="health check")
             self._checking.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have gone
-        await asyncio.shield(self._checking)
+        while not self._checking.done():
+            # Nobody who asks waits for a disk that does not answer: that is the answer.
+            if (waits := _why_log_waits(broker)) is not None:
+                raise ServiceNotReady(f"the broker is not healthy: {waits}")
+            await asyncio.wait([self._checking], timeout=LOG_LOOK_S)
+        await self._checking
 
     async def _look_at_parts(self, broker: Broker) -> None:
         topic = TopicName.parse(f"persistent://{HEALTH_NAMESPACE}/healthcheck-{broker.context.broker}")
@@ -126,7 +137,7 @@ class BrokerAdministration(TenantAdministration):
         for owned in list(broker.ownership.owned.values()):
             for topic in list(owned.topics.values()):
                 if owned.serving and not topic.frozen:
-                    await enforce_quota(topic, broker.context.clock.wall_ms())
+                    await enforce_quota(topic, elapsed_ms(broker.context.clock))
 
     # --- settings ----------------------------------------------------------------------------------------------------------------
 
@@ -185,16 +196,28 @@ class BrokerAdministration(TenantAdministration):
 
     async def broker_topics(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        turns = Turns(STATS_PER_TURN_MAX)
         for name, owned in sorted(self._broker.ownership.owned.items()):
-            topics = {
-                "persistent": {str(topic.name): topic_stats(topic) for topic in list(owned.topics.values())},
-                "non-persistent": {str(topic.name): topic_stats(topic) for topic in list(owned.non_persistent.by_name.values())},
-            }
-            kinds = {kind: stats for kind, stats in topics.items() if stats}
+            kinds: dict[str, dict[str, Any]] = {}
+            for kind, topics in (("persistent", owned.topics), ("non-persistent", owned.non_persistent.by_name)):
+                for topic in list(topics.values()):
+                    kinds.setdefault(kind, {})[str(topic.name)] = topic_stats(topic)
+                    await turns.after(1 + len(topic.subscriptions))
             if kinds:
                 found.setdefault(str(owned.name.namespace), {})[name.rpartition("/")[2]] = kinds
-            await asyncio.sleep(0)
         return found
+
+
+def _why_log_waits(broker: Broker) -> str | None:
+    """What keeps the log from writing what is published, for longer than a sound disk ever takes; None if nothing does."""
+    writer = broker.context.log
+    if writer.space.stalled is not None:
+        return f"its log waits for space ({writer.space.stalled})"
+    if writer.space.short is not None:
+        return str(writer.space.short)
+    if writer.hangs:
+        return f"its log has waited for the disk for {writer.flush_age_s:.1f} s; see to the disk"
+    return None
 
 
 def _own_client(broker: Broker) -> Client:

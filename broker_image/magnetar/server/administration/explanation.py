@@ -14,9 +14,9 @@ from magnetar.amounts import age_text, size_text
 
 Facts = Mapping[str, Any]
 NAMES_MAX = 5
-_GONE = re.compile(r"^(?P<incarnation>\S+) is gone$")
-_STUCK = re.compile(r"^Assigning by (?P<incarnation>\S+) for (?P<seconds>\d+) s$")
-_SPLIT = re.compile(r"^split (?:of|from) (?P<parent>\S+)$")
+_GONE = re.compile(r"(?P<incarnation>\S+) is gone")
+_STUCK = re.compile(r"Assigning by (?P<incarnation>\S+) for (?P<seconds>\d+) s")
+_SPLIT = re.compile(r"split (?:of|from) (?P<parent>\S+)")
 
 
 def explain_in_words(facts: Facts) -> dict[str, list[str]]:
@@ -144,13 +144,13 @@ def _why(facts: Facts) -> list[str]:
 def reason_in_words(reason: str, owner: str, source: str) -> str:
     """The record's reason as a sentence; `owner` is the owner or the destination, `source` the owner before ("" = not known)."""
     before = source or "its former owner"
-    if gone := _GONE.match(reason):
+    if gone := _GONE.fullmatch(reason):
         dead = _broker_of(gone["incarnation"]) or gone["incarnation"]
         return f"{dead} had it and died: its lease ended, and {owner} was the least loaded of those left."
-    if stuck := _STUCK.match(reason):
+    if stuck := _STUCK.fullmatch(reason):
         slow = _broker_of(stuck["incarnation"]) or stuck["incarnation"]
         return f"{slow} was to take it over and had not after {stuck['seconds']} s, so the leader gave it to {owner}."
-    if split := _SPLIT.match(reason):
+    if split := _SPLIT.fullmatch(reason):
         return f"It is a part of {split['parent']}, which was split; children begin where their parent was served."
     known = {
         "lookup": f"Nobody had it when a client looked up a topic of it, and {owner} was the least loaded broker then.",

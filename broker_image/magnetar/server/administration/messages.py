@@ -16,7 +16,7 @@ from typing import Any
 
 from magnetar.admin.ports import FoundMessage
 from magnetar.client.compression import decompress
-from magnetar.clock import iso8601
+from magnetar.clock import elapsed_ms, iso8601
 from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicNotFound, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.server.administration.base import Administration
@@ -25,7 +25,7 @@ from magnetar.server.topics.topic_host import TopicHost
 from magnetar.topics.dispatch import ReadRequest
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
-from magnetar.wire.entries import Entry, parse_entry, uncompressed
+from magnetar.wire.entries import Entry, readable_entry, uncompressed
 
 _TIME_MS_MAX = 253_402_300_799_000
 """The last second of the year 9999; what is beyond is told as a number."""
@@ -102,7 +102,7 @@ class MessageAdministration(Administration):
         """About how many bytes follow `position`."""
         host = await self._readable(topic, "Measuring a backlog")
         core = host.core
-        core.age(host.context.clock.wall_ms())
+        core.age(elapsed_ms(host.context.clock))
         return core.ages.bytes_from(core.ledgers.ordinal_after(position), core.ledgers.end)
 
     async def analyze_backlog(self, topic: TopicName, subscription: str) -> dict[str, Any]:
@@ -129,12 +129,21 @@ async def _message(host: TopicHost, ordinal: int) -> FoundMessage:
     found = host.tail(request)
     data = found[0][0] if found is not None else (await host.read(request))[0][0]
     position = host.core.ledgers.position(ordinal)
-    entry = parse_entry(data)
+    identifier = {"X-Pulsar-Message-ID": f"{position.ledger}:{position.entry}"}
+    entry = readable_entry(data)
+    if entry is None:
+        return FoundMessage(identifier, bytes(data))
     payload: Buffer = entry.payload
     if not entry.metadata.encryption_keys and entry.metadata.compression != api.NONE:
         payload = await asyncio.to_thread(uncompressed, entry, decompress)
     headers = {f"X-Pulsar-{name}": value for name, value in _headers(entry, len(payload))}
-    return FoundMessage({"X-Pulsar-Message-ID": f"{position.ledger}:{position.entry}", **headers}, bytes(payload))
+    if host.metadata is not None:
+        broker_ms, index = host.metadata.values(await host.metadata.read(ordinal, 1), entry.message_count)
+        if broker_ms is not None:
+            headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] = iso8601(broker_ms)
+        if index is not None:
+            headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
+    return FoundMessage({**identifier, **headers}, bytes(payload))
 
 
 def _headers(entry: Entry, size: int) -> Iterator[tuple[str, str]]:

@@ -38,6 +38,7 @@ from magnetar.server.administration.peers import ask_broker
 from magnetar.server.administration.topics import TopicAdministration
 from magnetar.server.topics.effective_policies import PROPERTY, own_policies
 from magnetar.server.topics.topic_registry import entered_topic
+from magnetar.storage.turns import Turns
 
 USER_PREFIX = "user."
 NAMESPACE_PROPERTIES = "properties"
@@ -53,6 +54,8 @@ RATES = frozenset(
 )
 """Policies that `Policies` holds once per cluster."""
 DELETION_RETRY_S = 0.1
+TOPICS_PER_TURN_MAX = 500
+"""Topics that are assigned to their bundles before others get their turn."""
 Edit = Callable[[dict[str, Any]], None]
 R = TypeVar("R", NamespaceRecord, TenantRecord)
 
@@ -223,11 +226,14 @@ class NamespaceAdministration(TopicAdministration):
 
         Topics without the subscription are passed over. Raises NotOwner for a bundle of another broker's.
         """
-        topics = [TopicName.parse(topic) for topic in await self.topics(name)]
-        wanted = dict.fromkeys([await self._broker.ownership.bundle_of(topic) for topic in topics])
-        if bundle:
-            wanted = {await self._bundle(name, bundle): None}
-        for found in wanted:
+        wanted: dict[BundleName, list[TopicName]] = {await self._bundle(name, bundle): []} if bundle else {}
+        turns = Turns(TOPICS_PER_TURN_MAX)
+        for topic in map(TopicName.parse, await self.topics(name)):
+            within = await self._broker.ownership.bundle_of(topic)
+            if not bundle or within in wanted:
+                wanted.setdefault(within, []).append(topic)
+            await turns.after(1)
+        for found, topics in wanted.items():
             try:
                 await self._bundle_served_here(found)
             except NotOwner as error:
@@ -237,9 +243,8 @@ class NamespaceAdministration(TopicAdministration):
                 await ask_broker(self._broker.context, error.http_url, "POST", path)
                 continue
             for topic in topics:
-                if found.contains(topic):
-                    with contextlib.suppress(SubscriptionNotFound, TopicNotFound):
-                        await act(topic)
+                with contextlib.suppress(SubscriptionNotFound, TopicNotFound):
+                    await act(topic)
 
     async def _bundle(self, name: NamespaceName, span: str) -> BundleName:
         """The bundle of a namespace with this range. Raises TopicNotFound, InvalidTopicName."""

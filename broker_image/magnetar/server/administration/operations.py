@@ -1,6 +1,6 @@
 """Operating the cluster's brokers.
 
-Owns: cordons by request of a person, and what is damaged anywhere. Imports: metadata, errors, server siblings.
+Owns: cordons by request of a person, what is damaged anywhere, and where space is short. Imports: metadata, errors, server siblings.
 Source: DESIGN 11 (cordon, drain); the operator writes cordons of its own straight into the store.
 Invariants: a drain that nobody could take the bundles of is refused, unless it is forced; a broker that does not answer is named, not left out.
 """
@@ -46,17 +46,26 @@ class OperationAdministration(Administration):
         self._broker.views.cordons.observe(broker, None, revision)
 
     async def cluster_damage(self) -> dict[str, Any]:
-        """Damage that any broker knows of, and brokers that do not answer."""
+        """Damage that any broker knows of, why those publish nothing that lack space, and brokers that do not answer."""
         broker = self._broker
         others = [viewed.record for name, viewed in sorted(broker.views.incarnations.items.items()) if name != broker.incarnation]
 
-        async def ask(name: str, http_url: str) -> tuple[str, list[dict[str, Any]] | None]:
+        async def ask(name: str, http_url: str) -> tuple[str, dict[str, Any] | None]:
             try:
-                return name, (await ask_broker(broker.context, http_url, "GET", "/magnetar/v1/damage"))["damage"]
+                return name, await ask_broker(broker.context, http_url, "GET", "/magnetar/v1/damage")
             except MagnetarError:
                 return name, None
 
-        answers = await asyncio.gather(*(ask(record.broker, record.http_url) for record in others))
-        own = [{"broker": broker.context.broker, **found} for found in broker.context.damage.listed()]
-        theirs = [{"broker": name, **row} for name, found in answers for row in found or ()]
-        return {"damage": own + theirs, "unreachable": [name for name, found in answers if found is None]}
+        own = {"damage": broker.context.damage.listed(), "short_of_space": self.short_of_space()}
+        answers: list[tuple[str, dict[str, Any] | None]] = [(broker.context.broker, own)]
+        answers += await asyncio.gather(*(ask(record.broker, record.http_url) for record in others))
+        heard = [(name, found) for name, found in answers if found is not None]
+        return {
+            "damage": [{"broker": name, **row} for name, found in heard for row in found["damage"]],
+            "short_of_space": {name: found["short_of_space"] for name, found in heard if found.get("short_of_space")},
+            "unreachable": [name for name, found in answers if found is None],
+        }
+
+    def short_of_space(self) -> str:
+        """Why this broker publishes nothing for want of space; "" while it has enough."""
+        return str(self._broker.context.log.space.short or "")

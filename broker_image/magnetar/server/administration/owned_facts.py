@@ -14,6 +14,7 @@ from magnetar.server.administration.statistics import text_of
 from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.server.topics.topic_host import TopicHost
+from magnetar.topics.ledger_ids import epoch_of
 from magnetar.topics.ledgers import Position
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def topic_facts(host: TopicHost) -> dict[str, Any]:
         "entries": core.ledgers.end - core.ledgers.first,
         "bytes": core.ages.bytes_from(core.ledgers.first, core.ledgers.end),
         "last_confirmed": text_of(core.last_confirmed),
-        "next": text_of(Position(core.current_ledger, core.next_entry)),
+        "next": text_of(Position(core.ledger, core.next_entry)) if core.ledger >= 0 else "",
         "terminated": core.terminated is not None,
-        "ledgers": [{"ledger": ledger, "epoch": ledger // 2, "entries": count} for ledger, count in ledgers[-LEDGERS_MAX:]],
+        "ledgers": [{"ledger": ledger, "epoch": epoch_of(ledger), "entries": count} for ledger, count in ledgers[-LEDGERS_MAX:]],
         "ledgers_before": max(0, len(ledgers) - LEDGERS_MAX),
         "producers": len(core.producers),
         "subscriptions": subscriptions,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from magnetar.clock import iso8601
+from magnetar.clock import elapsed_ms, iso8601
 from magnetar.server.commands.statistics import consumer_rates
 from magnetar.server.connections.sessions import ConsumerSession, ProducerSession
 from magnetar.server.rates import RateMeter
@@ -54,7 +54,7 @@ def text_of(position: Position) -> str:
 def topic_stats(host: TopicHost) -> dict[str, Any]:
     """TopicStats of a topic served here."""
     core, counters = host.core, host.core.counters
-    core.age(host.context.clock.wall_ms())
+    core.age(elapsed_ms(host.context.clock))
     subscriptions = {name: _subscription_stats(found) for name, found in host.subscriptions.items()}
     return {
         **_topic_rates(host),

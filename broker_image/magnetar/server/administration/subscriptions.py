@@ -99,7 +99,7 @@ class SubscriptionAdministration(Administration):
             host = await self._host(part)
             named = [await self._subscription(part, subscription)] if subscription is not None else host.subscriptions.values()
             for found in list(named):
-                await expire(found, host.context.clock.wall_ms() - seconds * 1000)
+                await expire(found, seconds)
                 await write(found)
 
         which = f"subscription/{quote(subscription, safe='')}" if subscription is not None else "all_subscription"

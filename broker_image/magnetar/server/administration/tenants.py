@@ -13,7 +13,7 @@ from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, TopicExis
 from magnetar.metadata import keys
 from magnetar.metadata.owned_fields import refuse_deletion, refuse_tenant_deletion, refuse_tenant_edit
 from magnetar.metadata.records import ClusterDataRecord, DocumentsRecord, TenantRecord
-from magnetar.names import CLUSTER_NAME, NamespaceName
+from magnetar.names import CLUSTER_NAME, NamespaceName, check_part
 from magnetar.server.administration.namespaces import NamespaceAdministration
 
 DOCUMENTS_MAX = 1000
@@ -38,7 +38,7 @@ class TenantAdministration(NamespaceAdministration):
         return {"serviceUrl": self._broker.context.http_url, "brokerServiceUrl": self._broker.service_url}
 
     async def write_cluster(self, name: str, data: dict[str, Any], create: bool) -> None:
-        NamespaceName.parse(f"{name}/x")  # the same letters
+        check_part("cluster", name)
         record = ClusterDataRecord(data)
         if create:
             if name == CLUSTER_NAME:
@@ -78,7 +78,7 @@ class TenantAdministration(NamespaceAdministration):
         return sorted(name for name in self._broker.views.namespaces.items if name.partition("/")[0] == tenant)
 
     async def write_tenant(self, name: str, body: dict[str, Any], create: bool) -> None:
-        NamespaceName.parse(f"{name}/x")  # the same letters
+        check_part("tenant", name)
         record = TenantRecord(_names(body, "adminRoles"), _names(body, "allowedClusters") or (CLUSTER_NAME,))
         if create:
             if self._namespaces_of(name):

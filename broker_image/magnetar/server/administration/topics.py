@@ -37,7 +37,7 @@ from magnetar.server.commands.service import Mode
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.server.topics.topic_life import trim_now
 from magnetar.topics.ledgers import Position
-from magnetar.wire.entries import parse_entry
+from magnetar.wire.entries import readable_entry
 
 
 class TopicAdministration(SubscriptionAdministration, MessageAdministration):
@@ -172,8 +172,8 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         position, entry = await host.last_message(read_compacted=False)
         found = _message_id(position, host.partition)
         if entry is not None:
-            parsed = parse_entry(entry)
-            if parsed.batched:
+            parsed = readable_entry(entry)
+            if parsed is not None and parsed.batched:
                 count = parsed.metadata.num_messages_in_batch
                 found |= {"batchIndex": count - 1, "batchSize": count}
         return found

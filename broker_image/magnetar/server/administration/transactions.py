@@ -88,6 +88,14 @@ class TransactionAdministration(Administration):
         else:
             await self._ask(txn.most, "POST", f"/transactions/{txn.least}/abort")
 
+    async def abort_transactions_of(self, role: str) -> dict[str, Any]:
+        """As `CoordinatorInspection.abort_of`, at all coordinators."""
+        if self._process.coordinator is not None:
+            return await (await self._process.coordinator.inspection()).abort_of(FIRST, role)
+        suffix = f"/abort?{urlencode({'role': role})}"
+        answers = await asyncio.gather(*(self._ask(number, "POST", suffix) for number in await self._numbers()))
+        return {"aborted": sum(found["aborted"] for found in answers), "more": any(found["more"] for found in answers)}
+
     # --- participants ----------------------------------------------------------------------------------------------------------
 
     async def transaction_buffer_stats(self, topic: TopicName, low_watermarks: bool) -> dict[str, Any]:

@@ -36,15 +36,16 @@ from magnetar.storage.log_format import (
     Encoded,
     TopicOperation,
     encode_cursor,
+    encode_heartbeat,
     encode_release,
     encode_term,
     encode_topic,
 )
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.turns import Turns
-from magnetar.topics.ledgers import Position
+from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.state import CursorDelta
-from magnetar.topics.topic import TRIMMED, Topic, position_text
+from magnetar.topics.topic import Topic
 
 log = structlog.get_logger(__name__)
 
@@ -53,11 +54,13 @@ CHECKPOINT_SLICE_BYTES = 32 << 10
 """A checkpoint is made in turns of so much, one or two milliseconds each."""
 HOSTED_PER_TURN_MAX = 200
 """Topics and subscriptions of a bundle that begins: a few milliseconds, in which nobody else is served."""
-DELETED_NAMES_MAX = 10_000
-"""Deleted topics whose ids are remembered one by one until the term ends; beyond it, new topics begin behind the highest of them."""
 DIRTY_RETRY_S = 1.0
 DELTAS_PER_BLOCK = 5
 """A piece of a cursor has such a part of a block for ranges, and each time as much for masks, for the last of them, for properties, and names."""
+HEARTBEAT_S = 300.0
+"""Of the age of entries a crash of their owner forgets no more than this, if nothing else is written to their bundle."""
+UNWRITTEN_MAX = 2_000
+"""Ranges and masks of one cursor that wait for the log: writing them takes some 10 ms."""
 CONFIRMATIONS_MAX = 10_000
 """Acknowledgements of one subscription that wait for space."""
 
@@ -70,10 +73,10 @@ class RecoveredTopic:
     index: EntryIndex
     transactions: TopicTransactions | None = None
 
-    def used(self, epoch: int) -> TopicTransactions:
-        """Its transactions, from now on if there were none, to be served in the term `epoch`."""
+    def used(self) -> TopicTransactions:
+        """Its transactions, from now on if there were none."""
         if self.transactions is None:
-            self.transactions = TopicTransactions(self.core, epoch)
+            self.transactions = TopicTransactions(self.core)
         return self.transactions
 
 
@@ -98,15 +101,16 @@ class OwnedBundle:
         self,
         context: BrokerContext,
         name: BundleName,
-        epoch: int,
+        ledger_ids: LedgerIds,
         recovered: RecoveredBundle,
         tail_cache: TailCache,
         policies: EffectivePolicies,
         registry: TopicRegistry,
         checkpoint_due: Callable[[str], None],
     ) -> None:
-        """`checkpoint_due` is called with our name when a successor would have much to replay."""
-        self.context, self.name, self.epoch, self.tail_cache, self.policies = context, name, epoch, tail_cache, policies
+        """`ledger_ids` are those of our term; `checkpoint_due` is called with our name when a successor would have much to replay."""
+        self.context, self.name, self.tail_cache, self.policies = context, name, tail_cache, policies
+        self.ledger_ids, self.epoch = ledger_ids, ledger_ids.epoch
         self._registry = registry
         self.non_persistent = NonPersistentTopics(self, registry)
         self.catalog = recovered.catalog
@@ -115,13 +119,12 @@ class OwnedBundle:
         self.since_ms = context.clock.wall_ms()
         self.parked: ParkedWork | None = None
         self._checkpoints = 0
-        self._used_ids: dict[str, int] = {}
-        self._used_floor = 0
         self._manifest_due = 0.0
         self._creating: dict[str, asyncio.Task[TopicHost]] = {}
         self._dirty: dict[SubscriptionHost, list[Callable[[], None]]] = {}
         """Cursors with what is not in the log, and who wants to hear when it is."""
         self._dirty_timer: asyncio.TimerHandle | None = None
+        self._last_written = recovered.records, context.clock.monotonic()
         self.topics: dict[str, TopicHost] = {}
 
     async def host(self, topics: Mapping[str, RecoveredTopic]) -> None:
@@ -135,6 +138,18 @@ class OwnedBundle:
         """Write a record of this term; `on_durable` gets its place. Raises LimitExceeded."""
         self.context.log.append(record.buffers, record.size, 1, on_durable)
         self.replay.add(len(record.buffers[0]))
+
+    def keep_time(self) -> None:
+        """Note that time has passed if nothing else was written for long, and if there is something whose age counts."""
+        total, since = self._last_written
+        now = self.context.clock.monotonic()
+        if self.replay.total != total:
+            self._last_written = self.replay.total, now
+        elif now - since >= HEARTBEAT_S and self.serving and self.context.log.space.short is None:
+            ledgers = (host.core.ledgers for host in self.topics.values())
+            if any(found.first < found.end for found in ledgers):
+                with contextlib.suppress(LimitExceeded):  # then much is under way
+                    self.append(encode_heartbeat(epoch=self.epoch), None)
 
     # --- topics ----------------------------------------------------------------------------------------------------------------
 
@@ -168,22 +183,18 @@ class OwnedBundle:
     async def _create(self, name: TopicName) -> TopicHost:
         if not self.serving:
             raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
-        self.context.log.check_room()
+        self.context.log.space.check_publishing()
         created_ms = self.context.clock.wall_ms()
-        core = Topic(str(name), self.epoch, created_ms=created_ms)
+        core = Topic(str(name), self.ledger_ids, created_ms=created_ms)
         properties = {"created_ms": str(created_ms)}
         if topic_of_sidecar(str(name)) is not None:
             raise NotAllowed(f"topic {name}: names that end in {SIDECAR} are the broker's own; choose another")
-        used = self._used_ids.get(str(name), self._used_floor)
-        if used:
-            properties[TRIMMED] = position_text(Position(core.current_ledger, used - 1))
-            core.begin_after(Position(core.current_ledger, used - 1))
-            core.properties[TRIMMED] = properties[TRIMMED]
         encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties=properties)
-        self.append(encoded, None)
+        places: list[RecordPlace] = []
+        self.append(encoded, places.append)
         await self.context.log.barrier()
         host = self.topics[str(name)] = TopicHost(self, name, core, EntryIndex())
-        host.sidecar_begin = used
+        host.created_at = places[0]
         if not self.serving:
             core.freeze()  # it is in the log, so whoever goes on with this bundle has it
             raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
@@ -193,8 +204,7 @@ class OwnedBundle:
     async def delete_topic(self, name: TopicName) -> None:
         """Delete a topic, durably; its clients are sent away and may create it again. Raises ServiceNotReady, StorageError.
 
-        Entries that are on their way to storage are answered first. Whoever creates the topic again in this term goes on behind the ids that
-        it has used.
+        Entries that are on their way to storage are answered first.
         """
         if not name.persistent:
             await self.non_persistent.delete(name)
@@ -206,7 +216,6 @@ class OwnedBundle:
             raise ServiceNotReady(f"topic {name} is being unloaded or deleted; try again")
         host.core.freeze()
         encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.DELETE, properties={})
-        self._remember(host)
         self.append(encoded, lambda _place: self._deleted(host))
         await self.context.log.barrier()
         await self._registry.remove(self, name)
@@ -218,16 +227,6 @@ class OwnedBundle:
             self._dirty.pop(subscription, None)
         host.close_clients(None)
         log.info("topic.deleted", topic=str(host.name))
-
-    def _remember(self, host: TopicHost) -> None:
-        """Ids of the current ledgers are given once: keep how far a deleted topic and its sidecar have come in theirs."""
-        used = max(host.core.next_entry, host.sidecar_next)
-        if not used:
-            return
-        self._used_ids[str(host.name)] = max(self._used_floor, used)
-        if len(self._used_ids) > DELETED_NAMES_MAX:
-            self._used_floor = max(self._used_ids.values())
-            self._used_ids.clear()
 
     async def is_compacted(self, topic: TopicHost) -> bool:
         """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises StoreError, StorageError.
@@ -250,7 +249,11 @@ class OwnedBundle:
     # --- cursors ---------------------------------------------------------------------------------------------------------------
 
     def cursor_dirty(self, subscription: SubscriptionHost) -> None:
-        """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s` later."""
+        """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s` later, or once there are many of them."""
+        if subscription.core.cursor.unwritten > UNWRITTEN_MAX and self.context.log.space.stalled is None:
+            with contextlib.suppress(LimitExceeded):
+                self._append_deltas(subscription, self._dirty.pop(subscription, ()))
+            return
         self._dirty.setdefault(subscription, [])
         self._write_dirty_in(self.context.settings.ack_write_delay_s)
 
@@ -259,7 +262,7 @@ class OwnedBundle:
 
         Confirmations beyond CONFIRMATIONS_MAX are given up: the consumer asks again.
         """
-        if self.context.log.stalled is None or not self.serving:
+        if self.context.log.space.stalled is None or not self.serving:
             with contextlib.suppress(LimitExceeded):  # then it waits as well
                 self.write_cursor(subscription, confirmed)
             return
@@ -282,7 +285,7 @@ class OwnedBundle:
     def _write_dirty_if_room(self) -> None:
         """While there is no space nothing would come of it, and what waits in memory must not grow."""
         self._dirty_timer = None
-        if self.context.log.stalled is not None and self.serving:
+        if self.context.log.space.stalled is not None and self.serving:
             self._write_dirty_in(DIRTY_RETRY_S)
         else:
             self._write_dirty()
@@ -299,6 +302,9 @@ class OwnedBundle:
                     subscription=subscription.core.name,
                     error=str(error),
                 )
+            except Exception as error:
+                about = {"topic": str(subscription.topic.name), "subscription": subscription.core.name}
+                self.context.metrics.surprises.note("cursors", error, **about)
 
     def _append_deltas(self, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]) -> None:
         topic = subscription.topic
@@ -371,14 +377,15 @@ class OwnedBundle:
         """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable; its size in bytes.
 
         The state is taken from now on, topic by topic, so it may hold more than that: replaying what it holds already changes nothing, and every
-        record is one topic's. Others have their turns on the way.
+        record is one topic's. A topic whose creation lies behind `position` is left out: replay makes it, and what the log has before that creation
+        is of an earlier topic of its name. Others have their turns on the way.
         """
         self._checkpoints += 1
         encoder, paused_at = CheckpointEncoder(str(self.name), self.epoch, self.context.incarnation, position), 0
         for name in sorted(self.topics):
             host = self.topics.get(name)
-            if host is None:
-                continue  # it was deleted meanwhile, behind `position`
+            if host is None or (host.created_at is not None and host.created_at >= (position.file, position.offset)):
+                continue  # it was deleted meanwhile, behind `position`, or created there
             for _ in encoder.add_in_pieces(name, host.to_state()):
                 if encoder.size - paused_at >= CHECKPOINT_SLICE_BYTES:
                     paused_at = encoder.size

@@ -106,11 +106,17 @@ class Leader:
 
     async def patrol(self, guard: Compare) -> None:
         """Deal with what is stuck, assign every orphan once; when there is none, even out the number of bundles by one move, if that is wanted."""
-        gone = await self._retire(guard)
-        await self._unstick(guard)
-        await self._adopt_orphans(guard, gone)
+        contained = self._context.metrics.surprises.contained
+        gone: set[str] = set()
+        with contained("leader", StoreError, part="retire"):
+            gone = await self._retire(guard)
+        with contained("leader", StoreError, part="unstick"):
+            await self._unstick(guard)
+        with contained("leader", StoreError, part="orphans"):
+            await self._adopt_orphans(guard, gone)
         if self._context.settings.spread_bundles:
-            await self._spread(guard)
+            with contained("leader", StoreError, part="spread"):
+                await self._spread(guard)
 
     async def _spread(self, guard: Compare) -> None:
         """Move one bundle from the broker with most to the one with fewest if they differ by two or more: a broker that joined gets its share.
@@ -148,15 +154,19 @@ class Leader:
         deleted = {name for name in namespaces if await store.get(keys.namespace(NamespaceName.parse(name))) is None}
         gone = {name for name in unknown if _namespace_of(name) in deleted}
         for name in sorted(gone):
-            viewed, bundle = self._views.bundles.items[name], BundleName.parse(name)
-            if viewed.record.state is BundleState.OWNED:
-                await self._ownership.assigner.request_move(name, "", "its namespace was deleted", guard)
-            elif viewed.record.state is BundleState.FREE and not await self._holds_topics(bundle):
-                unchanged = Compare(keys.bundle(bundle), "mod", "=", viewed.mod_revision)
-                absent = Compare(keys.namespace(bundle.namespace), "create", "=", 0)
-                over = Put(keys.bundle(bundle), rules.retire(viewed.record).encode())
-                await store.transact([unchanged, absent, guard], [over, Delete(keys.manifest(bundle))])
+            with self._context.metrics.surprises.contained("leader", StoreError, part="retire", bundle=name):
+                await self._retire_one(name, guard)
         return gone
+
+    async def _retire_one(self, name: str, guard: Compare) -> None:
+        viewed, bundle = self._views.bundles.items[name], BundleName.parse(name)
+        if viewed.record.state is BundleState.OWNED:
+            await self._ownership.assigner.request_move(name, "", "its namespace was deleted", guard)
+        elif viewed.record.state is BundleState.FREE and not await self._holds_topics(bundle):
+            unchanged = Compare(keys.bundle(bundle), "mod", "=", viewed.mod_revision)
+            absent = Compare(keys.namespace(bundle.namespace), "create", "=", 0)
+            over = Put(keys.bundle(bundle), rules.retire(viewed.record).encode())
+            await self._context.store.transact([unchanged, absent, guard], [over, Delete(keys.manifest(bundle))])
 
     async def _holds_topics(self, bundle: BundleName) -> bool:
         """Whether topics with messages are entered in a bundle that nobody owns: by our mirror if it knows of one, else by the store."""
@@ -189,13 +199,17 @@ class Leader:
                     self._stuck.replaced(stuck.bundle)
             except ServiceNotReady as error:
                 log.warning("leader.no_broker", bundle=stuck.bundle, error=str(error))
+            except StoreError:
+                raise
+            except Exception as error:
+                self._context.metrics.surprises.note("leader", error, part="unstick", bundle=stuck.bundle)
 
     async def _put_out(self, incarnation: str, reason: str, guard: Compare) -> None:
         """Fence an incarnation that lives and does not act, and end its registration: all its bundles are taken over.
 
         In this order: who has been fenced does not register again. Not while this volume has no room: then nobody can release anything.
         """
-        if self._context.log.stalled is not None:
+        if self._context.log.space.stalled is not None:
             return
         log.error("leader.fences", incarnation=incarnation, reason=reason)
         try:
@@ -227,11 +241,15 @@ class Leader:
 
         outcomes = await asyncio.gather(*map(adopt, orphans), return_exceptions=True)
         failed = [(name, error) for name, error in zip(orphans, outcomes, strict=True) if error is not None]
+        waiting = [(name, error) for name, error in failed if isinstance(error, ServiceNotReady | NamespaceNotFound)]
+        if waiting:
+            name, reason = waiting[0]
+            log.warning("leader.no_broker", bundle=name, error=str(reason), orphans=len(waiting))
         for name, error in failed:
-            if not isinstance(error, ServiceNotReady | NamespaceNotFound):
+            if isinstance(error, StoreError) or not isinstance(error, Exception):
                 raise error
-            log.warning("leader.no_broker", bundle=name, error=str(error), orphans=len(failed))
-            break
+            if not isinstance(error, ServiceNotReady | NamespaceNotFound):
+                self._context.metrics.surprises.note("leader", error, part="orphans", bundle=name)
 
 
 def _namespace_of(bundle: str) -> str:

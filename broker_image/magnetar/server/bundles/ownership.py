@@ -29,6 +29,7 @@ from magnetar.server.bundles.bundle_events import BundleEvents
 from magnetar.server.bundles.bundle_records import commit_record, others_went_on
 from magnetar.server.bundles.liveness import Liveness
 from magnetar.server.bundles.preloading import Preloads
+from magnetar.server.bundles.renewals import Renewals
 from magnetar.server.bundles.splitting import Splitter
 from magnetar.server.context import BrokerContext
 from magnetar.server.storage.entry_index import TailCache
@@ -41,6 +42,7 @@ from magnetar.server.storage.shortening import Shortener
 from magnetar.server.topics.effective_policies import EffectivePolicies
 from magnetar.server.topics.topic_registry import TopicRegistry
 from magnetar.server.views import ClusterViews, Viewed
+from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +70,7 @@ class Ownership:
         self._events = BundleEvents()
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._renewals = Renewals(self._owned, self._move_quietly)
         self._liveness = Liveness(context)
         self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
         self.assigner = Assigner(context, views)
@@ -76,7 +79,7 @@ class Ownership:
         self._retries = RecoveryRetries(context)
         self._recovering: dict[str, int] = {}
         self._stopped = False
-        self._scans = LogScans(context.volume, lambda incarnation: noted_lengths(context.store, incarnation))
+        self._scans = LogScans(context.volume, lambda incarnation: noted_lengths(context.store, views, incarnation))
         self._preloads = Preloads(context, self._scans)
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
         self._splitter = Splitter(context, views, self._owned, self.registry, self._events, self._make)
@@ -292,9 +295,10 @@ class Ownership:
         epoch = self._context.restore * RESTORE_STRIDE + assigned.mod_revision
         self._recovering[name] = assigned.mod_revision
         try:
+            bundle, ledger_ids = BundleName.parse(name), LedgerIds(epoch)
             preloaded = await self._preloads.take(name, assigned.record)
-            recovered = await recover_bundle(self._context, BundleName.parse(name), assigned.record, epoch, self._scans, preloaded)
-            policies, owned = self.policies.version, self._make(BundleName.parse(name), epoch, recovered)
+            recovered = await recover_bundle(self._context, bundle, assigned.record, ledger_ids, self._scans, preloaded)
+            policies, owned = self.policies.version, self._make(bundle, ledger_ids, recovered)
             await owned.host(recovered.topics)
         except Exception as error:
             # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes. Whatever it is, it is
@@ -316,9 +320,8 @@ class Ownership:
         start, end = self._context.log.position, recovered.sealed_end
         self._beginnings[name] = start.file
         record = rules.own(assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end)
-        if await commit_record(self._context, self._views, name, assigned.mod_revision, record) is None and not self._is_ours(
-            name, epoch
-        ):
+        committed = await commit_record(self._context, self._views, name, assigned.mod_revision, record)
+        if committed is None and not self._is_ours(name, epoch):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
         self._owned[name] = owned
@@ -333,9 +336,9 @@ class Ownership:
         self._context.metrics.acquire_seconds.observe(seconds)
         log.info("bundle.owned", bundle=name, epoch=epoch, topics=len(recovered.topics), seconds=seconds, fenced=recovered.fenced)
 
-    def _make(self, name: BundleName, epoch: int, recovered: RecoveredBundle) -> OwnedBundle:
-        due = self.shortener.ask
-        return OwnedBundle(self._context, name, epoch, recovered, self._tail_cache, self.policies, self.registry, due)
+    def _make(self, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle) -> OwnedBundle:
+        ledger_ids.running_low, due = self._renewals.ask, self.shortener.ask
+        return OwnedBundle(self._context, name, ledger_ids, recovered, self._tail_cache, self.policies, self.registry, due)
 
     def _is_ours(self, name: str, epoch: int) -> bool:
         """Whether our term began though its answer was lost: a request to release it may have changed the record since."""
@@ -483,6 +486,7 @@ class Ownership:
         await self._log_keys.stop()
         await self.assigner.stop()
         await self._liveness.stop()
+        await self._renewals.stop()
         tasks = [*self._work.values(), *self._resolving.values(), *self._asking.values()]
         for task in tasks:
             task.cancel()

@@ -19,6 +19,7 @@ from magnetar.server.storage.catalog import BundleCatalog
 from magnetar.server.storage.log_scans import LiveRead, LogScans
 from magnetar.server.storage.recovery import BundleReplay, Preloaded
 from magnetar.server.views import Viewed
+from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,7 @@ class _Preload:
     async def _read(self) -> Preloaded:
         # An epoch above all that is in the log, and not above the one to come.
         epoch = self._context.restore * RESTORE_STRIDE + self._releasing.mod_revision
-        replay = BundleReplay(self._bundle, epoch)
+        replay = BundleReplay(self._bundle, LedgerIds(epoch))
         await replay.load(self._context, self.record.checkpoint)
         *ended, (term, last) = zip(self.record.epochs, self.record.chain, strict=True)
         for former, span in ended:

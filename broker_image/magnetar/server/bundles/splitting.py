@@ -45,6 +45,7 @@ from magnetar.server.views import ClusterViews, Viewed
 from magnetar.storage import names
 from magnetar.storage.log_format import encode_term
 from magnetar.storage.manifest import LevelZero, Manifest, load_manifest, write_manifest
+from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
 
@@ -55,8 +56,8 @@ GONE = frozenset({BundleState.DELETED, BundleState.FREE})
 """States in which a record of a range, left from an earlier life of its namespace, makes room for a child."""
 
 
-Make = Callable[[BundleName, int, RecoveredBundle], OwnedBundle]
-"""A bundle in an epoch, as recovered."""
+Make = Callable[[BundleName, LedgerIds, RecoveredBundle], OwnedBundle]
+"""A bundle in the term of these ledger ids, as recovered."""
 
 
 class SplitRefused(NotAllowed):
@@ -211,12 +212,14 @@ class Splitter:
         return [str(child.name) for child in children]
 
     def _begin(self, parent: OwnedBundle, plan: _Plan, epoch: int) -> list[OwnedBundle]:
-        """Serve the children instead of the parent, from now on."""
+        """Serve the children instead of the parent, from now on. They share an epoch, and so its ledger ids."""
         del self._owned[str(parent.name)]
-        children = []
+        ledger_ids, children = LedgerIds(epoch), []
         for planned in plan.children:
             catalog = BundleCatalog(self._context, planned.name, planned.manifest)
-            child = self._make(planned.name, epoch, RecoveredBundle({}, catalog, None, fenced=False, records=parent.replay.behind))
+            child = self._make(
+                planned.name, ledger_ids, RecoveredBundle({}, catalog, None, fenced=False, records=parent.replay.behind)
+            )
             child.take_over(parent)
             self._owned[str(planned.name)] = child
             self._registry.adopt(child)

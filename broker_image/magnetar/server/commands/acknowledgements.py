@@ -8,59 +8,112 @@ durable; ids of what does not exist (any more) are passed over; what one ACK, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError, ServiceNotReady, WireCode
+import structlog
+
+from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError, NotAllowed, ProtocolError, ServiceNotReady, WireCode
 from magnetar.server.connections.sessions import ConsumerSession
 from magnetar.server.participant.acknowledging import acknowledge_in_transaction, read_sizes, without_size
 from magnetar.server.participant.positions import entry_named, last_up_to
 from magnetar.server.storage.catalog import last_surviving_message
 from magnetar.topics.acksets import mask_of_words
-from magnetar.transactions.buffer import is_sidecar
+from magnetar.topics.dispatch import SubscriptionType
+from magnetar.topics.intervals import joined
+from magnetar.topics.ledger_ids import is_sidecar
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.entries import parse_entry
+from magnetar.wire.entries import readable_entry
 from magnetar.wire.runs import AckSpan
 
 if TYPE_CHECKING:
     from magnetar.server.connections.connection import Connection
 
+log = structlog.get_logger(__name__)
+
 CUMULATIVE = api.CommandAck.Cumulative
 ACK_SETS_PER_COMMAND_MAX = 16
 """Ack sets of the greatest length that one ACK may have, all its ids together: 4 million messages."""
+IDS_IN_TRANSACTION_MAX = 1_500
+"""Of one ACK in a transaction, which is carried out at once."""
+HELD_AT_ONCE_MAX = 1_000
+"""Messages that one consumer gives back before others get their turn."""
+TRACKED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+"""Types that know which consumer holds what."""
 
 
 def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
-    """ACK: individual or cumulative; answered only if it has a request id."""
+    """ACK: individual or cumulative; answered only if it has a request id. One that changes much gets turns, with what follows it behind."""
+    refused = _take(connection, ack, _confirm(connection, ack))
+    if refused is not None:
+        _refuse(connection, ack, *refused)
+
+
+def _take(connection: Connection, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> tuple[WireCode, str] | None:
+    """Do what an ACK asks for, now or later; `confirmed` is called when it is durable. Why it is refused, or None."""
     session = connection.consumers.get(ack.consumer_id)
     if session is None:
         # Apache Pulsar says nothing, and a client that acknowledges while it subscribes anew waits for its whole operation timeout.
-        _refuse(
-            connection, ack, WireCode.CONSUMER_NOT_FOUND, "Consumer not found: it is not attached; subscribe, and acknowledge then"
-        )
-        return
+        return WireCode.CONSUMER_NOT_FOUND, "Consumer not found: it is not attached; subscribe, and acknowledge then"
     topic = session.subscription.topic
     if topic.leaving:
-        text = f"topic {topic.name} is being unloaded; acknowledge again after the reconnect"
-        _refuse(connection, ack, WireCode.SERVICE_NOT_READY, text)
-        return
+        return WireCode.SERVICE_NOT_READY, f"topic {topic.name} is being unloaded; acknowledge again after the reconnect"
     refusal = _too_many_words(ack, topic.context.settings.ack_words_max)
     if refusal is not None:
-        _refuse(connection, ack, WireCode.NOT_ALLOWED, refusal)
-        return
-    if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
-        _acknowledge_in_transaction(connection, session, ack)
-        return
-    confirmed = _confirm(connection, ack) if ack.HasField("request_id") else None
-    if ack.ack_type == CUMULATIVE:
+        return WireCode.NOT_ALLOWED, refusal
+    if _in_transaction(ack):
+        _acknowledge_in_transaction(connection, session, ack, confirmed)
+    elif ack.ack_type == CUMULATIVE:
         _acknowledge_cumulative(session, ack, confirmed)
-        return
+    else:
+        try:
+            _acknowledge_each(session, ack, confirmed)
+        except LimitExceeded as error:
+            return error.wire_code, str(error)
+    return None
+
+
+def _in_transaction(ack: api.CommandAck) -> bool:
+    return ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits")
+
+
+async def take_list(connection: Connection, parts: Iterator[bytes | None]) -> None:
+    """An ACK or REDELIVER that names so many messages that it is taken part by part (`list_parts`), others having their turns in between.
+
+    An ACK is answered once, after all of it; one that is refused may have been carried out in part, as if its ids had come one by one. In a
+    transaction it is carried out as a whole or refused.
+    """
+    whole, previous = api.CommandAck(), None
     try:
-        _acknowledge_each(session, ack, confirmed)
-    except LimitExceeded as error:
-        _refuse(connection, ack, error.wire_code, str(error))
+        for part in parts:
+            await asyncio.sleep(0)
+            if part is None:
+                continue
+            command = commands.decode_command(part)
+            if command.type == api.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES:
+                if not _redeliver_listed(connection, command.redeliver_unacknowledged_messages):
+                    return
+            elif command.ack.ack_type == CUMULATIVE or _in_transaction(command.ack):
+                whole.MergeFrom(command.ack)
+                if len(whole.message_id) > IDS_IN_TRANSACTION_MAX:
+                    break
+            elif previous is not None and (refused := _take(connection, previous, None)) is not None:
+                _refuse(connection, previous, *refused)
+                return
+            else:
+                previous = command.ack
+    except ProtocolError as error:
+        log.warning("connection.protocol_error", peer=connection.peer, error=str(error))
+        connection.close()
+        return
+    await asyncio.sleep(0)
+    if previous is not None:
+        acknowledge(connection, previous)
+    elif whole.message_id:
+        acknowledge(connection, whole)
 
 
 def _too_many_words(ack: api.CommandAck, limit: int) -> str | None:
@@ -92,10 +145,16 @@ def acknowledge_span(connection: Connection, span: AckSpan) -> None:
         host.acknowledge(session, ranges, (), None)
 
 
-def _acknowledge_in_transaction(connection: Connection, session: ConsumerSession, ack: api.CommandAck) -> None:
+def _acknowledge_in_transaction(
+    connection: Connection, session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None
+) -> None:
     """Answered with why it cannot be done, as far as it can be answered; while the topic's bundle is divided it waits."""
     topic = session.subscription.topic
     try:
+        if len(ack.message_id) > IDS_IN_TRANSACTION_MAX:
+            raise NotAllowed(
+                f"message_id: one ACK in a transaction names at most {IDS_IN_TRANSACTION_MAX} messages; send several, with fewer each"
+            )
         if topic.frozen:
             parked = topic.bundle.parked
             if parked is None or not parked.request(ack.ByteSize(), lambda: acknowledge(connection, ack)):
@@ -103,7 +162,7 @@ def _acknowledge_in_transaction(connection: Connection, session: ConsumerSession
         elif missing := without_size(topic, ack):
             connection.spawn(_acknowledge_when_read(connection, session, ack, missing))
         else:
-            acknowledge_in_transaction(session, ack, _confirm(connection, ack) if ack.HasField("request_id") else None)
+            acknowledge_in_transaction(session, ack, confirmed)
     except MagnetarError as error:
         _refuse(connection, ack, error.wire_code, str(error))
 
@@ -124,7 +183,10 @@ def _refuse(connection: Connection, ack: api.CommandAck, code: WireCode, text: s
         connection.queue(commands.ack_response(ack.consumer_id, ack.request_id, code, text))
 
 
-def _confirm(connection: Connection, ack: api.CommandAck) -> Callable[[], None]:
+def _confirm(connection: Connection, ack: api.CommandAck) -> Callable[[], None] | None:
+    """What answers the ACK, if it is to be answered."""
+    if not ack.HasField("request_id"):
+        return None
     response = commands.ack_response(ack.consumer_id, ack.request_id)
     return lambda: connection.queue(response)
 
@@ -150,7 +212,7 @@ def _acknowledge_cumulative(session: ConsumerSession, ack: api.CommandAck, confi
 def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> None:
     topic = session.subscription.topic
     find = topic.core.ledgers.find if topic.transactions is None else partial(entry_named, topic)
-    ranges: list[tuple[int, int]] = []
+    entries: list[int] = []
     messages: list[tuple[int, int]] = []
     for identifier in ack.message_id:
         ordinal = find(commands.position_of(identifier))
@@ -159,10 +221,9 @@ def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: 
         mask = mask_of_words(identifier.ack_set) if identifier.ack_set else 0
         if mask:
             messages.append((ordinal, mask))
-        elif ranges and ranges[-1][1] == ordinal:
-            ranges[-1] = (ranges[-1][0], ordinal + 1)
         else:
-            ranges.append((ordinal, ordinal + 1))
+            entries.append(ordinal)
+    ranges = joined(entries)
     crowded = session.subscription.core.crowded_out(ranges, (ordinal for ordinal, _ in messages))
     if crowded is not None:
         raise LimitExceeded(crowded)
@@ -170,17 +231,40 @@ def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: 
 
 
 def redeliver(connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages) -> None:
-    """REDELIVER: the listed entries, or everything this consumer holds."""
+    """REDELIVER: the listed entries, or everything this consumer holds; much of that part by part."""
     session = connection.consumers.get(request.consumer_id)
     if session is None:
         return
-    host = session.subscription
-    ranges: list[tuple[int, int]] | None = None
+    core = session.subscription.core
     if request.message_ids:
-        found = (host.topic.core.ledgers.find(commands.position_of(identifier)) for identifier in request.message_ids)
-        ranges = [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None]
-    host.core.redeliver(session, ranges, request.consumer_epoch)
+        _redeliver_listed(connection, request)
+    elif (consumer := core.consumers.get(session)) is not None and consumer.unacknowledged > HELD_AT_ONCE_MAX:
+        connection.spawn_in_order(_redeliver_held(session, core.held(session)))
+    else:
+        core.redeliver(session, None, request.consumer_epoch)
+        session.subscription.schedule()
+
+
+def _redeliver_listed(connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages) -> bool:
+    """Give back the listed entries; False if the rest of a longer list changes nothing more."""
+    session = connection.consumers.get(request.consumer_id)
+    if session is None:
+        return False
+    host = session.subscription
+    found = (host.topic.core.ledgers.find(commands.position_of(identifier)) for identifier in request.message_ids)
+    host.core.redeliver(session, joined([ordinal for ordinal in found if ordinal is not None]), request.consumer_epoch)
     host.schedule()
+    return host.core.kind in TRACKED  # others begin again with the mark-delete, once
+
+
+async def _redeliver_held(session: ConsumerSession, held: Sequence[int]) -> None:
+    for at in range(0, len(held), HELD_AT_ONCE_MAX):
+        if session.closed:
+            return
+        part = held[at : at + HELD_AT_ONCE_MAX]
+        session.subscription.core.redeliver(session, joined(list(part)))
+        session.subscription.schedule()
+        await asyncio.sleep(0)
 
 
 async def last_message_id(connection: Connection, request: api.CommandGetLastMessageId) -> bytes:
@@ -193,8 +277,8 @@ async def last_message_id(connection: Connection, request: api.CommandGetLastMes
     position, entry = await host.topic.last_message(session.read_compacted)
     batch_index: int | None = None
     if entry is not None:
-        parsed = parse_entry(entry)
-        batch_index = last_surviving_message(parsed.metadata) if parsed.batched else -1
+        parsed = readable_entry(entry)
+        batch_index = last_surviving_message(parsed.metadata) if parsed is not None and parsed.batched else -1
     identifier = commands.message_id_data(commands.Position(*position), session.partition, batch_index)
     mark_delete = host.topic.core.ledgers.position_before(host.core.cursor.mark_delete)
     return commands.last_message_id(request.request_id, identifier, commands.Position(*mark_delete))

@@ -36,6 +36,7 @@ from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.topics.dispatch import KeySharedMode, KeySharedPolicy, SubscriptionType
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
+from magnetar.topics.topic import check_subscription_name
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
@@ -167,10 +168,11 @@ class Consuming:
         after the first messages behind it throws those away.
         """
         log = self._context.log
-        if not host.core.durable or (log.stalled is not None and host.recorded and host.core.placed):
-            await log.confirm()  # no space: what is there already can be consumed all the same
+        waits = log.space.stalled is not None or log.hangs
+        if not host.core.durable or (waits and host.recorded and host.core.placed):
+            await log.confirm()  # no space, or a disk that hangs: what is there already can be consumed all the same
             return
-        log.check_room()
+        log.space.check_room()
         if host.core.dirty:
             topic.bundle.write_cursor(host, lambda: None)
         await log.barrier()
@@ -258,7 +260,8 @@ def _check_consumer_limits(host: SubscriptionHost) -> None:
 
 
 def _check_subscribe(request: api.CommandSubscribe) -> None:
-    """Refuse combinations that are not allowed, or not offered yet. Raises NotAllowed."""
+    """Refuse what no topic allows, before one is created for it. Raises InvalidSubscriptionName, NotAllowed."""
+    check_subscription_name(request.subscription)
     if request.read_compacted and SubscriptionType(request.subType) not in (
         SubscriptionType.EXCLUSIVE,
         SubscriptionType.FAILOVER,

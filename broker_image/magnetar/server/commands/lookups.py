@@ -9,6 +9,7 @@ outside the dialect is left to the client (the answer says that it is not filter
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicExists, TopicNotFound
@@ -27,6 +28,8 @@ from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 LISTS_HELD_MAX = 64
+LISTED_AT_ONCE_MAX = 1_000
+"""Names of one answer behind which others get their turn."""
 Mode = api.CommandGetTopicsOfNamespace.Mode
 BYTES_SCHEMA = getattr(api.Schema, "None")
 """The type of plain bytes: a topic has no version of it, which an empty version says."""
@@ -57,6 +60,8 @@ class Lookups:
         self._registry = ownership.registry
         self.coordinators = CoordinatorDiscovery(context.store, context.clock, context.settings)
         self._watchers = TopicWatchers(self._registry)
+        self._listing = asyncio.Lock()
+        """Many who ask at once take turns: a list of a hundred thousand topics takes tens of milliseconds."""
         self._lists: dict[tuple[NamespaceName, int, str | None], tuple[int, tuple[list[str], str, bool]]] = {}
 
     async def lookup(self, connection: Connection, lookup: api.CommandLookupTopic) -> None:
@@ -118,17 +123,22 @@ class Lookups:
 
     async def topics_of_namespace(self, connection: Connection, request: api.CommandGetTopicsOfNamespace) -> None:
         await connection.slow.writable()  # lists are large: who asks for many of them must read them, too
-        names, found, filtered = await self._listed(request)
-        changed = not (request.HasField("topics_hash") and request.topics_hash == found)
-        self._check_size(names)
-        connection.queue(
-            commands.topics_of_namespace(request.request_id, names if changed else (), found, filtered=filtered, changed=changed)
-        )
-
-    async def _listed(self, request: api.CommandGetTopicsOfNamespace) -> tuple[list[str], str, bool]:
-        """The names asked for, their hash, and whether the pattern has been applied; made once for all who ask between two changes."""
         namespace = NamespaceName.parse(request.namespace)
         await self._registry.catch_up(namespace)
+        async with self._listing:
+            names, found, filtered = self._listed(namespace, request)
+            changed = not (request.HasField("topics_hash") and request.topics_hash == found)
+            self._check_size(names)
+            connection.queue(
+                commands.topics_of_namespace(
+                    request.request_id, names if changed else (), found, filtered=filtered, changed=changed
+                )
+            )
+            if len(names) > LISTED_AT_ONCE_MAX:
+                await asyncio.sleep(0)
+
+    def _listed(self, namespace: NamespaceName, request: api.CommandGetTopicsOfNamespace) -> tuple[list[str], str, bool]:
+        """The names asked for, their hash, and whether the pattern has been applied; made once for all who ask between two changes."""
         pattern = request.topics_pattern if request.HasField("topics_pattern") else None
         key, version = (namespace, request.mode, pattern), self._registry.version(namespace)
         held = self._lists.get(key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, SendsGivenUp, ServiceNotReady
-from magnetar.names import TopicName
+from magnetar.names import CLUSTER_NAME, RULES, TopicName
 from magnetar.server.commands.consuming import Consuming, TopicOpener
 from magnetar.server.connections.connection import Connection
 from magnetar.server.connections.sessions import ProducerSession
@@ -34,7 +34,7 @@ class Producing:
     async def create(self, connection: Connection, request: api.CommandProducer) -> None:
         """Answer PRODUCER; while the producer waits for exclusive access this goes on, and CLOSE_PRODUCER cancels it."""
         producer_id, pending = request.producer_id, connection.pending_producers
-        withheld = connection.withheld(producer_id)
+        withheld = connection.closed_producers.withheld(producer_id)
         if withheld is not None:
             raise SendsGivenUp(withheld)
         existing = connection.producers.get(producer_id)
@@ -58,7 +58,7 @@ class Producing:
             topic.publishing.check()
             if existing is None:
                 topic.publishing.check_policies(encrypted=request.encrypted)
-            self._context.log.check_room()
+            self._context.log.space.check_publishing()
             if request.initial_subscription_name:
                 await self._create_subscription(topic, request.initial_subscription_name)
             await self._attach(connection, request, topic)
@@ -123,10 +123,13 @@ class Producing:
         limit, size = self._context.settings.producer_name_bytes_max, len(name.encode())
         if size > limit:
             raise LimitExceeded(f"producer_name: {size} bytes are beyond producer_name_bytes_max {limit}; use a shorter one")
+        if name and (violation := RULES["producer_name"].violation(name)) is not None:
+            raise InvalidRequest(violation)
 
     def _generate_name(self) -> str:
+        """A name that no producer of the cluster had before: deduplication would drop what a second one of the name publishes."""
         self._number += 1
-        return f"{self._context.incarnation}-{self._number}"
+        return f"{CLUSTER_NAME}-{self._context.number}-{self._number}"
 
     # --- CLOSE_PRODUCER --------------------------------------------------------------------------------------------------------
 

@@ -11,31 +11,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
 from magnetar import __version__
-from magnetar.errors import ChecksumMismatch, LimitExceeded, ProtocolError, UnsupportedCommand, WireCode
+from magnetar.errors import LimitExceeded, ProtocolError, UnsupportedCommand
 from magnetar.metadata.records import OVER_TLS
-from magnetar.server.commands.acknowledgements import acknowledge_span
+from magnetar.server.commands.acknowledgements import acknowledge_span, take_list
+from magnetar.server.connections.answering import Service
+from magnetar.server.connections.closed_producers import ClosedProducers
 from magnetar.server.connections.connection_table import ConnectionTable
 from magnetar.server.connections.heartbeat import Heartbeat
 from magnetar.server.connections.in_flight import InFlight
-from magnetar.server.connections.send_group import SendGroup
+from magnetar.server.connections.outbound import Outbound
+from magnetar.server.connections.peer_budget import peer_group
+from magnetar.server.connections.send_group import SendGroup, refusal_of
 from magnetar.server.connections.sessions import ConsumerSession, ProducerSession
 from magnetar.server.connections.slow_peer import SlowPeer
-from magnetar.server.network.tls import common_name
+from magnetar.server.network.tls import PeerCertificate, peer_certificate
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.checksum import Buffer, verify_entry
 from magnetar.wire.frames import InboundBuffer
+from magnetar.wire.large_commands import LARGE_BYTES, LISTS, check_fields, list_parts
 
 if TYPE_CHECKING:
     from magnetar.security.authorization import Principal
     from magnetar.server.commands.topic_watchers import TopicWatcher
-    from magnetar.server.network.listeners import Listeners, Successor
 
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
@@ -43,29 +46,17 @@ Type = api.BaseCommand.Type
 SEND, ACK, FLOW = int(Type.SEND), int(Type.ACK), int(Type.FLOW)
 """Of the hot path; looking one up in the enum costs more than comparing it."""
 
+ENTRY_METADATA_SINCE = 18
+"""Protocol version."""
 ACK_SPAN_BYTES_MIN = 60
 """Shorter ones, of a few entries, are parsed: that is as fast."""
+TURN_COST_MAX = 64 << 10
+"""Of the commands of one connection that are handled before others get their turn, a few milliseconds: of each its size twice, and one of these."""
+SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 32, 32, 1024, 1024
+"""What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a request that gets a task of its own."""
 SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
-LARGE_PIECE_BYTES = 4096
-"""Mean size of what is queued from which on it is written without joining it."""
-FORGOTTEN_SENDS_S = 30.0
-"""SENDs for a producer that the broker closed are on their way for about as long; they are dropped without a word."""
-
-
-class Service(Protocol):
-    """What answers the commands of connections: a broker, or a transaction coordinator."""
-
-    def handle(self, connection: Connection, command: api.BaseCommand) -> None:
-        """Answer one command, now or later."""
-        ...
-
-    def disk_is_behind(self) -> bool:
-        """Whether so much waits for a flush that publishers must be held up."""
-        ...
-
-    def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once it does not any more."""
-        ...
+CONNECT_BYTES_MAX = 64 * 1024
+"""Largest frame before CONNECT was accepted: memory that a peer without credentials may hold."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -76,14 +67,13 @@ class Connection(asyncio.BufferedProtocol):
         self._table, self._service_of, self.listener = table, service, listener
         self.tls = listener is not None and listener.endswith(OVER_TLS)
         self.settings = table.settings
-        self._inbound = InboundBuffer(self.settings.max_message_bytes)
-        self._out: list[Buffer] = []
+        self._inbound = InboundBuffer(CONNECT_BYTES_MAX)
+        self._outbound = Outbound(self.settings.write_buffer_bytes_max)
         self._flush_scheduled = False
         self._connected = False
         self._closing = False
         self._requests: dict[asyncio.Task[None], None] = {}
-        self._forgotten: dict[int, float] = {}
-        self._reading_paused = self._requests_held = False
+        self._reading_paused = self._requests_held = self._in_turn = False
         self._transport: asyncio.Transport | None = None
         self.producers: dict[int, ProducerSession] = {}
         self.consumers: dict[int, ConsumerSession] = {}
@@ -91,20 +81,23 @@ class Connection(asyncio.BufferedProtocol):
         self.in_flight = InFlight()
         self.slow, self._heartbeat = SlowPeer(self), Heartbeat(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
-        self._withheld: dict[int, tuple[str, float]] = {}
+        self.closed_producers = ClosedProducers(self.settings.producers_per_connection_max)
         self.pending_consumers: dict[int, int] = {}
         self.writable = True
-        self.client_version = self.peer = self.common_name = ""
+        self.client_version = self.peer = self.group = ""
+        self.certificate = PeerCertificate()
         self.protocol_version = 0
+        self.takes_entry_metadata = False
         self.principal: Principal | None = None
 
     # --- asyncio ---------------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self.settings.write_buffer_bytes_max)
-        self.peer = str(self._transport.get_extra_info("peername"))
-        self.common_name = common_name(self._transport) if self.tls else ""
+        self._outbound.begin(self._transport)
+        peername = self._transport.get_extra_info("peername")
+        self.peer, self.group = str(peername), peer_group(peername)
+        self.certificate = peer_certificate(self._transport) if self.tls else PeerCertificate()
         try:
             self._table.add(self)
         except LimitExceeded as error:
@@ -152,24 +145,33 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             log.warning("connection.protocol_error", peer=self.peer, error=str(error))
             self.close()
-
-    def eof_received(self) -> bool:
-        return False
+        except Exception as error:
+            self._table.surprises.note("connections", error, peer=self.peer)
+            self.abort()
 
     def pause_writing(self) -> None:
-        self.writable = False
-        self.slow.begin()
-        for consumer in self.consumers.values():
-            consumer.subscription.core.pause(consumer)
+        self._outbound.full = True
+        self._weigh()
 
     def resume_writing(self) -> None:
-        self.writable, held = True, self.slow.holds
-        self.slow.end()
-        if held and self.listens:
-            self._resume_reading()
-        for consumer in self.consumers.values():
-            consumer.subscription.core.resume(consumer)
-            consumer.subscription.schedule()
+        self._outbound.full = False
+        self._flush()
+
+    def _weigh(self) -> None:
+        """Give a peer that does not read no more messages, until it has read most of what waits for it."""
+        if self.writable and self._outbound.too_much:
+            self.writable = False
+            self.slow.begin()
+            for consumer in self.consumers.values():
+                consumer.subscription.core.pause(consumer)
+        elif not self.writable and self._outbound.little:
+            self.writable, held = True, self.slow.holds
+            self.slow.end()
+            if held and self.listens:
+                self._resume_reading()
+            for consumer in self.consumers.values():
+                consumer.subscription.core.resume(consumer)
+                consumer.subscription.schedule()
 
     # --- reading ---------------------------------------------------------------------------------------------------------------
 
@@ -177,29 +179,74 @@ class Connection(asyncio.BufferedProtocol):
         frames = self._inbound.advance(nbytes)
         if self._hold_back():
             return  # the frames stay in the buffer until the disk has caught up
-        data = self._inbound.data
+        data, connected, left = self._inbound.data, self._connected, TURN_COST_MAX
         group: SendGroup | None = None
         for start, body, end in frames:
             if self._closing:
                 return
-            kind = commands.peek_type(data, start, body)
+            kind, large = commands.peek_type(data, start, body), body - start > LARGE_BYTES
+            if large and kind not in LISTS:
+                check_fields(data, start, body)
             if kind == SEND:
-                group = self._collect_send(group, start, body, end)
-                continue
+                collected = self._collect_send(group, start, body, end)
+                left -= SEND_COST if collected is group else GROUP_COST
+                group = collected
+                if left > 0:
+                    continue
             if group is not None:
                 group.publish()
                 group = None
-            if kind != ACK or body - start < ACK_SPAN_BYTES_MIN or not self._acknowledged(start, body):
+            if large and kind in LISTS and self._take_list(start, body):
+                return
+            if kind == SEND:
+                pass
+            elif kind != ACK or not ACK_SPAN_BYTES_MIN <= body - start <= LARGE_BYTES or not self._acknowledged(start, body):
+                waiting = len(self._requests)
                 self._handle_command(start, body)
-                if self._requests_held:
-                    return  # the rest stays in the buffer until some of them are answered
+                left -= 2 * (body - start) + (COMMAND_COST if len(self._requests) == waiting else REQUEST_COST)
+            else:
+                left -= COMMAND_COST + (body - start >> 3)
+            if self._requests_held:
+                return  # the rest stays in the buffer until some of them are answered
+            if self._connected is not connected:
+                self._handle_frames(0)  # larger frames are allowed now
+                return
+            if left <= 0 and not self._closing:
+                self._begin_turn()
+                asyncio.get_running_loop().call_soon(self._end_turn)
+                return
         if group is not None and not self._closing:
             group.publish()
+
+    def _take_list(self, start: int, body: int) -> bool:
+        """Take an ACK or REDELIVER of very many ids, part by part; False if it is to be decoded at once."""
+        data = bytes(self._inbound.view[start:body])
+        parts = list_parts(data, 0, len(data)) if self._connected and self._table.ready.is_set() else None
+        if parts is None:
+            check_fields(data, 0, len(data))
+        else:
+            self.spawn_in_order(take_list(self, parts))
+        return parts is not None
+
+    def spawn_in_order(self, request: Coroutine[Any, Any, None]) -> None:
+        """Run a request in turns with other connections; of this one nothing is handled before it has ended."""
+        self._begin_turn()
+        self.spawn(request).add_done_callback(lambda _task: self._end_turn())
+
+    def _begin_turn(self) -> None:
+        """Handle no more until `_end_turn`."""
+        self._in_turn = True
+        self.hold_reading()
+
+    def _end_turn(self) -> None:
+        self._in_turn = False
+        if not self._reading_paused:
+            self._resume_reading()
 
     @property
     def listens(self) -> bool:
         """Whether what the peer says is read; while it is not, silence tells nothing about the peer."""
-        return not (self._reading_paused or self._requests_held or self.slow.holds)
+        return not (self._reading_paused or self._requests_held or self._in_turn or self.slow.holds)
 
     def _hold_back(self) -> bool:
         """Stop reading while the disk is behind; True if it is."""
@@ -219,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def unsent_bytes(self) -> int:
         """What the peer has not taken yet."""
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._outbound.size
 
     def hold_reading(self) -> None:
         """Read nothing more until the peer has read."""
@@ -239,14 +286,14 @@ class Connection(asyncio.BufferedProtocol):
         producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(self._inbound.data, start, body)
         session = self.producers.get(producer_id)
         if session is None:
-            if not self._was_closed_by_us(producer_id):
+            if producer_id not in self.closed_producers:
                 raise ProtocolError(f"SEND for producer {producer_id}, which does not exist on this connection; create it first")
             return group
         txn = None if most is None and least is None else TxnId(most or 0, least or 0)
         if group is not None and (group.session is not session or group.txn != txn):
             group.publish()
             group = None
-        refused = self._refuse_send(body, end)
+        refused = refusal_of(session, self._inbound.view[body:end], count, self.settings)
         if refused is not None:
             if group is not None:
                 group.publish()
@@ -257,19 +304,9 @@ class Connection(asyncio.BufferedProtocol):
         if group.bytes + end - body > self.settings.publish_bytes_max:
             group.publish()
             group = SendGroup(session, txn)
-        group.add(self._inbound.view[body:end], max(1, count), sequence, highest)
+        group.add(self._inbound.view[body:end], count, sequence, highest)
         group.add_following(self._inbound, start, body, end, self.settings)
         return group
-
-    def _refuse_send(self, body: int, end: int) -> tuple[WireCode, str] | None:
-        """Why one SEND is not taken, or None."""
-        if end - body > self.settings.entry_bytes_max:
-            return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {self.settings.max_message_bytes} bytes"
-        try:
-            verify_entry(self._inbound.view[body:end])
-        except ChecksumMismatch as error:
-            return error.wire_code, str(error)
-        return None
 
     def _acknowledged(self, start: int, body: int) -> bool:
         """Take an ACK of consecutive entries; False if it is any other, which is left to the service."""
@@ -278,10 +315,6 @@ class Connection(asyncio.BufferedProtocol):
             return False
         acknowledge_span(self, span)
         return True
-
-    def _was_closed_by_us(self, producer_id: int) -> bool:
-        until = self._forgotten.get(producer_id)
-        return until is not None and asyncio.get_running_loop().time() < until
 
     def _handle_command(self, start: int, body: int) -> None:
         try:
@@ -318,9 +351,15 @@ class Connection(asyncio.BufferedProtocol):
     def _handshake(self, connect: api.CommandConnect) -> None:
         self.client_version = connect.client_version[:200]
         self.protocol_version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
+        self.takes_entry_metadata = (
+            self.protocol_version >= ENTRY_METADATA_SINCE and connect.feature_flags.supports_broker_entry_metadata
+        )
         if self._table.handshakes is not None and not self._table.handshakes.admit(self, connect):
             return
         self._connected = True
+        self._inbound.allow(self.settings.max_message_bytes)
+        self._table.admitted(self)
+        self._heartbeat.admitted()
         self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes))
 
     def _flow(self, flow: api.CommandFlow) -> None:
@@ -331,7 +370,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- requests that wait ----------------------------------------------------------------------------------------------------
 
-    def spawn(self, request: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, request: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a request beside the others of this connection; it ends with the connection.
 
         While too many wait for an answer (a bundle that changes hands has them all wait) nothing more is read: nobody is refused or dropped.
@@ -343,6 +382,7 @@ class Connection(asyncio.BufferedProtocol):
             self._requests_held = True
             log.info("connection.many_requests", peer=self.peer, limit=self.settings.requests_per_connection_max)
             self.hold_reading()
+        return task
 
     def _request_done(self, task: asyncio.Task[None]) -> None:
         self._requests.pop(task, None)
@@ -350,11 +390,8 @@ class Connection(asyncio.BufferedProtocol):
             self._requests_held = False
             if not self._reading_paused:
                 self._resume_reading()
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            log.error("connection.request_failed", peer=self.peer, error=repr(error), exc_info=error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._table.surprises.note("connections", error, peer=self.peer)
             self.close()
 
     # --- writing ---------------------------------------------------------------------------------------------------------------
@@ -363,7 +400,10 @@ class Connection(asyncio.BufferedProtocol):
         """Send after everything queued before, together with whatever else this turn of the loop brings."""
         if self._closing:
             return
-        self._out.append(data)
+        self._outbound.add(data)
+        self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -381,7 +421,7 @@ class Connection(asyncio.BufferedProtocol):
         """Queue entries of one ledger, whose ids rise, as MESSAGE commands."""
         if self._closing or session.closed:
             return
-        self._out += runs.scattered_message_frames(
+        frames = runs.scattered_message_frames(
             session.consumer_id,
             ledger,
             entry_ids,
@@ -391,50 +431,25 @@ class Connection(asyncio.BufferedProtocol):
             ack_sets=ack_sets,
             consumer_epoch=epoch if session.sends_epoch else None,
         )
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbound.add_messages(session, frames)
+        self._schedule_flush()
 
     def _flush(self) -> None:
         self._flush_scheduled = False
         if self._transport is None or self._closing or self._transport.is_closing():
-            self._out.clear()
+            self._outbound.clear()
             return
-        out, self._out = self._out, []
-        # Small pieces are joined: a copy costs less than a vector each. Large entries go out from where they are.
-        if len(out) == 1:
-            self._transport.write(out[0])
-        elif sum(map(len, out)) < LARGE_PIECE_BYTES * len(out):
-            self._transport.write(b"".join(out))
-        else:
-            self._transport.writelines(out)
+        self._outbound.write(self._transport)
+        if self._outbound.full or not self.writable:
+            self._weigh()
 
     # --- sessions --------------------------------------------------------------------------------------------------------------
-
-    def handed_over(self, listeners: Listeners, successor: Successor | None) -> tuple[str | None, str | None]:
-        """The successor's address for this client, plain or by TLS as it came here; neither if the client must look the topic up."""
-        url = listeners.handed_over(self.listener, successor) if successor is not None else None
-        return (None, url) if self.tls else (url, None)
 
     def ignore_producer(self, session: ProducerSession) -> None:
         """A producer is being closed: drop it here; its late SENDs are ignored for a while."""
         if self.producers.get(session.producer_id) is session:
             del self.producers[session.producer_id]
-        now = asyncio.get_running_loop().time()
-        self._forgotten = {producer: until for producer, until in self._forgotten.items() if until > now}
-        self._forgotten[session.producer_id] = now + FORGOTTEN_SENDS_S
-
-    def withhold(self, producer_id: int, text: str) -> None:
-        """Have the next PRODUCER of that id refused with `text`; of more of them than there may be producers the first is forgotten."""
-        self._withheld.pop(producer_id, None)
-        self._withheld[producer_id] = text, asyncio.get_running_loop().time() + FORGOTTEN_SENDS_S
-        if len(self._withheld) > self.settings.producers_per_connection_max:
-            del self._withheld[next(iter(self._withheld))]
-
-    def withheld(self, producer_id: int) -> str | None:
-        """What a PRODUCER of that id is refused with, once, and only if it comes about as soon as a client does that was closed."""
-        text, until = self._withheld.pop(producer_id, ("", 0.0))
-        return text if asyncio.get_running_loop().time() < until else None
+        self.closed_producers.add(session.producer_id)
 
     def forget_producer(self, session: ProducerSession) -> None:
         """A producer is closed: drop it here and on its topic."""
@@ -461,7 +476,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Send what is queued, then close."""
         if self._transport is not None and not self._closing:
-            self._flush()
+            self._outbound.write_all(self._transport)
             self._closing = True
             self._transport.close()
 
@@ -478,6 +493,6 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once; nothing queued is sent."""
         self._closing = True
-        self._out.clear()
+        self._outbound.clear()
         if self._transport is not None:
             self._transport.abort()

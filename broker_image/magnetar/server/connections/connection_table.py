@@ -1,21 +1,27 @@
 """All connections of a broker.
 
-Owns: how many there may be, and the gate that keeps their requests waiting until the broker is ready. Imports: asyncio, errors, settings.
+Owns: how many there may be, and the gate that keeps their requests waiting until the broker is ready. Imports: asyncio, settings, peer_budget.
 Invariant: a connection is in the table from being made to being lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from magnetar.errors import LimitExceeded
+import structlog
+
+from magnetar.server.background import Surprises
+from magnetar.server.connections.peer_budget import PeerBudget
 from magnetar.server.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from magnetar.server.connections.connection import Connection
     from magnetar.server.security.authentication import Authenticator
     from magnetar.server.security.handshakes import Handshakes
+
+log = structlog.get_logger(__name__)
 
 
 class ConnectionTable:
@@ -24,7 +30,14 @@ class ConnectionTable:
     def __init__(self, settings: BrokerSettings, handshakes: Handshakes | None = None) -> None:
         """`handshakes` decides who is let in; None: everybody is, and may do everything."""
         self.settings, self.handshakes = settings, handshakes
+        self.surprises = Surprises()
         self._open: dict[Connection, None] = {}
+        self.budget: PeerBudget[Connection] = PeerBudget(
+            "connections_max",
+            most=settings.connections_max,
+            group_max=settings.connections_per_address_max,
+            unknown_max=settings.connections_unauthenticated_max,
+        )
         self.ready = asyncio.Event()
 
     @staticmethod
@@ -40,19 +53,36 @@ class ConnectionTable:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
-        """Raises LimitExceeded beyond `connections_max`."""
-        if len(self._open) >= self.settings.connections_max:
-            raise LimitExceeded(f"connections_max: {self.settings.connections_max} connections are open")
+        """A connection that has not sent CONNECT yet; another such one may be dropped for it. Raises LimitExceeded."""
+        dropped = self.budget.admit(connection, connection.group)
         self._open[connection] = None
+        if dropped is not None:
+            log.info("connection.dropped", peer=dropped.peer, reason="others wait to send CONNECT")
+            dropped.abort()
+
+    def admitted(self, connection: Connection) -> None:
+        """Its CONNECT was accepted."""
+        self.budget.keep(connection)
 
     def remove(self, connection: Connection) -> None:
         self._open.pop(connection, None)
+        self.budget.forget(connection)
         if self.handshakes is not None:
             self.handshakes.forget(connection)
 
     def refused(self) -> int:
         """How many were not let in."""
         return self.handshakes.refused if self.handshakes is not None else 0
+
+    def expose(self, gauge: Callable[[str, str, Callable[[], float]], None]) -> None:
+        """Register metrics, each by its name, its meaning and how it is read."""
+        limit, budget = self.settings.connections_max, self.budget
+        gauge(
+            "magnetar_connections_max", "Client connections there may be: connections_max, or what open files allow", lambda: limit
+        )
+        gauge("magnetar_connections_dropped", "Connections without CONNECT that made room for others", lambda: budget.dropped)
+        if self.handshakes is not None:
+            gauge("magnetar_connections_not_authenticated", "Connections that were refused for what they showed", self.refused)
 
     def open(self) -> list[Connection]:
         """The connections of now."""

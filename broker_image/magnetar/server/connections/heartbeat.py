@@ -32,8 +32,16 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """The connection is open: its handshake must be over, and something be heard, within every `keep_alive_s` from now on."""
-        self._timer = asyncio.get_running_loop().call_later(self._connection.settings.keep_alive_s, self._look)
+        """The connection is open: CONNECT is due within `connect_timeout_s`, and then something within every `keep_alive_s`."""
+        self._wait(min(self._connection.settings.connect_timeout_s, self._connection.settings.keep_alive_s))
+
+    def admitted(self) -> None:
+        """CONNECT was accepted: from now on `keep_alive_s` counts."""
+        self.end()
+        self._wait(self._connection.settings.keep_alive_s)
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def end(self) -> None:
         """The connection is over."""
@@ -70,7 +78,7 @@ class Heartbeat:
         return not connection.closed  # if it is not read its answer may lie there
 
     def _look(self) -> None:
-        """Every `keep_alive_s`: a peer that neither finished its handshake nor said anything since the last PING is gone."""
+        """A peer that has not sent CONNECT in time, or nothing since the last PING, is gone."""
         connection = self._connection
         if not connection.connected or (connection.listens and not self._heard):
             log.info("connection.keep_alive_failed", peer=connection.peer, connected=connection.connected)
@@ -78,4 +86,4 @@ class Heartbeat:
             return
         self._heard = False
         connection.queue(commands.PING)
-        self.begin()
+        self._wait(connection.settings.keep_alive_s)

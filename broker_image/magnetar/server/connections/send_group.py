@@ -1,19 +1,36 @@
 """SENDs on their way from one read of a connection to a topic.
 
-Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none.
+Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none; what is refused before it comes into one.
 Imports: wire, storage.log_format, sessions, settings, participant.
 Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of the receive buffer, valid until the next read.
 """
 
 from __future__ import annotations
 
+from magnetar.errors import ChecksumMismatch, NotAllowed, WireCode
 from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.participant.sending import publish_in
 from magnetar.server.settings import BrokerSettings
 from magnetar.storage.log_format import ENTRY_ARRAY_BYTES
 from magnetar.transactions.ids import TxnId
-from magnetar.wire import runs
+from magnetar.wire import send_runs
+from magnetar.wire.checksum import verify_entry
 from magnetar.wire.frames import InboundBuffer
+from magnetar.wire.sent_entries import check_sent_entry
+
+
+def refusal_of(session: ProducerSession, entry: memoryview, count: int, settings: BrokerSettings) -> tuple[WireCode, str] | None:
+    """Why one SEND of `count` messages is not taken, or None. Raises ProtocolError for an entry that is cut off."""
+    if len(entry) > settings.entry_bytes_max:
+        return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {settings.max_message_bytes} bytes"
+    try:
+        verify_entry(entry)
+        metadata = check_sent_entry(entry, count, settings.batch_messages_max)
+    except (ChecksumMismatch, NotAllowed) as error:
+        return error.wire_code, str(error)
+    if metadata.num_chunks_from_msg > 1:
+        session.sends_chunks = True
+    return None
 
 
 class SendGroup:
@@ -39,11 +56,11 @@ class SendGroup:
 
     def add_following(self, inbound: InboundBuffer, start: int, body: int, end: int, settings: BrokerSettings) -> None:
         """Add the SENDs that differ from the last one, data[start:end], in what each of them must differ in only."""
-        if inbound.received - end < end - body:
+        if inbound.received - end < end - body or self.counts[-1] != 1:
             return  # nothing of that size follows in this read: not worth the preparation
         sequence, room = self.sequences[-1], settings.publish_bytes_max - self.bytes
-        entries, reached = runs.following_sends(
-            inbound.view, start, body, end, inbound.received, sequence, settings.entry_bytes_max, room
+        entries, reached = send_runs.following_sends(
+            inbound.view, start, body, end, inbound.received, sequence, settings.entry_bytes_max, room, settings.batch_messages_max
         )
         count = len(entries)
         if not count:

@@ -38,7 +38,7 @@ WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 
 
 class ProducerSession:
-    """One producer. `pending` counts SENDs whose answer is not out yet.
+    """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether it has sent a part of a message.
 
     `waits` is called when it must queue for exclusive access.
     """
@@ -53,6 +53,7 @@ class ProducerSession:
         "name",
         "pending",
         "producer_id",
+        "sends_chunks",
         "topic",
         "topic_epoch",
         "waits",
@@ -63,7 +64,7 @@ class ProducerSession:
         self.encoded_name = name.encode()
         self.pending = 0
         self.topic_epoch: int | None = None
-        self.closed = self._leaving = False
+        self.closed = self._leaving = self.sends_chunks = False
         self.waits: Callable[[], None] | None = None
         self._granted: asyncio.Future[Grant] | None = None
 
@@ -129,7 +130,7 @@ class ProducerSession:
         """
         self.topic.context.metrics.publish_errors += 1
         if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(DEAF_AFTER_REFUSED_SEND):
-            self.connection.withhold(self.producer_id, text)
+            self.connection.closed_producers.withhold(self.producer_id, text)
             self.close_by_broker(None)
         else:
             self.answer(commands.send_error(self.producer_id, sequence, code, text))
@@ -151,7 +152,7 @@ class ProducerSession:
         if not known:
             self.closed = True
             return
-        frame = commands.close_producer(self.producer_id, *self.connection.handed_over(self.topic.context.listeners, successor))
+        frame = commands.close_producer(self.producer_id, *_addresses(self.connection, self.topic, successor))
         self._leaving = True
         if self.pending and not self.topic.context.log.fenced:
             self.topic.context.log.append((), 0, 0, lambda _place: self._leave(frame))
@@ -204,11 +205,11 @@ class ConsumerSession:
         self.connected_ms, self.meter = clock.wall_ms(), RateMeter(clock.monotonic(), CONSUMER_COUNTERS)
 
     def close_by_broker(self, successor: Successor | None) -> None:
-        """Tell the client to reconnect, at the successor's address if known (PIP-307)."""
+        """Tell the client to reconnect, at the successor's address if known (PIP-307), before any message that is not written yet."""
         if not self.closed:
             self.closed = True
             self.connection.forget_consumer(self)
-            addresses = self.connection.handed_over(self.subscription.topic.context.listeners, successor)
+            addresses = _addresses(self.connection, self.subscription.topic, successor)
             self.connection.queue(commands.close_consumer(self.consumer_id, *addresses))
 
     def tell_active(self, active: bool) -> None:
@@ -221,3 +222,9 @@ class ConsumerSession:
         if not self.told_end_of_topic and not self.connection.client_version.startswith(DEAF_TO_END_OF_TOPIC):
             self.told_end_of_topic = True
             self.connection.queue(commands.reached_end_of_topic(self.consumer_id))
+
+
+def _addresses(connection: Connection, topic: TopicHost, successor: Successor | None) -> tuple[str | None, str | None]:
+    """The successor's address for this client, plain or by TLS as it came here; neither if the client must look the topic up."""
+    url = topic.context.listeners.handed_over(connection.listener, successor) if successor is not None else None
+    return (None, url) if connection.tls else (url, None)

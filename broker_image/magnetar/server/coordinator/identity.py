@@ -16,7 +16,7 @@ from magnetar.errors import InvalidRequest, NotAllowed
 from magnetar.metadata.records import COORDINATORS_MAX, ListenerAddress
 from magnetar.transactions.ids import TxnId
 
-_ORDINAL = re.compile(r"-(0|[1-9][0-9]*)$")
+_ORDINAL = re.compile(r"-(0|[1-9][0-9]*)\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ is never aborted, by nobody.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
-from magnetar.errors import ServiceNotReady, TransactionNotFound
+from magnetar.errors import InvalidTxnStatus, ServiceNotReady, TransactionNotFound
 from magnetar.server.connections.refusals import COORDINATOR_REFUSES
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.transactions import Transactions
@@ -21,6 +23,8 @@ from magnetar.transactions.records import Action, LiveTransaction, Outcome, Part
 
 NAMES_BYTES_MAX = 8 << 20
 """Of names of participants in one answer, about: transactions beyond it only say how many they have. Who asks takes 16 MiB (`peers`)."""
+ABORTED_AT_ONCE_MAX = 1000
+"""Transactions of a role that one request ends."""
 NAME_BYTES = 48
 """What JSON adds to a participant, at most."""
 
@@ -86,6 +90,20 @@ class CoordinatorInspection:
         ends meanwhile, and as `stats`."""
         life, found = self._answering()
         await life.unless_ended(life.service.end(found, TxnId(tcid, least), Action.ABORT, Caller()))
+
+    async def abort_of(self, tcid: int, owner: str) -> dict[str, Any]:
+        """End open transactions that a role began, so many in one call: `aborted` is how many, `more` whether there are others. Raises as `stats`."""
+        life, found = self._answering()
+        core = await life.service.core_of(found, tcid)
+        leasts = list(
+            islice((live.least for live in core.living() if live.owner == owner and live.action is None), ABORTED_AT_ONCE_MAX + 1)
+        )
+        ends = [self.abort(tcid, least) for least in leasts[:ABORTED_AT_ONCE_MAX]]
+        outcomes = await asyncio.gather(*ends, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, InvalidTxnStatus | TransactionNotFound):
+                raise outcome
+        return {"aborted": sum(outcome is None for outcome in outcomes), "more": len(leasts) > ABORTED_AT_ONCE_MAX}
 
     def _answering(self) -> tuple[Coordinator, Transactions]:
         life = self._current()

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from magnetar.client.connection import Credentials
 from magnetar.errors import StorageError, StoreError, StoreUnavailable
-from magnetar.metadata.records import ListenerAddress
+from magnetar.metadata import keys
+from magnetar.metadata.records import ListenerAddress, NamespaceRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Listener
 from magnetar.security.authorization import INTERNAL_METHOD
@@ -37,7 +38,11 @@ from magnetar.server.joining import guarded, join_cluster
 from magnetar.server.network.doors import follow_addresses, open_doors
 from magnetar.server.network.listeners import Listeners
 from magnetar.server.settings import BrokerSettings
+from magnetar.server.views import StoreView
 from magnetar.transactions.coordinator import CoordinatorCore
+
+if TYPE_CHECKING:
+    from magnetar.server.security.guard import Guard
 
 log = structlog.get_logger(__name__)
 
@@ -57,10 +62,12 @@ class Coordinator:
         metrics: CoordinatorMetrics,
         served_at: tuple[str, str] | None = None,
         participants: Participants | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """`served_at`: addresses, plain and by TLS, of a broker in this process whose connections bring commands (None: we listen ourselves).
 
-        `participants`: those of that broker, if it serves every topic (None: they are looked up). Raises InvalidRequest for a name without a number.
+        `participants`: those of that broker, if it serves every topic (None: they are looked up); `guard`: what decides about that broker's
+        connections (None: one of our own, where clients are asked who they are). Raises InvalidRequest for a name without a number.
         """
         self._ports, self._names, self._settings, self.metrics = ports, identity, settings, metrics
         self.tcid = tcid_of(identity.name)
@@ -69,11 +76,13 @@ class Coordinator:
         self._served_at = served_at
         self._connections = ConnectionTable.open_to(settings, ports.security)
         self.service = CoordinatorService(self.tcid, metrics, ports.security)
+        self.service.guard = guard
         self._claim: CoordinatorClaim | None = None
         self._log: TransactionLog | None = None
         self._participants = participants
         self._peers: WireParticipants | None = None
         self._others: OtherCoordinators | None = None
+        self._namespaces: StoreView[NamespaceRecord] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._doors: list[Listener] = []
         self._ready = self._stopping = False
@@ -99,6 +108,7 @@ class Coordinator:
             http_url_tls=names.http_url_tls,
             listeners=listeners.advertised,
         )
+        await self._start_guard(store)
         self._lease = ports.lease(self.fail)
         lease = await self._lease.start()
         claim = CoordinatorClaim(store, ports.clock, identity, joined.restore)
@@ -131,6 +141,19 @@ class Coordinator:
         if self._served_at is not None:
             return self._served_at
         return await open_doors(self._ports, self._names, self._accept, self._doors)
+
+    async def _start_guard(self, store: MetadataStore) -> None:
+        """Have commands checked, where clients are asked who they are. Raises StoreError."""
+        if self._ports.security is None or self.service.guard is not None:
+            return
+        from magnetar.server.security.guard import Guard
+
+        self._namespaces = StoreView(store, self._ports.clock, keys.NAMESPACES, NamespaceRecord, self.metrics.surprises)
+        await self._namespaces.start()
+        self.service.guard = Guard(
+            self._ports.security, store, self._ports.clock, self._namespaces, self._connections, self.metrics.surprises
+        )
+        await self.service.guard.start()
 
     async def _recover(self, claim: CoordinatorClaim, store: MetadataStore) -> None:
         """Bring the number's transactions back. Raises StorageError, CorruptData."""
@@ -234,6 +257,10 @@ class Coordinator:
         for door in self._doors:
             door.close()
         self._connections.close()
+        if self._namespaces is not None:  # else the guard is the broker's
+            if self.service.guard is not None:
+                await self.service.guard.stop()
+            await self._namespaces.stop()
         if hasattr(self, "_lease"):
             with contextlib.suppress(StoreError):
                 await self._lease.stop(revoke=True)

@@ -1,15 +1,28 @@
 """Metrics of a transaction coordinator.
 
-Owns: every metric name it exports. Imports: prometheus_client.
+Owns: every metric name it exports. Imports: prometheus_client, background, the metrics that brokers have as well.
 Invariant: label values come from closed vocabularies.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from magnetar.server.background import Surprises
+from magnetar.server.metrics import surprise_counters
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 COMMITTED, ABORTED, TIMED_OUT = "committed", "aborted", "timed_out"
+
+
+class _SurpriseCounters(Collector):
+    def __init__(self, surprises: Surprises) -> None:
+        self._surprises = surprises
+
+    def collect(self) -> list[Metric]:
+        return [surprise_counters(self._surprises)]
 
 
 class CoordinatorMetrics:
@@ -17,6 +30,8 @@ class CoordinatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.surprises = Surprises()
+        self.registry.register(_SurpriseCounters(self.surprises))
         self.requests = Counter(
             "magnetar_coordinator_requests",
             "Commands answered, by kind and outcome",

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from magnetar.errors import Fenced, MagnetarError, StoreUnavailable
+from magnetar.errors import Fenced, MagnetarError, StorageFull, StoreUnavailable
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
 from magnetar.server.bundles.load import ProcessUsage
@@ -25,7 +25,6 @@ from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.probes import coordinator_application
 from magnetar.server.network.http import HttpListener
 from magnetar.server.process import RESTART_MAX_S, STORE_WAIT_MAX_S, BrokerProcess, ProcessOptions
-from magnetar.storage.opening import open_volume
 
 log = structlog.get_logger(__name__)
 
@@ -48,10 +47,10 @@ class CoordinatorProcess(BrokerProcess):
         self._take_signals()
         options = self._options
         async with self._open_security() as security, self._open_tls() as tls, self._open_store() as (store, lease):
-            volume = await open_volume(self.volume_location, self._clock)
+            volume = await self._open_volume()
             inspection = CoordinatorInspection(lambda: self._life)
             application = coordinator_application(self._ready, self.metrics.exposition, inspection, self._gate(security))
-            http = HttpListener(application, options.bind_host, options.http_port)
+            http = HttpListener(application, options.bind_host, options.http_port, connections_max=self._shares.http)
             ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
             try:
                 await self._lives(ports, await self._identity(http, tls))
@@ -73,6 +72,8 @@ class CoordinatorProcess(BrokerProcess):
                 # The store may come up after us, or somebody else was quicker: keep trying, alive but not ready.
                 log.warning("coordinator.tries_again", error=str(error))
                 longest_s = STORE_WAIT_MAX_S
+            except StorageFull as error:
+                log.error("coordinator.waits_for_space", error=str(error))
             except (MagnetarError, OSError) as error:
                 if not started_once:
                     await life.close()

@@ -9,8 +9,9 @@ while the disk is behind nothing more is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -23,7 +24,8 @@ from magnetar.errors import (
     TransactionCoordinatorNotFound,
     TransactionNotFound,
 )
-from magnetar.names import TopicName
+from magnetar.names import RULES, TopicName, topic_of_sidecar
+from magnetar.security.authorization import Place, Right
 from magnetar.server.connections.connection import Connection
 from magnetar.server.connections.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.server.coordinator.claim import CoordinatorClaim
@@ -32,7 +34,6 @@ from magnetar.server.coordinator.identity import check_coordinator, txn_of
 from magnetar.server.coordinator.metrics import CoordinatorMetrics
 from magnetar.server.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.server.coordinator.transactions import Transactions
-from magnetar.topics.topic import SUBSCRIPTION_NAME_MAX
 from magnetar.transactions.coordinator import CoordinatorCore
 from magnetar.transactions.coordinator_events import Caller, EndRequested, JoinRequested
 from magnetar.transactions.ids import TxnId
@@ -43,6 +44,7 @@ from magnetar.wire.transactions import Refusal
 
 if TYPE_CHECKING:
     from magnetar.server.security.authentication import Authenticator
+    from magnetar.server.security.guard import Guard
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +53,10 @@ TIMEOUT_DEFAULT_MS = 60_000
 """Of a transaction whose client names none: what Pulsar's clients name."""
 NAMES_BYTES_MAX = 4 << 20
 PENDING_BYTES_MAX = 16 << 20
+CHECKED_PER_TURN = 500
+"""Participants that are looked at in one turn of the loop."""
+Named = TypeVar("Named")
+"""How a request names a participant."""
 
 
 class CoordinatorService:
@@ -62,6 +68,8 @@ class CoordinatorService:
         self._retired: RetiredNumbers | None = None
         self._others: OtherCoordinators | None = None
         self.transactions: Transactions | None = None
+        self.guard: Guard | None = None
+        """Decides what a principal may do; None without security."""
         self._handlers: dict[int, Callable[[Transactions, Connection, Any], Coroutine[Any, Any, bytes]]] = {
             Type.TC_CLIENT_CONNECT_REQUEST: self._connect,
             Type.NEW_TXN: self._new,
@@ -127,15 +135,17 @@ class CoordinatorService:
         assert self._claim is not None, "transactions have a claim"
         assert self._others is not None, "and know where else to begin"
         principal = self._caller(connection).principal
+        await self._may(connection, Right.USE, "", Place(), "Client is not authorized to begin transactions: it may use no topic")
         if self._claim.begins:
-            txn = await found.new(timeout_ms, principal)
+            internal = connection.principal is not None and connection.principal.internal
+            txn = await found.new(timeout_ms, principal, "" if internal else connection.group)
         else:
             txn = await self._others.begin(self._tcid, timeout_ms, principal)
         return transactions.new_txn_response(request.request_id, txn)
 
     async def _add_partitions(self, found: Transactions, connection: Connection, request: api.CommandAddPartitionToTxn) -> bytes:
         txn = txn_of(request)
-        participants = _checked(Participant(_topic(name)) for name in request.partitions)
+        participants = await self._participants(found, connection, request.partitions, lambda name: Participant(_topic(name)))
         await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_partition_response(request.request_id, txn)
 
@@ -143,7 +153,9 @@ class CoordinatorService:
         self, found: Transactions, connection: Connection, request: api.CommandAddSubscriptionToTxn
     ) -> bytes:
         txn = txn_of(request)
-        participants = _checked(Participant(_topic(named.topic), _subscription(named)) for named in request.subscription)
+        participants = await self._participants(
+            found, connection, request.subscription, lambda named: Participant(_topic(named.topic), _subscription(named))
+        )
         await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_subscription_response(request.request_id, txn)
 
@@ -172,6 +184,44 @@ class CoordinatorService:
         return await self._retired.core_of(tcid)
 
     # --- checks ----------------------------------------------------------------------------------------------------------------
+
+    async def _may(self, connection: Connection, right: Right, namespace: str, place: Place, refusal: str) -> None:
+        """Raises NotAuthorized. Without security everybody may."""
+        if self.guard is None or connection.principal is None:
+            return
+        if namespace:
+            await self.guard.require(connection.principal, right, namespace, place, refusal)
+        else:
+            await self.guard.require_anywhere(connection.principal, refusal)
+
+    async def _participants(
+        self, found: Transactions, connection: Connection, named: Sequence[Named], participant_of: Callable[[Named], Participant]
+    ) -> tuple[Participant, ...]:
+        """Whoever a request names, if they fit into one record and the peer may use them: publish to a topic, consume by a subscription.
+
+        Raises LimitExceeded, NotAuthorized, and what `participant_of` raises. In turns: names are parsed at some 10 us each.
+        """
+        most = found.core.limits.participants_max
+        if len(named) > most:
+            raise LimitExceeded(f"{len(named)} participants are too many for a transaction, the limit is {most}; name fewer")
+        participants: list[Participant] = []
+        size = 0
+        for item in named:
+            if len(participants) % CHECKED_PER_TURN == CHECKED_PER_TURN - 1:
+                await asyncio.sleep(0)
+            participant = participant_of(item)
+            size += len(participant.topic) + len(participant.subscription.encode())
+            if size > NAMES_BYTES_MAX:
+                raise LimitExceeded(
+                    f"{len(named)} names of over {size} bytes are too many for one request, the limit is {NAMES_BYTES_MAX}"
+                )
+            topic = TopicName.parse(participant.topic)
+            right = Right.CONSUME if participant.subscription else Right.PRODUCE
+            refusal = f"Client is not authorized to {right.value} on {topic} in a transaction"
+            place = Place(topic, participant.subscription)
+            await self._may(connection, right, str(topic.namespace_name), place, refusal)
+            participants.append(participant)
+        return tuple(participants)
 
     async def _join(self, found: Transactions, txn: TxnId, participants: tuple[Participant, ...], caller: Caller) -> None:
         if txn.most == self._tcid:
@@ -225,26 +275,17 @@ def _topic(text: str) -> str:
     topic = TopicName.parse(text)
     if not topic.persistent:
         raise NotAllowed(f"topic {topic} is not persistent: it takes part in no transaction")
+    if topic_of_sidecar(str(topic)) is not None:
+        raise NotAllowed(f"topic {topic} is the broker's own: name the topic whose messages it holds")
     if topic.base == ASSIGN:  # its partitions are coordinators, who would never carry the end out
         raise NotAllowed(f"topic {topic} stands for transaction coordinators: it takes part in no transaction")
     return str(topic)
 
 
 def _subscription(named: api.Subscription) -> str:
-    if not 0 < len(named.subscription) <= SUBSCRIPTION_NAME_MAX:
-        raise InvalidRequest(
-            f"subscription: a name of {len(named.subscription)} characters is out of range: use 1..{SUBSCRIPTION_NAME_MAX}"
-        )
+    if (violation := RULES["subscription"].violation(named.subscription)) is not None:
+        raise InvalidRequest(violation)
     return named.subscription
-
-
-def _checked(participants: Any) -> tuple[Participant, ...]:
-    """All of them, if they fit into one record. Raises LimitExceeded."""
-    found = tuple(participants)
-    size = sum(len(name.topic) + len(name.subscription.encode()) for name in found)
-    if size > NAMES_BYTES_MAX:
-        raise LimitExceeded(f"{len(found)} names of {size} bytes are too many for one request, the limit is {NAMES_BYTES_MAX}")
-    return found
 
 
 def _refusal(kind: int, body: Any, refusal: Refusal) -> bytes:

@@ -141,7 +141,9 @@ class StandaloneCoordinator:
 
         addresses = broker.context.listeners.service_url_on(INTERNAL_LISTENER) or "", broker.service_url_tls
         metrics = self._metrics = self._metrics or CoordinatorMetrics()
-        life = Coordinator(self._ports, self._identity, self._settings, metrics, addresses, broker.service.participants)
+        life = Coordinator(
+            self._ports, self._identity, self._settings, metrics, addresses, broker.service.participants, broker.guard
+        )
         try:
             await life.start()
             if not life.ready:

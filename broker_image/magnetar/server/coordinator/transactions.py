@@ -67,6 +67,8 @@ def limits_of(settings: BrokerSettings) -> Limits:
     """The core's limits."""
     return Limits(
         open_max=settings.transactions_open_max,
+        open_per_owner_max=settings.transactions_open_per_role_max,
+        open_per_origin_max=settings.transactions_open_per_address_max,
         participants_max=settings.transaction_participants_max,
         timeout_max_ms=int(settings.transaction_timeout_max_s * 1000),
         outcome_kept_ms=int(settings.transaction_outcome_kept_s * 1000),
@@ -153,10 +155,10 @@ class Transactions:
 
     # --- requests --------------------------------------------------------------------------------------------------------------
 
-    async def new(self, timeout_ms: int, principal: str) -> TxnId:
+    async def new(self, timeout_ms: int, principal: str, origin: str = "") -> TxnId:
         """A new transaction, durable. Raises LimitExceeded, InvalidRequest."""
         request = self._request()
-        self._perform(self._core.handle(NewRequested(request, timeout_ms, principal, self.now_ms())))
+        self._perform(self._core.handle(NewRequested(request, timeout_ms, principal, self.now_ms(), origin)))
         return TxnId(self._core.tcid, await request)
 
     async def join(self, least: int, participants: tuple[Participant, ...], caller: Caller) -> None:
@@ -275,8 +277,10 @@ class Transactions:
 
     async def _carry_out(self, order: _Order) -> None:
         """One attempt, and another one after a while if it fails."""
+        done = False
         try:
-            done = await self._attempt(order)
+            with self._metrics.surprises.contained("ends of transactions", txn=str(order.txn), topic=order.name.topic):
+                done = await self._attempt(order)
         finally:
             self._being_told -= 1
         if done:
@@ -340,14 +344,17 @@ class Transactions:
     def _tick(self) -> None:
         self._timer = None
         if not self._stopped:
-            self._perform(self._core.handle(Ticked(self.now_ms())), overdue=True)
+            with self._metrics.surprises.contained("coordinator timer"):
+                self._perform(self._core.handle(Ticked(self.now_ms())), overdue=True)
+            self._set_timer()
 
     # --- the log ---------------------------------------------------------------------------------------------------------------
 
     async def _watch_claim(self) -> None:
         """A life that has nothing to write learns that it was fenced."""
         while True:
-            self._look_at_oldest()
+            with self._metrics.surprises.contained("coordinator claim"):
+                self._look_at_oldest()
             await asyncio.sleep(self._settings.claim_check_s)
             await self._log.check_claim()
 
@@ -369,7 +376,8 @@ class Transactions:
 
     async def _tidy(self) -> None:
         """What the lives before have left is not needed any more."""
-        await self._log.tidy()
+        with self._metrics.surprises.contained("coordinator files", StorageError):
+            await self._log.tidy()
 
     async def _checkpoint(self) -> None:
         while True:
@@ -380,6 +388,9 @@ class Transactions:
                 raise
             except (StorageError, StoreError) as error:  # the log has everything: only a recovery takes longer meanwhile
                 log.warning("coordinator.checkpoint_delayed", tcid=self._core.tcid, error=str(error))
+                await asyncio.sleep(CHECKPOINT_RETRY_S)
+            except Exception as error:
+                self._metrics.surprises.note("coordinator checkpoint", error)
                 await asyncio.sleep(CHECKPOINT_RETRY_S)
         self._checkpointing = False
 

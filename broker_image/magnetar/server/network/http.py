@@ -1,7 +1,9 @@
 """The HTTP listener.
 
-Owns: running the FastAPI application on the broker's event loop. Imports: uvicorn, admin.
-Invariants: the listener ends with the broker, takes no signal handlers of its own (the process owns them) and limits what a peer may send.
+Owns: running the FastAPI application on the broker's event loop, and the time and room that its peers have. Imports: uvicorn, h11, peer_budget.
+Invariants: the listener ends with the broker and takes no signal handlers of its own (the process owns them); a connection that is not being
+answered, idle or in the middle of a request, makes room for a new one, so that a probe is always answered; a request's head, its body and the
+reading of its answer have a time limit each.
 """
 
 from __future__ import annotations
@@ -12,16 +14,30 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import h11
+import structlog
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
-from magnetar.server.network.tls import TlsDoor, TlsListener, common_name
+from magnetar.errors import LimitExceeded
+from magnetar.server.connections.peer_budget import PeerBudget, peer_group
+from magnetar.server.network.audit import AuditTrail
+from magnetar.server.network.descriptors import HTTP_CONNECTIONS_MAX
+from magnetar.server.network.tls import PeerCertificate, TlsDoor, TlsListener, is_tls, peer_certificate
+
+log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S = 30
-COMMON_NAME = "magnetar.common_name"
-"""Key of an ASGI scope: the common name of the verified certificate of the client, "" without one."""
-CONNECTIONS_MAX = 1000
+HEAD_S = 10.0
+"""Time for the head of a request, from its first byte; for the first one from the connection's begin."""
+BODY_S = 60.0
+"""Time for the whole body of a request."""
+STALL_S = 60.0
+"""Time in which a peer that reads no more must go on reading."""
+CERTIFICATE = "magnetar.certificate"
+"""Key of an ASGI scope: the client's `PeerCertificate`, if the connection is one by TLS."""
 BACKLOG_MAX = 128
 
 
@@ -33,33 +49,108 @@ class _EmbeddedServer(uvicorn.Server):
         yield
 
 
-class _TlsProtocol(H11Protocol):
-    """One connection by TLS, whose requests know what certificate the client has shown."""
+class _Protocol(H11Protocol):
+    """One connection. By TLS its requests know what certificate the client has shown."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, budget: PeerBudget[_Protocol]) -> None:
+        super().__init__(config, state, {})
+        self._budget = budget
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._phase: Any = h11.IDLE
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        application, name = self.app, common_name(transport)
+        try:
+            dropped = self._budget.admit(self, peer_group(transport.get_extra_info("peername")))
+        except LimitExceeded as error:
+            log.warning("http.refused", peer=str(self.client), reason=str(error))
+            transport.abort()
+            return
+        if dropped is not None:
+            dropped.transport.abort()
+        self._within(HEAD_S)
+        if is_tls(transport):
+            self.app = _knowing(self.app, peer_certificate(transport))
 
-        async def known(scope: Any, receive: Any, send: Any) -> None:
-            scope[COMMON_NAME] = name
-            await application(scope, receive, send)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._budget.forget(self)
+        self._within(None)
+        self.resume_writing()
+        super().connection_lost(exc)
 
-        self.app = known
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        self._budget.spare(self)
+        self._phase = h11.IDLE
+        super().on_response_complete()  # may take the next request, which has come already
+        self._follow(begun=bool(self.conn.trailing_data[0]))
+
+    def _follow(self, *, begun: bool = True) -> None:
+        """Set the time limit of what is awaited now. `begun`: a part of a request has come, if only of its head."""
+        phase, before = self.conn.their_state, self._phase
+        self._phase = phase
+        if phase is h11.IDLE:
+            if begun and self._deadline is None:
+                self._within(HEAD_S)
+        elif phase is h11.SEND_BODY:
+            if before is not phase:
+                self._within(BODY_S)
+        elif before is not phase and not self.transport.is_closing():
+            self._within(None)
+            self._budget.keep(self)
+
+    def _within(self, seconds: float | None) -> None:
+        """End the connection after this time, unless another limit is set before; None: no limit."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(seconds, self._too_slow) if seconds is not None else None
+
+    def _too_slow(self) -> None:
+        log.info("http.too_slow", peer=str(self.client))
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(STALL_S, self._too_slow)
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        super().resume_writing()
+
+
+def _knowing(application: Any, certificate: PeerCertificate) -> Any:
+    """The application, whose requests carry the client's certificate."""
+
+    async def known(scope: Any, receive: Any, send: Any) -> None:
+        scope[CERTIFICATE] = certificate
+        await application(scope, receive, send)
+
+    return known
 
 
 class HttpListener:
     """Serves one application until closed."""
 
-    def __init__(self, application: FastAPI, host: str, port: int) -> None:
+    def __init__(self, application: FastAPI, host: str, port: int, *, connections_max: int = HTTP_CONNECTIONS_MAX) -> None:
         self._host, self._port = host, port
+        self._budget: PeerBudget[_Protocol] = PeerBudget(
+            "http connections", most=connections_max, group_max=max(1, connections_max // 2), unknown_max=connections_max
+        )
         config = uvicorn.Config(
-            application,
+            AuditTrail(application),
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
+            http=self._protocol,  # type: ignore[arg-type]  # any factory will do
+            ws="none",
         )
         self._server = _EmbeddedServer(config)
         self._task: asyncio.Task[None] | None = None
@@ -68,11 +159,12 @@ class HttpListener:
     async def open_tls(self, door: TlsDoor, port: int) -> int:
         """Serve the same application by TLS; the port bound. After `open`. Raises OSError."""
 
-        def accept() -> asyncio.BaseProtocol:
-            return _TlsProtocol(self._server.config, self._server.server_state, {})
-
-        self._secure = await door.listen(self._host, port, accept)
+        self._secure = await door.listen(self._host, port, self._protocol)
         return self._secure.port
+
+    def _protocol(self, **_: Any) -> _Protocol:
+        """One for a new connection, plain or by TLS."""
+        return _Protocol(self._server.config, self._server.server_state, self._budget)
 
     async def open(self, *, plain: bool = True) -> int:
         """Bind and serve; the port bound, 0 if there is to be none without TLS. Raises OSError naming the address if it is taken."""

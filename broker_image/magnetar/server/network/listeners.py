@@ -20,7 +20,7 @@ from magnetar.metadata.records import INTERNAL_LISTENER, ListenerAddress, over_t
 
 LISTENERS_MAX = 16
 HOST_PLACEHOLDER = "{host}"
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _SEPARATORS = re.compile(r"[,\s]+")
 _SCHEMES = ("pulsar", "pulsar+ssl", "http", "https")
 _ORDER = ("pulsar", "http", "pulsar+ssl", "https")
@@ -154,7 +154,7 @@ def _split(item: str, option: str, schemes: tuple[str, ...]) -> tuple[str, str, 
     """Name, scheme and URL of one item."""
     name, _, url = item.partition(":")
     scheme = url.partition("://")[0]
-    if not _NAME.match(name) or scheme not in schemes:
+    if not _NAME.fullmatch(name) or scheme not in schemes:
         raise InvalidRequest(f"{option}: {item!r} is not understood; use name:{schemes[0]}://host:port")
     return name, scheme, url
 

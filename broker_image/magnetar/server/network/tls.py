@@ -4,7 +4,8 @@ Owns: `TlsCertificates`, what this process shows and whom it believes, as they a
 Imports: ssl, followed_files, errors.
 Source: the layout of a mounted secret of type kubernetes.io/tls: tls.crt, tls.key, and ca.crt for clients' certificates if there is one.
 Invariants: files are read again when they change, for the connections that come after; a pair that is broken or does not match stops the start,
-later it changes nothing and counts; a peer that does not finish its handshake is dropped, and only so many may be at it; no key is ever logged.
+later it changes nothing and counts; a peer that does not finish its handshake is dropped, and only so many may be at it: for one more the oldest of
+the address that has most of them goes; no key is ever logged.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from magnetar.errors import InvalidRequest
-from magnetar.server.background import again_and_again
+from magnetar.server.background import Surprises
+from magnetar.server.connections.peer_budget import PeerBudget, peer_group
+from magnetar.server.network.descriptors import HANDSHAKES_MAX
 from magnetar.server.network.followed_files import Follower
 
 log = structlog.get_logger(__name__)
@@ -30,8 +33,6 @@ log = structlog.get_logger(__name__)
 CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "tls.crt", "tls.key", "ca.crt"
 FILE_BYTES_MAX = 1 << 20
 HANDSHAKE_S = 10.0
-HANDSHAKES_MAX = 512
-"""Connections that have not finished their handshake; more are dropped as they come."""
 BACKLOG_MAX = 1024
 ACCEPT_RETRY_S = 0.1
 
@@ -121,11 +122,20 @@ def _expires_s(pem: bytes) -> float:
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
 
 
-def common_name(transport: asyncio.BaseTransport) -> str:
-    """The common name of the peer's verified certificate; "" without one."""
+class PeerCertificate(NamedTuple):
+    """What a peer has shown: the common name of its verified certificate ("" = none), and its end in unix seconds (None = none)."""
+
+    common_name: str = ""
+    expires_s: float | None = None
+
+
+def peer_certificate(transport: asyncio.BaseTransport) -> PeerCertificate:
+    """The peer's verified certificate."""
     shown = transport.get_extra_info("peercert") or {}
     names = [value for part in shown.get("subject", ()) for name, value in part if name == "commonName"]
-    return names[-1] if len(names) == 1 else ""
+    if len(names) != 1:
+        return PeerCertificate()
+    return PeerCertificate(names[0], ssl.cert_time_to_seconds(shown["notAfter"]))
 
 
 def is_tls(transport: asyncio.BaseTransport) -> bool:
@@ -163,11 +173,20 @@ class TlsDoor:
     ) -> None:
         """`authority_file`: the authority of the cluster's other processes ("" = those that the system trusts)."""
         self.certificates = certificates
-        self._handshakes_max, self._handshake_s = handshakes_max, handshake_s
-        self._unfinished: set[asyncio.Task[None]] = set()
+        self._handshake_s = handshake_s
+        self._unfinished: PeerBudget[socket.socket] = PeerBudget(
+            "handshakes", most=handshakes_max, group_max=handshakes_max, unknown_max=handshakes_max
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.surprises = Surprises()
         self._authority_file = authority_file
         self._to_peers: tuple[bytes, ssl.SSLContext] | None = None
-        self.failed = self.dropped = 0
+        self.failed = 0
+
+    @property
+    def dropped(self) -> int:
+        """Handshakes that were ended for others."""
+        return self._unfinished.dropped
 
     def to_peers(self) -> ssl.SSLContext:
         """For connections to other processes of the cluster: they must show a certificate of the configured authority. Raises OSError."""
@@ -182,32 +201,34 @@ class TlsDoor:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG_MAX)
         listening.setblocking(False)
-        accepting = again_and_again(f"tls {port}", partial(self._accept, listening, factory))
+        accepting = self.surprises.again_and_again("tls", partial(self._accept, listening, factory))
         return TlsListener(listening, asyncio.create_task(accepting, name=f"tls {port}"))
 
     async def _accept(self, listening: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, address = await loop.sock_accept(listening)
             except OSError as error:  # too many open files, or the peer has gone already
                 log.warning("tls.not_accepted", error=str(error))
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            if len(self._unfinished) >= self._handshakes_max:
-                self.dropped += 1
-                accepted.close()
-                continue
-            task = asyncio.create_task(self._shake_hands(accepted, factory))
-            self._unfinished.add(task)
-            task.add_done_callback(self._unfinished.discard)
+            oldest = self._unfinished.admit(accepted, peer_group(address))
+            if oldest is not None:
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its handshake fails by that, and closes it
+            task = asyncio.create_task(self._shake_hands(accepted, factory, str(address)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _shake_hands(self, accepted: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:
+    async def _shake_hands(self, accepted: socket.socket, factory: Callable[[], asyncio.BaseProtocol], peer: str) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 factory, accepted, ssl=self.certificates.context, ssl_handshake_timeout=self._handshake_s
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is one
             self.failed += 1
-            log.info("tls.handshake_failed", error=getattr(error, "reason", None) or type(error).__name__)
+            log.info("tls.handshake_failed", peer=peer, error=getattr(error, "reason", None) or type(error).__name__)
             accepted.close()
+        finally:
+            self._unfinished.forget(accepted)

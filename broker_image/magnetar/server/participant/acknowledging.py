@@ -17,6 +17,7 @@ from magnetar.server.participant.positions import entry_named, last_up_to
 from magnetar.server.participant.subscription_transactions import Named, SubscriptionTransactions
 from magnetar.topics.acksets import mask_of_words
 from magnetar.topics.dispatch import ReadRequest
+from magnetar.topics.intervals import joined
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
@@ -51,7 +52,7 @@ def acknowledge_in_transaction(session: ConsumerSession, ack: api.CommandAck, co
 
 
 def _each(topic: TopicHost, txn: TxnId, ack: api.CommandAck) -> Named:
-    ranges: list[tuple[int, int]] = []
+    entries: list[int] = []
     partial: list[tuple[int, int, int]] = []
     for identifier in ack.message_id:
         ordinal = entry_named(topic, commands.position_of(identifier))
@@ -60,11 +61,9 @@ def _each(topic: TopicHost, txn: TxnId, ack: api.CommandAck) -> Named:
         mask = mask_of_words(identifier.ack_set)
         if mask:
             partial.append((ordinal, mask, _size(topic, ordinal, mask, identifier)))
-        elif ranges and ranges[-1][1] == ordinal:
-            ranges[-1] = (ranges[-1][0], ordinal + 1)
         else:
-            ranges.append((ordinal, ordinal + 1))
-    return Named(ranges, partial)
+            entries.append(ordinal)
+    return Named(joined(entries), partial)
 
 
 def _up_to(topic: TopicHost, txn: TxnId, identifier: api.MessageIdData) -> int:

@@ -116,12 +116,11 @@ def _durable(topic: TopicHost, change: Commit | Abort | Unbegun) -> None:
         for run in used.forget(spans):
             topic.bundle.tail_cache.release(run)
         return
-    size = used.buffer.durable_bytes(change.txn)
+    size, messages = used.buffer.durable_size(change.txn)
     used.buffer.confirm(change)
     if not change.count:
         return
     ordinal = topic.core.confirm(change.marker, change.count)
-    linked = used.link(topic.index, ordinal, change.spans)
-    messages = sum(sum(run.message_counts) for run in linked)
+    used.link(topic.index, ordinal, change.spans, topic.core.messages)
     topic.count_in(messages, size)
     topic.wake()

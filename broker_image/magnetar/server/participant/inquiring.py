@@ -21,6 +21,7 @@ import structlog
 
 from magnetar.client.connection import Credentials
 from magnetar.client.pool import Pool
+from magnetar.clock import elapsed_ms
 from magnetar.errors import InvalidTxnStatus, MagnetarError, ServiceNotReady, TransactionCoordinatorNotFound, TransactionNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord
@@ -79,7 +80,7 @@ class Inquiries:
     def _due(self) -> Iterator[_Question]:
         """At most ASKED_PER_ROUND_MAX, shared evenly among topics and subscriptions; whoever had no turn is first next time."""
         parts = list(self._parts())
-        now_ms, left = self._context.clock.wall_ms(), ASKED_PER_ROUND_MAX
+        now_ms, left = elapsed_ms(self._context.clock), ASKED_PER_ROUND_MAX
         start = self._turn % len(parts) if parts else 0
         parts = parts[start:] + parts[:start]
         self._turn = start + min(left, len(parts))
@@ -186,6 +187,7 @@ class _Round:
         questions: deque[_Question],
     ) -> None:
         self._clock, self._answer, self._questions = context.clock, answer, questions
+        self._surprises = context.metrics.surprises
         self._until = context.clock.monotonic() + ROUND_S_MAX
         self._holders: dict[int, CoordinatorClaimRecord] = {}
         self._deaf: dict[int, str] = {}
@@ -211,6 +213,8 @@ class _Round:
                     told = await self._answer(question, self._holders)
                 except (MagnetarError, OSError) as error:
                     self._deaf[most] = repr(error)
+                except Exception as error:
+                    self._surprises.note("open transactions", error, topic=str(question.topic.name), txn=str(question.txn))
             self._counts.setdefault(question.topic, Counter())[told] += 1
             if told in ("forgotten", "unbegun", "refused", "unanswered"):
                 self._examples[question.topic] = question.txn

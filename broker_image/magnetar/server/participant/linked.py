@@ -16,6 +16,7 @@ from magnetar.server.storage.entry_index import ELSEWHERE
 from magnetar.storage.index import Run
 from magnetar.storage.level_one import outside
 from magnetar.storage.manifest import SegmentReference
+from magnetar.topics.ledger_ids import epoch_of
 
 if TYPE_CHECKING:
     from magnetar.server.topics.topic_host import TopicHost
@@ -37,7 +38,7 @@ def listed_end(host: TopicHost, covered: tuple[int, int] | None) -> int:
         if run.end <= ledgers.first or run.incarnation == ELSEWHERE:
             continue
         position = ledgers.position(max(run.first, ledgers.first))
-        if (position.ledger // 2, run.file) >= covered and (used is None or used.buffer.source_of(position) is None):
+        if (epoch_of(position.ledger), run.file) >= covered and (used is None or used.buffer.source_of(position) is None):
             return run.first
     return ledgers.end
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magnetar.topics.ledger_ids import is_sidecar
 from magnetar.topics.ledgers import Position
-from magnetar.transactions.buffer import is_sidecar
 
 if TYPE_CHECKING:
     from magnetar.server.topics.topic_host import TopicHost

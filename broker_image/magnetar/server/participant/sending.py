@@ -1,8 +1,9 @@
 """SENDs that name a transaction.
 
 Owns: what becomes of them: judged one by one, into the sidecar, receipts. Imports: transactions, wire, errors, server siblings.
-Source: PIP-31 1.10, DESIGN 8 (rules: ids, late sends). Invariants: answers leave in the order of the SENDs; a receipt, which names the place in the
-sidecar, leaves when the entries and the record that says whose they are are durable; nothing of it is delivered before its transaction commits.
+Source: PIP-31 1.10: a marker seals its transaction, so that what comes behind it is refused.
+Invariants: answers leave in the order of the SENDs; a receipt, which names the place in the sidecar, leaves when the entries and the record that
+says whose they are are durable; nothing of it is delivered before its transaction commits.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from magnetar.errors import NotAllowed, TopicTerminated
+from magnetar.errors import LedgerIdsExhausted, NotAllowed, TopicTerminated
 from magnetar.names import sidecar_of
 from magnetar.server.coordinator.identity import check_coordinator
 from magnetar.server.storage.entry_index import Run
 from magnetar.server.topics.publishing import highest_of, is_whole
+from magnetar.server.topics.traits import sent_chunk
 from magnetar.storage.log_format import encode_entries, encode_transaction
 from magnetar.storage.places import RecordPlace
+from magnetar.topics.ledgers import Position
+from magnetar.topics.sent_chunks import SentChunk
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.judgement import Judgement, Verdict
 from magnetar.transactions.participant_records import NO_SEQUENCE, Append
@@ -30,7 +34,19 @@ if TYPE_CHECKING:
 class _SentRun:
     """A run on its way to stable storage: told by the log where it lies, and then, by the record behind it, that it is somebody's."""
 
-    __slots__ = ("change", "counts", "entries_offset", "highest", "lengths", "payload", "place", "sequences", "session", "topic")
+    __slots__ = (
+        "change",
+        "chunk",
+        "counts",
+        "entries_offset",
+        "highest",
+        "lengths",
+        "payload",
+        "place",
+        "sequences",
+        "session",
+        "topic",
+    )
 
     def __init__(self, topic: TopicHost, session: ProducerSession, change: Append, payload: bytes, lengths: Sequence[int]) -> None:
         self.topic, self.session, self.change, self.payload, self.lengths = topic, session, change, payload, lengths
@@ -38,6 +54,7 @@ class _SentRun:
         self.sequences: Sequence[int] = ()
         self.highest: Sequence[int] | None = None
         self.entries_offset = 0
+        self.chunk: SentChunk | None = None
         self.place: RecordPlace | None = None
 
     def lies(self, place: RecordPlace) -> None:
@@ -48,10 +65,12 @@ class _SentRun:
         assert self.place is not None, "the entries are in the log before the record behind them"
         used = self.topic.used_with_transactions()
         offset = self.place.offset + self.entries_offset
-        run = Run(0, self.topic.context.incarnation, self.place.file, offset, self.lengths, self.counts)
+        run = Run(0, self.topic.context.incarnation, self.place.file, offset, self.lengths, self.counts, self.change.append_ms)
         used.sidecar.add(self.change.first, run)
         self.topic.bundle.tail_cache.keep(run, self.payload)
         used.buffer.confirm(self.change)
+        if self.chunk is not None:
+            self.topic.core.chunks.persist(self.chunk)
         self.session.durable(*self.change.first, self.sequences, self.highest)
 
 
@@ -79,12 +98,14 @@ class TransactionalSends:
             if self._session.leaving:
                 return  # one before it was refused: the client gives it up, too, or sends it again
             whole = is_whole(entry)
+            chunk = sent_chunk(entry, self._session.name) if self._session.sends_chunks else None
+            stored = self._topic.core.chunks.find(chunk) if chunk is not None else None
             if whole and last != NO_SEQUENCE and self._sequences[index] <= last:
                 self._append(begin, index)  # it may repeat one of those before it
                 begin, last = index, NO_SEQUENCE
             try:
                 self._check(entry)
-                judged = self._judge(index, whole)
+                judged = self._judge(index, whole, stored)
             except (NotAllowed, TopicTerminated) as error:
                 self._append(begin, index)
                 self._session.refuse_send(self._tops[index], error.wire_code, str(error))
@@ -92,6 +113,10 @@ class TransactionalSends:
                 continue
             if judged.verdict is Verdict.NEW:
                 last = self._tops[index] if whole else last
+                if chunk is not None:
+                    self._append(begin, index)
+                    self._append(index, index + 1, chunk)
+                    begin, last = index + 1, NO_SEQUENCE
                 continue
             self._append(begin, index)
             begin, last = index + 1, NO_SEQUENCE
@@ -115,23 +140,29 @@ class TransactionalSends:
         if refusal is not None:
             raise NotAllowed(refusal[1])
 
-    def _judge(self, index: int, whole: bool) -> Judgement:
-        """Raises NotAllowed, which fails the SEND, TopicTerminated, which ends the producer."""
+    def _judge(self, index: int, whole: bool, stored: Position | None) -> Judgement:
+        """`stored`: where an equal chunk lies. Raises NotAllowed, which fails the SEND, TopicTerminated, which ends the producer."""
         buffer = self._topic.used_with_transactions().buffer
         judged = buffer.judge(self._txn, self._session.name, self._sequences[index] if whole else None)
+        if stored is not None:
+            return Judgement(Verdict.DUPLICATE, stored)
+        if judged.verdict is Verdict.ORDINARY and not self._topic.context.settings.txn_late_sends_as_ordinary:
+            raise NotAllowed(
+                f"transaction {self._txn} was COMMITTED: begin another one; topic {self._topic.name} takes nothing more of it"
+            )
         if self._topic.terminated and judged.verdict is not Verdict.DUPLICATE:
             raise TopicTerminated(f"Topic {self._topic.name} was already terminated; nothing can be published to it")
         return judged
 
     def _publish_late(self, index: int) -> None:
-        """Its transaction has committed without it: an ordinary message."""
+        """Its transaction has committed without it: an ordinary message, if `txn_late_sends_as_ordinary` says so."""
         self._topic.context.metrics.late_transactional_messages.inc(self._counts[index])
         part = slice(index, index + 1)
         highest = self._highest[part] if self._highest is not None else None
         self._topic.publish(self._session, self._entries[part], self._counts[part], self._sequences[part], highest)
 
-    def _append(self, begin: int, end: int) -> None:
-        """Those of them go to the log, as one run."""
+    def _append(self, begin: int, end: int, chunk: SentChunk | None = None) -> None:
+        """Those of them go to the log, as one run; `chunk` is what the one is known by, if it is one."""
         if begin == end or self._session.leaving:
             return
         topic, session = self._topic, self._session
@@ -146,14 +177,18 @@ class TransactionalSends:
                 count=end - begin,
                 highest=max(whole, default=NO_SEQUENCE),
                 size=sum(lengths),
+                messages=sum(self._counts[begin:end]),
                 send_point=topic.core.last_published,
                 now_ms=now_ms,
             )
-        except NotAllowed as error:
+        except (NotAllowed, LedgerIdsExhausted) as error:
             for index in range(begin, end):
                 self._session.refuse_send(self._tops[index], error.wire_code, str(error))
             return
         run = _SentRun(topic, session, change, b"".join(entries), lengths)
+        if chunk is not None:
+            run.chunk = chunk
+            topic.core.chunks.push(chunk, Position(*change.first))
         run.counts, run.sequences = self._counts[begin:end], self._sequences[begin:end]
         run.highest = self._highest[begin:end] if self._highest is not None else None
         encoded = encode_entries(
@@ -189,7 +224,7 @@ def publish_in(
         if topic.bundle.parked is not None and topic.name.persistent:
             topic.bundle.parked.send(topic, session, entries, counts, sequences, highest, txn)
         return
-    if topic.context.log.stalled is not None:
-        session.refuse_sends(sequences, highest, topic.context.log.stalled)
+    if topic.context.log.space.short is not None:
+        session.refuse_sends(sequences, highest, topic.context.log.space.short)
         return
     TransactionalSends(topic, session, txn, entries, counts, sequences, highest).publish()

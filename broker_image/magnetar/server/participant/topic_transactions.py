@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from magnetar.server.participant.sidecar import SidecarRuns
 from magnetar.server.settings import BrokerSettings
-from magnetar.server.storage.entry_index import EntryIndex, Run
+from magnetar.server.storage.entry_index import UNKNOWN, EntryIndex, Run
 from magnetar.storage.log_format import EntriesRecord
 from magnetar.storage.places import RecordPlace
 from magnetar.storage.transaction_format import TransactionRecord
@@ -55,20 +55,20 @@ def limits_of(settings: BrokerSettings) -> ParticipantLimits:
             transaction_bytes_max=settings.txn_bytes_max,
             inquire_ms=inquire_ms,
         ),
-        PendingLimits(settings.txn_open_per_topic_max, held_max, inquire_ms),
+        PendingLimits(open_transactions_max=settings.txn_open_per_topic_max, held_max=held_max, inquire_ms=inquire_ms),
     )
 
 
 class TopicTransactions:
     """Everything that a topic knows of transactions."""
 
-    def __init__(self, core: Topic, epoch: int, *, next_entry: int = 0, state: ParticipantState | None = None) -> None:
-        """As recovery finds it in a checkpoint (`state`), or new: then `next_entry` is the sidecar's first id that is free in this term."""
+    def __init__(self, core: Topic, *, state: ParticipantState | None = None) -> None:
+        """As recovery finds it in a checkpoint (`state`), or new."""
         self._core = core
         if state is not None and state.buffer is not None:
-            self.buffer = TransactionBuffer.from_state(core.name, epoch, state.buffer)
+            self.buffer = TransactionBuffer.from_state(core.name, core.take_sidecar_ledger, state.buffer)
         else:
-            self.buffer = TransactionBuffer(core.name, epoch, next_entry=next_entry)
+            self.buffer = TransactionBuffer(core.name, core.take_sidecar_ledger)
         self.sidecar = SidecarRuns()
         self.wanted_below = 0
         """A compaction waits until what was committed with smaller ordinals is in segments."""
@@ -95,9 +95,9 @@ class TopicTransactions:
         """Whether any transaction that has published or acknowledged here has not ended."""
         return self.buffer.has_open or any(found.open_transactions() for found in self.pending.values())
 
-    def begin_term(self, epoch: int) -> None:
-        """Go on in this term; nothing is on its way."""
-        self.buffer.begin_term(epoch)
+    def begin_term(self) -> None:
+        """Go on in the term that the topic has begun; nothing is on its way."""
+        self.buffer.begin_term()
 
     def trimmed(self) -> None:
         """The partition may begin later than before."""
@@ -116,16 +116,15 @@ class TopicTransactions:
 
     # --- the partition ----------------------------------------------------------------------------------------------------------
 
-    def link(self, index: EntryIndex, ordinal: int, spans: tuple[tuple[int, int, int], ...]) -> list[Run]:
-        """The entries of a transaction that has committed are the partition's from `ordinal` on; their runs."""
-        linked = []
+    def link(self, index: EntryIndex, ordinal: int, spans: tuple[tuple[int, int, int], ...], messages: int) -> None:
+        """The entries of a transaction that has committed are the partition's from `ordinal` on, behind `messages` (UNKNOWN) others."""
         for span in spans:
             for run in self.sidecar.take(span):
-                run.first = ordinal
+                run.first, run.messages_before = ordinal, messages
                 index.add(run)
-                linked.append(run)
                 ordinal = run.end
-        return linked
+                counted = messages != UNKNOWN and run.append_ms != UNKNOWN
+                messages = messages + sum(run.message_counts) if counted else UNKNOWN
 
     def forget(self, spans: tuple[Span, ...]) -> list[Run]:
         """The entries of a transaction that was aborted, or had not begun, are nobody's; their runs, as far as they are known."""
@@ -136,11 +135,11 @@ class TopicTransactions:
     def apply_entries(self, incarnation: str, place: RecordPlace, record: EntriesRecord) -> None:
         """A run of sidecar entries; the record behind it says whose."""
         offset = place.offset + record.entries_offset
-        run = Run(0, incarnation, place.file, offset, record.lengths, record.message_counts)
+        run = Run(0, incarnation, place.file, offset, record.lengths, record.message_counts, record.append_ms)
         self.sidecar.add((record.ledger, record.first_entry), run)
 
-    def apply(self, index: EntryIndex, record: TransactionRecord) -> None:
-        """A change. Raises CorruptData if records before it are missing."""
+    def apply(self, index: EntryIndex, record: TransactionRecord, elapsed_ms: int) -> None:
+        """A change, which was written at this time. Raises CorruptData if records before it are missing."""
         change = record.change
         if isinstance(change, Append):
             self.buffer.apply(change)
@@ -149,7 +148,7 @@ class TopicTransactions:
             self.buffer.apply(change)
             self.forget(spans)
         elif isinstance(change, Commit):
-            self._apply_commit(index, change)
+            self._apply_commit(index, change, elapsed_ms)
         elif isinstance(change, Unbegun):
             spans = self.buffer.durable_spans(change.txn)
             self.buffer.apply(change)
@@ -162,18 +161,20 @@ class TopicTransactions:
         if subscription in self._core.subscriptions:  # else it is older than the subscription's removal
             self.pending_of(subscription).apply(change)
 
-    def _apply_commit(self, index: EntryIndex, change: Commit) -> None:
-        size = self.buffer.durable_bytes(change.txn)
+    def _apply_commit(self, index: EntryIndex, change: Commit, elapsed_ms: int) -> None:
+        size, messages = self.buffer.durable_size(change.txn)
         self.buffer.apply(change)
         if not change.count:
             return
-        core = self._core
+        core, before = self._core, UNKNOWN
         if core.apply_entries(*change.marker, change.count):
+            before = core.messages
+            core.apply_messages(messages)
             core.ages.total += size
-            core.age(change.append_ms)
+            core.age(elapsed_ms)
         last = core.ledgers.find((change.marker[0], change.marker[1] + change.count - 1))
         if last is not None:  # else all of it has been dropped
-            self.link(index, last + 1 - change.count, change.spans)
+            self.link(index, last + 1 - change.count, change.spans, before)
         else:
             for span in change.spans:
                 self.sidecar.drop(span)

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from magnetar.clock import Clock
 from magnetar.errors import NotAuthorized, StoreError
 from magnetar.metadata import keys
-from magnetar.metadata.records import TenantRecord
+from magnetar.metadata.records import NamespaceRecord, TenantRecord
+from magnetar.metadata.store import MetadataStore
 from magnetar.names import NamespaceName, TopicName
 from magnetar.security.authorization import Grants, Place, Principal, Right, Rules, allowed
-from magnetar.server.context import BrokerContext
+from magnetar.server.background import Surprises
 from magnetar.server.coordinator.discovery import ASSIGN
+from magnetar.server.network.audit import denied
 from magnetar.server.security.authentication import Authenticator
 from magnetar.server.shared_task import outcome
-from magnetar.server.views import ClusterViews, StoreView
+from magnetar.server.views import StoreView
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
@@ -38,6 +41,10 @@ Type = api.BaseCommand.Type
 READ_AGAIN_S = 0.2
 """Looks at one namespace in the store begin this far apart at least, and a refusal waits for the next one: who is refused may ask often."""
 LOOKS_HELD_MAX = 1000
+SOMEWHERE_HELD_S = 1.0
+"""How long it is held whether a principal may use any topic at all."""
+NAMESPACES_PER_TURN = 200
+"""Namespaces looked at in one turn of the loop."""
 
 
 class Need(NamedTuple):
@@ -78,9 +85,20 @@ OF_THE_CONNECTION = frozenset(
 class Guard:
     """Decides for one incarnation of a broker."""
 
-    def __init__(self, authenticator: Authenticator, context: BrokerContext, views: ClusterViews, table: ConnectionTable) -> None:
-        self._authenticator, self._context, self._views, self._table = authenticator, context, views, table
-        self._tenants = StoreView(context.store, context.clock, keys.TENANTS, TenantRecord, context.fail)
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        store: MetadataStore,
+        clock: Clock,
+        namespaces: StoreView[NamespaceRecord],
+        table: ConnectionTable,
+        surprises: Surprises,
+    ) -> None:
+        """`surprises`: where errors are counted that come up while the records are followed."""
+        self._authenticator, self._store, self._clock = authenticator, store, clock
+        self._namespaces, self._table = namespaces, table
+        self._tenants = StoreView(store, clock, keys.TENANTS, TenantRecord, surprises)
+        self._somewhere: dict[tuple[str, ...], tuple[float, bool]] = {}
         self._grants: dict[str, Grants] = {}
         self._looked_at: dict[str, float] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -90,7 +108,7 @@ class Guard:
     async def start(self) -> None:
         """Follow the records that decisions depend on. Raises StoreError."""
         await self._tenants.start()
-        self._views.namespaces.listen(self._namespaces_changed)
+        self._namespaces.listen(self._namespaces_changed)
         self._tenants.listen(self._tenants_changed)
         self._authenticator.source.listen(self._everything_changed)
 
@@ -142,7 +160,39 @@ class Guard:
             await self._read_again(namespace)
             if self._allowed(principal, right, namespace, place):
                 return
+        denied(principal, right, namespace, place)
         raise NotAuthorized(refusal)
+
+    async def require_anywhere(self, principal: Principal, refusal: str) -> None:
+        """Raises NotAuthorized for a principal that may use no topic of any namespace. An answer is held for `SOMEWHERE_HELD_S`."""
+        now = self._clock.monotonic()
+        until, found = self._somewhere.get(principal.roles, (0.0, False))
+        if now >= until:
+            found = await self._uses_something(principal)
+            while len(self._somewhere) >= LOOKS_HELD_MAX:
+                del self._somewhere[next(iter(self._somewhere))]
+            self._somewhere[principal.roles] = now + SOMEWHERE_HELD_S, found
+        if not found:
+            denied(principal, Right.USE, "", Place())
+            raise NotAuthorized(refusal)
+
+    async def _uses_something(self, principal: Principal) -> bool:
+        if self._allowed(principal, Right.SUPER, "", Place()):
+            return True
+        for number, tenant in enumerate(list(self._tenants.items)):
+            if number % NAMESPACES_PER_TURN == NAMESPACES_PER_TURN - 1:
+                await asyncio.sleep(0)
+            if self._allowed(principal, Right.ADMINISTER, tenant, Place()):
+                return True
+        for number, namespace in enumerate(list(self._namespaces.items)):
+            if number % NAMESPACES_PER_TURN == NAMESPACES_PER_TURN - 1:
+                await asyncio.sleep(0)
+            grants = self._grants_of(namespace)
+            if all(
+                role in grants.by_role or any(role in granted for granted in grants.by_topic.values()) for role in principal.roles
+            ):
+                return True
+        return False
 
     def _allowed(self, principal: Principal, right: Right, namespace: str, place: Place) -> bool:
         document = self._authenticator.source.current.document
@@ -155,7 +205,7 @@ class Guard:
     def _grants_of(self, namespace: str) -> Grants:
         known = self._grants.get(namespace)
         if known is None:
-            viewed = self._views.namespaces.get(namespace)
+            viewed = self._namespaces.get(namespace)
             if viewed is None:
                 return Grants()
             known = self._grants[namespace] = Grants.of(viewed.record.policies)
@@ -169,23 +219,20 @@ class Guard:
         await outcome(look)
 
     async def _look(self, namespace: str) -> None:
-        now = self._context.clock.monotonic()
+        now = self._clock.monotonic()
         due = self._looked_at.get(namespace, now) + READ_AGAIN_S
         if namespace in self._looked_at and now < due:
             await asyncio.sleep(due - now)
         del self._looks[namespace]  # who comes from now on needs a later one
-        self._looked_at[namespace] = self._context.clock.monotonic()
+        self._looked_at[namespace] = self._clock.monotonic()
         while len(self._looked_at) > LOOKS_HELD_MAX:
             del self._looked_at[next(iter(self._looked_at))]
         tenant = namespace.partition("/")[0]
         try:
-            if (item := await self._context.store.get(keys.tenant(tenant))) is not None:
+            if (item := await self._store.get(keys.tenant(tenant))) is not None:
                 self._tenants.observe(tenant, item.value, item.mod_revision)
-            if (
-                "/" in namespace
-                and (item := await self._context.store.get(keys.namespace(NamespaceName.parse(namespace)))) is not None
-            ):
-                self._views.namespaces.observe(namespace, item.value, item.mod_revision)
+            if "/" in namespace and (item := await self._store.get(keys.namespace(NamespaceName.parse(namespace)))) is not None:
+                self._namespaces.observe(namespace, item.value, item.mod_revision)
         except StoreError as error:
             log.warning("authorization.by_the_last_view", namespace=namespace, error=str(error))
 

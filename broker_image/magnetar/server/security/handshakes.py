@@ -64,7 +64,7 @@ class Handshakes:
         """Whether a CONNECT is good; the connection then has its principal. One that is not has been told, and closes."""
         method = connect.auth_method_name or _named(connect)
         try:
-            found = self._authenticator.principal(method, connect.auth_data, connection.common_name)
+            found = self._authenticator.principal(method, connect.auth_data, connection.certificate)
             self._authenticator.check_port(found, tls=connection.tls)
             found = self._authenticator.behind_proxy(found, connect.original_principal)
         except MagnetarError as error:
@@ -81,7 +81,7 @@ class Handshakes:
         assert before is not None, "only connections that were let in get here"
         try:
             found = self._authenticator.principal(
-                answer.response.auth_method_name or self._methods[connection][0], answer.response.auth_data, connection.common_name
+                answer.response.auth_method_name or self._methods[connection][0], answer.response.auth_data, connection.certificate
             )
             if found.role != before.role:
                 raise AuthenticationFailed("Principal cannot change during an authentication refresh; connect anew")

@@ -1,6 +1,6 @@
 """Who may have HTTP requests answered.
 
-Owns: `RestGate`: 401 for who is not known, 403 for who may not. Imports: FastAPI, security, authentication, the guard.
+Owns: `RestGate`: who asks, and whether the role may. Imports: FastAPI, security, authentication, the guard.
 Invariants: a request of an unknown peer reaches no route but the open ones; while no incarnation runs only super users are let through, to be told
 that it does not.
 """
@@ -14,7 +14,9 @@ from fastapi import Request
 
 from magnetar.errors import NotAuthorized
 from magnetar.security.authorization import Place, Right, Rules, allowed
-from magnetar.server.network.http import COMMON_NAME
+from magnetar.server.network.audit import PRINCIPAL, denied
+from magnetar.server.network.http import CERTIFICATE
+from magnetar.server.network.tls import PeerCertificate
 from magnetar.server.security.authentication import Authenticator
 
 if TYPE_CHECKING:
@@ -31,18 +33,24 @@ class RestGate:
     def metrics_are_open(self) -> bool:
         return self._authenticator.source.current.document.open_metrics
 
-    async def admit(self, request: Request, right: Right, namespace: str, place: Place) -> None:
-        headers, common_name = request.headers, request.scope.get(COMMON_NAME, "")
+    async def admit(self, request: Request, right: Right, place: Callable[[], tuple[str, Place]]) -> None:
+        headers, certificate = request.headers, request.scope.get(CERTIFICATE, PeerCertificate())
         principal = self._authenticator.of_request(
-            headers.get("authorization", ""), headers.get("x-pulsar-auth-method-name", ""), common_name
+            headers.get("authorization", ""), headers.get("x-pulsar-auth-method-name", ""), certificate
         )
         self._authenticator.check_port(principal, tls=request.scope["scheme"] == "https")
         principal = self._authenticator.behind_proxy(principal, headers.get("x-original-principal", ""))
-        refusal = f"Unauthorized: {request.method} {request.url.path[:200]} needs {right.value}, which this role is not granted"
+        request.scope[PRINCIPAL] = principal
+        namespace, where = place()
+        refusal = (
+            f"Unauthorized: {request.method} {request.url.path[:200]} needs {right.value}, which this role is not granted; "
+            "ask whoever runs the cluster for the permission"
+        )
         guard = self._guard()
         if guard is not None:
-            await guard.require(principal, right, namespace, place, refusal)
+            await guard.require(principal, right, namespace, where, refusal)
             return
         document = self._authenticator.source.current.document
-        if document.authorization and not allowed(principal, right, Rules(document.super_user_roles), place):
+        if document.authorization and not allowed(principal, right, Rules(document.super_user_roles), where):
+            denied(principal, right, namespace, where)
             raise NotAuthorized(refusal)

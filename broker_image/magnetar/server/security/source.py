@@ -88,6 +88,12 @@ class SecuritySource:
                 "security: internal.keyFile is empty, but the processes of a cluster ask each other; name a file of 32 random bytes or more "
                 "that all of them have"
             )
+        token_material = rules.key.material if rules is not None else None
+        if any(key.material == token_material for key in internal):
+            raise InvalidRequest(
+                "security: internal.keyFile and authentication.token.secretKeyFile hold the same key: who makes clients' tokens could make those of "
+                "the cluster's processes; make another with magnetar token create-secret-key"
+            )
         keys = tuple(data for field, data in contents.items() if field.startswith("authentication."))
         told = (document.anonymous_role, document.client_certificates, document.token, document.proxy_roles)
         return LoadedSecurity(document, rules, internal, (*told, *keys)), contents

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -41,8 +41,9 @@ from magnetar.storage.recovery import build_index
 from magnetar.storage.seals import read_seal
 from magnetar.storage.segment_format import HAS_REMOVED, Block
 from magnetar.topics.dispatch import ReadRequest
+from magnetar.topics.ledger_ids import epoch_of
 from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
-from magnetar.wire.entries import parse_metadata
+from magnetar.wire.entries import readable_entry
 from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 
 log = structlog.get_logger(__name__)
@@ -55,8 +56,19 @@ SEAL_WAIT_S = 5.0
 SEAL_LOOK_S = 0.1
 
 
+F = TypeVar("F")
 Sources = Callable[[tuple[int, int]], tuple[tuple[int, int], int] | None]
 """The place in the sidecar of an entry that a transaction has published, and how many follow it on both sides; None for any other."""
+
+
+class Located(NamedTuple):
+    """Where entries lie: `entries` of them from number `low` of a run on, which the log file `name` has under `topic` (a sidecar has another)."""
+
+    topic: str
+    name: str
+    run: Run
+    low: int
+    entries: int
 
 
 class CompactedRead(NamedTuple):
@@ -138,10 +150,63 @@ class BundleCatalog:
 
         `sources` if the topic was used with transactions: until they are rewritten their entries lie in its sidecar.
         """
-        position = ledgers.position(request.first)
+        return await self._looked_for(
+            str(topic),
+            ledgers.position(request.first),
+            lambda: self._read_once(str(topic), ledgers, request, bytes_max, sources),
+        )
+
+    async def facts(
+        self, topic: TopicName, ledgers: LedgerTable, first: int, sources: Sources | None, entries_max: int
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """(message counts, append times) of the entries from `first` on that lie in one place, at least one. Raises as `read`."""
+        position = ledgers.position(first)
+
+        async def once() -> tuple[Sequence[int], Sequence[int]] | None:
+            reference = self._level_one(str(topic), position)
+            if reference is not None:
+                segment = await self._segments.segment(reference)
+                block = await segment.block(segment.block_at_or_after(position))
+                row = block.row_at_or_after(*position)
+                if (block.ledgers[row], block.entries[row]) == position:
+                    found = self._consecutive(block, row, ledgers, entries_max)
+                    return found.message_counts, block.append_times[row : row + len(found.entries)]
+            located = await self._locate(str(topic), position, entries_max, sources)
+            if located is None:
+                return None
+            _, _, run, low, entries = located
+            counts = run.message_counts[low : low + entries]
+            return counts, [run.append_ms] * len(counts)
+
+        return await self._looked_for(str(topic), position, once)
+
+    async def count(
+        self, topic: TopicName, ledgers: LedgerTable, first: int, sources: Sources | None, entries_max: int
+    ) -> tuple[int, int]:
+        """(entries, messages) from `first` on that lie in one place: whole blocks of segments are not read for it. Raises as `read`."""
+        position = ledgers.position(first)
+
+        async def whole_block() -> tuple[int, int]:
+            reference = self._level_one(str(topic), position)
+            if reference is not None:
+                footer = (segment := await self._segments.segment(reference)).footer
+                block = footer.blocks[segment.block_at_or_after(position)]
+                last = ledgers.find((block.last_ledger, block.last_entry))
+                if (block.first_ledger, block.first_entry) == position and last == first + block.rows - 1 < first + entries_max:
+                    return block.rows, block.messages
+            return 0, 0
+
+        passed, messages = await self._looked_for(str(topic), position, whole_block)
+        if passed:
+            return passed, messages
+        counts, _ = await self.facts(topic, ledgers, first, sources, entries_max)
+        return len(counts), sum(counts)
+
+    async def _looked_for(self, topic: str, position: Position, once: Callable[[], Awaitable[F | None]]) -> F:
+        """What `once` finds of an entry; it is asked again if files have been rewritten meanwhile. Raises StorageError."""
         for attempt in (1, 2):
             try:
-                found = await self._read_once(str(topic), ledgers, request, bytes_max, sources)
+                found = await once()
                 if found is not None:
                     return found
                 missing = ""
@@ -156,7 +221,7 @@ class BundleCatalog:
                 await self.refresh()
         raise CorruptData(
             f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s manifest{missing}",
-            topic=str(topic),
+            topic=topic,
             first=(position.ledger, position.entry),
         )
 
@@ -173,14 +238,16 @@ class BundleCatalog:
             if (block.ledgers[row], block.entries[row]) == position:
                 found = self._consecutive(block, row, ledgers, request.entries, bytes_max)
                 return found.entries, found.message_counts
-        entries, name = request.entries, topic
+        located = await self._locate(topic, position, request.entries, sources)
+        return None if located is None else await self._read_run(*located, bytes_max)
+
+    async def _locate(self, topic: str, position: Position, entries: int, sources: Sources | None) -> Located | None:
+        """The log file and run that hold an entry, and how many of those from it on may be taken from there."""
         linked = sources(position) if sources is not None else None
         if linked is not None:
-            position, entries, name = Position(*linked[0]), min(entries, linked[1]), sidecar_of(topic)
-        located = await self._find(name, position)
-        if located is None:
-            return None
-        return await self._read_run(name, *located, position, entries, bytes_max)
+            position, entries, topic = Position(*linked[0]), min(entries, linked[1]), sidecar_of(topic)
+        found = await self._find(topic, position)
+        return None if found is None else Located(topic, found[0], found[1], position.entry - found[1].first_entry, entries)
 
     def _level_one(self, topic: str, position: Position) -> SegmentReference | None:
         """The level-1 segment whose span holds the position."""
@@ -189,21 +256,20 @@ class BundleCatalog:
         return segments[at] if at >= 0 and position <= segments[at].last else None
 
     async def _read_run(
-        self, topic: str, name: str, run: Run, position: Position, entries_max: int, bytes_max: int
+        self, topic: str, name: str, run: Run, low: int, entries_max: int, bytes_max: int
     ) -> tuple[list[memoryview], list[int]]:
-        low = position.entry - run.first_entry
         offset = run.offset + sum(run.lengths[:low])
         high, size = low, 0
         while high < len(run.lengths) and high - low < entries_max and (high == low or size + run.lengths[high] <= bytes_max):
             size += run.lengths[high]
             high += 1
         data = memoryview(await self._context.volume.read(name, offset, size))
-        entries = checked_entries(data, run.lengths[low:high], PieceOfRun(name, offset, topic, *position))
+        entries = checked_entries(data, run.lengths[low:high], PieceOfRun(name, offset, topic, run.ledger, run.first_entry + low))
         return entries, list(run.message_counts[low:high])
 
     async def _find(self, topic: str, position: Position) -> tuple[str, Run] | None:
         """The log file and run that hold an entry."""
-        epoch = position.ledger // 2
+        epoch = epoch_of(position.ledger)
         for file in self.manifest.level0:
             if epoch in file.epochs:
                 run = (await self.index(file)).run_of(topic, *position)
@@ -300,7 +366,9 @@ class BundleCatalog:
             if found.entries and size > bytes_max:
                 break
             if block.flags[at] & HAS_REMOVED:
-                found.partial.append((ordinal, surviving_messages(parse_metadata(entry))))
+                readable = readable_entry(entry)
+                if readable is not None:
+                    found.partial.append((ordinal, surviving_messages(readable.metadata)))
             found.entries.append(entry)
             found.message_counts.append(block.message_counts[at])
         return found

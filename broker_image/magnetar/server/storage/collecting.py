@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from magnetar.errors import CorruptData, StorageError
+from magnetar.clock import elapsed_ms
+from magnetar.errors import CorruptData, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     BundleRecord,
@@ -34,7 +35,6 @@ from magnetar.server.context import BrokerContext
 from magnetar.server.storage.log_keys import LogKeys, sealed_files
 from magnetar.storage import collection, names
 from magnetar.storage.collection import BundleFacts, LogFile
-from magnetar.storage.document import decode_document
 from magnetar.storage.fencing import fence
 from magnetar.storage.index import IndexBuilder
 from magnetar.storage.log_format import FILE_HEADER_BYTES
@@ -45,20 +45,22 @@ log = structlog.get_logger(__name__)
 
 FINISHED_RUNS = ("succeeded", "failed")
 UNUSED_CLAIM_MS = 600_000
-"""A claim without registration and without bundles belongs to a broker that starts, or to one that died before it had any."""
+"""A claim without registration and without bundles belongs to a broker that starts, or, seen for so long, to one that died before it had any."""
 
 
 class Collector:
     """Deletes files of one broker's log and, while it leads, of the dead."""
 
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
-        self._context, self._ownership = context, ownership
+        self._context, self._ownership, self._clock = context, ownership, context.clock
         self._keys = LogKeys(context, ownership.bundle_of)
         kept_ms = int(context.settings.replaced_kept_s * 1000)
         self._own = collection.Grace(kept_ms)
         self._dead = collection.Grace(kept_ms)
         self._objects = collection.Grace(kept_ms)
         self._over = collection.Grace(kept_ms)
+        self._unused_claims = collection.Grace(UNUSED_CLAIM_MS)
+        self._unheard = collection.Grace(int(context.settings.intent_age_max_s * 1000))
         self._manifests: dict[str, tuple[str, Manifest]] = {}
         self._complete: set[str] = set()
         self._damaged: set[tuple[str, str]] = set()
@@ -105,6 +107,10 @@ class Collector:
                 await self._complete_keys(incarnation)
             except (StorageError, FileNotFoundError) as error:
                 self._note(LOG_OF_THE_DEAD, incarnation, error)
+            except StoreError:
+                raise
+            except Exception as error:
+                self._context.metrics.surprises.note("collector", error, incarnation=incarnation)
         for name in listed:
             if name.endswith(names.SPARE_SUFFIX) and name.split("/")[1] in dead:
                 await self._context.volume.remove(name)
@@ -136,16 +142,14 @@ class Collector:
         records = await self._records()
         holders: list[BundleRecord | CoordinatorRecord] = [*records.values(), *await self._coordinators()]
         needed = {name for record in holders for name in (record.incarnation, *(span.incarnation for span in record.chain))}
-        for incarnation in sorted(set(claims) - needed):
+        for incarnation in self._unused_claims.over(set(claims) - needed, elapsed_ms(self._clock)):
             try:
-                claim = decode_document("claim", 1, await self._context.volume.read(names.claim(incarnation)), incarnation)
-                if self._context.clock.wall_ms() - int(claim["created_ms"]) > UNUSED_CLAIM_MS:
-                    log.info("collector.fences", incarnation=incarnation)
-                    await fence(self._context.volume, incarnation)
-            except FileNotFoundError:
-                continue
+                log.info("collector.fences", incarnation=incarnation)
+                await fence(self._context.volume, incarnation)
             except StorageError as error:
                 self._note(LOG_OF_THE_DEAD, incarnation, error)
+            except Exception as error:
+                self._context.metrics.surprises.note("collector", error, incarnation=incarnation)
 
     async def _registered(self) -> set[str]:
         """Incarnations that live, as far as the store knows: of brokers, and of transaction coordinators."""
@@ -169,7 +173,7 @@ class Collector:
         coordinators = await self._coordinators()
         dead = collection.dead_log_files(files, facts, pinned_bundles=pinned, beginning=beginning, coordinators=coordinators)
         by_name = {names.log_file(*file): file for file in dead}
-        return [by_name[name] for name in grace.over(by_name, self._context.clock.wall_ms())]
+        return [by_name[name] for name in grace.over(by_name, elapsed_ms(self._clock))]
 
     async def _facts(self, listed: set[str]) -> dict[str, BundleFacts]:
         """Of every bundle that has a record, and of the `listed` ones."""
@@ -275,7 +279,7 @@ class Collector:
         for bundle, found in _by_bundle(segments).items():
             if (bundle in pointers or bundle in over) and BundleName.parse(bundle).namespace not in kept:
                 given_up += collection.orphaned_segments(found, intents.keys(), readable)
-        for name in self._objects.over(given_up, self._context.clock.wall_ms()):
+        for name in self._objects.over(given_up, elapsed_ms(self._clock)):
             log.info("collector.removed", object=name)
             await volume.remove(name)
         self._manifests = {bundle: held for bundle, held in self._manifests.items() if bundle in pointers}
@@ -293,7 +297,7 @@ class Collector:
     async def _forget_over(self, revisions: dict[str, int]) -> None:
         """Delete records (of these revisions) of bundles that are Deleted and have left no objects, once no log file names them."""
         named = {bundle for record in (await sealed_files(self._context.store)).values() for bundle in record.bundles}
-        for name in self._over.over(revisions.keys() - named, self._context.clock.wall_ms()):
+        for name in self._over.over(revisions.keys() - named, elapsed_ms(self._clock)):
             bundle = BundleName.parse(name)
             compare = Compare(keys.bundle(bundle), "mod", "=", revisions[name])
             # A pointer is one of a late commit.
@@ -302,21 +306,21 @@ class Collector:
 
     async def _end_intents(self) -> None:
         """Delete intents whose writer is dead: from then on nobody can commit their files."""
-        now_ms = self._context.clock.wall_ms()
-        for identifier, intent, revision in await self._intents():
-            if await self._is_dead(intent, now_ms):
+        intents = await self._intents()
+        # By the time that we saw them stand: the clocks of their writers are other machines'.
+        unheard = set(self._unheard.over([identifier for identifier, _, _ in intents], elapsed_ms(self._clock)))
+        for identifier, intent, revision in intents:
+            if await self._is_dead(intent) or (intent.kind != REWRITE and identifier in unheard):
                 key = keys.intent(identifier)
                 log.info("collector.ended_intent", intent=identifier, kind=intent.kind, bundle=intent.bundle)
                 await self._context.store.transact([Compare(key, "mod", "=", revision)], [Delete(key)])
 
-    async def _is_dead(self, intent: IntentRecord, now_ms: int) -> bool:
-        """Whether the writer is known to be over: its broker has lost its claim, or its job's run has ended, or nobody has heard of it."""
+    async def _is_dead(self, intent: IntentRecord) -> bool:
+        """Whether the writer is known to be over: its broker has lost its claim, or its job's run has ended."""
         if intent.kind == REWRITE:
             return not await self._context.volume.exists(names.claim(intent.run))
         item = await self._context.store.get(keys.job_run(intent.job, intent.run))
-        if item is not None and JobRunRecord.decode(item.value).state in FINISHED_RUNS:
-            return True
-        return now_ms - intent.created_ms > self._context.settings.intent_age_max_s * 1000
+        return item is not None and JobRunRecord.decode(item.value).state in FINISHED_RUNS
 
     # --- deleting --------------------------------------------------------------------------------------------------------------
 

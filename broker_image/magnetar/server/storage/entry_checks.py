@@ -1,7 +1,8 @@
 """Entries as they come from a log file.
 
 Owns: `checked_entries`, which cuts a piece of a run into entries and compares each with the checksum its client computed. Imports: errors, wire.
-Invariant: an entry that is short, or is not what its client sent, never leaves here; the error names file, offset, topic and positions.
+Invariant: an entry that is short, or is not what its client sent, never leaves here; the error names file, offset, topic and positions. An entry
+that has no checksum, or no room for one, leaves as it is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from magnetar.errors import ChecksumMismatch, CorruptData
+from magnetar.errors import ChecksumMismatch, CorruptData, ProtocolError
 from magnetar.wire.checksum import verify_entry
 
 
@@ -42,6 +43,8 @@ def checked_entries(data: memoryview, lengths: Sequence[int], piece: PieceOfRun)
         entry = data[at : at + length]
         try:
             verify_entry(entry)
+        except ProtocolError:
+            pass  # too short to hold a checksum: it is what was stored, and its readers judge it
         except ChecksumMismatch as error:
             position, offset = (piece.ledger, piece.entry + len(entries)), piece.offset + at
             raise CorruptData(

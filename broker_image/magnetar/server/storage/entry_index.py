@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+UNKNOWN = -1
 ELSEWHERE = ""
 """The incarnation of a run of which only the catalog knows where it lies."""
 
@@ -22,12 +23,36 @@ RELEASED_HELD_MAX = 1_000
 
 
 class Run:
-    """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's first byte."""
+    """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's first byte.
 
-    __slots__ = ("bytes", "count", "file", "first", "incarnation", "lengths", "message_counts", "offset", "payload")
+    `append_ms` is when the broker took them; where it is UNKNOWN, `message_counts` are not the entries' either. `messages_before` is how many
+    messages the topic had before them, UNKNOWN if only storage tells.
+    """
+
+    __slots__ = (
+        "append_ms",
+        "bytes",
+        "count",
+        "file",
+        "first",
+        "incarnation",
+        "lengths",
+        "message_counts",
+        "messages_before",
+        "offset",
+        "payload",
+    )
 
     def __init__(
-        self, first: int, incarnation: str, file: int, offset: int, lengths: Sequence[int], message_counts: Sequence[int]
+        self,
+        first: int,
+        incarnation: str,
+        file: int,
+        offset: int,
+        lengths: Sequence[int],
+        message_counts: Sequence[int],
+        append_ms: int = UNKNOWN,
+        messages_before: int = UNKNOWN,
     ) -> None:
         self.first = first
         self.count = len(lengths)
@@ -37,6 +62,7 @@ class Run:
         self.lengths = lengths if isinstance(lengths, array) else array("I", lengths)
         self.message_counts = message_counts if isinstance(message_counts, array) else array("I", message_counts)
         self.bytes = sum(lengths)
+        self.append_ms, self.messages_before = append_ms, messages_before
         self.payload: bytes | None = None
 
     @property
@@ -54,7 +80,7 @@ class Run:
             return None
         view = memoryview(self.payload)
         size = self.lengths[0]
-        if size * self.count == self.bytes and self.lengths.count(size) == self.count:
+        if size and size * self.count == self.bytes and self.lengths.count(size) == self.count:
             return [view[at : at + size] for at in range(low * size, high * size, size)]
         ends = accumulate(self.lengths[low:high], initial=sum(self.lengths[:low]))
         return [view[start:end] for start, end in pairwise(ends)]
@@ -68,12 +94,11 @@ def run_elsewhere(first: int, count: int) -> Run:
 class EntryIndex:
     """Runs of one topic from `first` on."""
 
-    __slots__ = ("_firsts", "_runs", "message_total")
+    __slots__ = ("_firsts", "_runs")
 
     def __init__(self) -> None:
         self._runs: list[Run] = []
         self._firsts: list[int] = []
-        self.message_total = 0
 
     @property
     def first(self) -> int | None:
@@ -89,7 +114,6 @@ class EntryIndex:
         assert not self._runs or run.first == self._runs[-1].end, (run.first, self._runs[-1].end)
         self._runs.append(run)
         self._firsts.append(run.first)
-        self.message_total += sum(run.message_counts)
 
     def drop_before(self, ordinal: int) -> int:
         """Forget the runs that lie wholly below `ordinal`: sealed files and segments have them. Returns how many there were."""

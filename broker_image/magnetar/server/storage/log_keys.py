@@ -17,7 +17,6 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import LogFileRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName
-from magnetar.server.background import watch_over
 from magnetar.server.context import BrokerContext
 from magnetar.storage.collection import LogFile
 
@@ -44,10 +43,14 @@ class LogKeys:
 
     def publish(self, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
         """Write the key of our own file `number`, which holds these epochs of these topics, in the background."""
-        task = asyncio.create_task(self.write(self._context.incarnation, number, length, topics), name="log key")
+        task = asyncio.create_task(self._write_ours(number, length, topics), name="log key")
         self._publishing[task] = None
-        watch_over(task, self._context.fail)
         task.add_done_callback(lambda done: self._publishing.pop(done, None))
+
+    async def _write_ours(self, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
+        """Without its key a file stays until this incarnation has ended, and is completed then: no error of one file concerns the others."""
+        with self._context.metrics.surprises.contained("log keys", file=str(number)):
+            await self.write(self._context.incarnation, number, length, topics)
 
     async def write(self, incarnation: str, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
         """Write the key of a sealed file; tries until the store answers."""

@@ -32,7 +32,7 @@ Take = Callable[[ScannedRecord], bool]
 
 
 class Fenced(NamedTuple):
-    """The sealed files of a fenced incarnation, and the lengths by number of those known from before: by the store, or by the last one's seal."""
+    """The sealed files of a fenced incarnation, and the lengths by number that its files are known to have had."""
 
     files: list[SealedFile]
     noted: Mapping[int, int]
@@ -93,7 +93,7 @@ class LiveRead:
 
 
 class LogScans:
-    """Walks over logs on a volume, shared. `noted` reads the lengths by number of the sealed files that the store knows of an incarnation."""
+    """Walks over logs on a volume, shared. `noted` reads the lengths by number that files of an incarnation are known to have had."""
 
     def __init__(self, volume: Volume, noted: Callable[[str], Awaitable[Mapping[int, int]]] = _none_noted) -> None:
         self._volume = volume
@@ -120,7 +120,7 @@ class LogScans:
 
     async def _fence(self, incarnation: str) -> Fenced:
         noted = await self._noted(incarnation)  # first: what is noted later may be of a file that was made later
-        sealed = await fence(self._volume, incarnation)
+        sealed = await fence(self._volume, incarnation, noted)
         lost = await lost_file(self._volume, incarnation, sealed)
         return Fenced(sealed, noted if lost is None else {lost: 0, **noted})
 
@@ -240,7 +240,7 @@ class _Group:
 
     def give(self, scanned: ScannedRecord) -> None:
         """Hand a record to those of its term; who has all of its range, or has left, takes no further part."""
-        at, record = scanned
+        at, record = scanned.place, scanned.record
         readers = self.by_term.get(record.epoch)
         if readers is None:
             return

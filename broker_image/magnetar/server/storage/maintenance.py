@@ -47,7 +47,8 @@ class Maintenance:
 
     async def round(self) -> None:
         """Checkpoints, then what they let go of. A part that fails does not keep the others from their turn."""
-        self.tidier.forget_others(self._ownership.owned)
+        with self._context.metrics.surprises.contained("maintenance", part="tidying"):
+            self.tidier.forget_others(self._ownership.owned)
         for name in sorted(self._ownership.owned):
             await self._quietly("checkpoint", self._checkpoint_if_old, name)
             await self._quietly("tidying", self._tidy, name)
@@ -66,6 +67,8 @@ class Maintenance:
             return  # the broker hears of it from its log
         except (MagnetarError, FileNotFoundError) as error:
             log.warning("maintenance.delayed", what=what, about=arguments, error=str(error))
+        except Exception as error:
+            self._context.metrics.surprises.note("maintenance", error, part=what, about=" ".join(arguments))
 
     async def _checkpoint_if_old(self, name: str) -> None:
         """End a chain that has reached into finished files, its own or a predecessor's, for `checkpoint_age_s`: it pins them.

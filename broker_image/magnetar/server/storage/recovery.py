@@ -3,7 +3,8 @@
 Owns: what happens between our Assigning record and serving: fence the previous owner, load checkpoint and manifest, replay the chain.
 Imports: storage, topics, metadata records.
 Source: DESIGN 5 (recovery chain, planned move). Invariants: nothing is read from a log before it is sealed or released; only records of the
-bundle's own epochs count, and none after that epoch's RELEASE in the same log; replaying what a checkpoint holds already changes nothing.
+bundle's own epochs count, and none after that epoch's RELEASE in the same log; replaying what a checkpoint holds already changes nothing;
+the age of an entry is the time that its owners saw pass, as far as their records tell: what lies between two owners does not count.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from magnetar.clock import elapsed_ms
 from magnetar.errors import CorruptData
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition, LogRange
@@ -22,16 +24,19 @@ from magnetar.server.bundles.bundle import RecoveredBundle, RecoveredTopic
 from magnetar.server.context import BrokerContext
 from magnetar.server.participant.topic_transactions import TopicTransactions
 from magnetar.server.storage.catalog import BundleCatalog
-from magnetar.server.storage.entry_index import EntryIndex, Run
+from magnetar.server.storage.entry_index import UNKNOWN, EntryIndex, Run
 from magnetar.server.storage.log_keys import sealed_files
 from magnetar.server.storage.log_scans import LogScans, Take
+from magnetar.server.topics.traits import sent_chunk
+from magnetar.server.views import ClusterViews
 from magnetar.storage.checkpoint import TopicValues, read_checkpoint
-from magnetar.storage.fencing import SealedFile
+from magnetar.storage.fencing import SealedFile, log_end
 from magnetar.storage.log_format import (
     FILE_HEADER_BYTES,
     CursorOperation,
     CursorRecord,
     EntriesRecord,
+    HeartbeatRecord,
     ReleaseRecord,
     TermRecord,
     TopicOperation,
@@ -42,9 +47,12 @@ from magnetar.storage.places import RecordPlace
 from magnetar.storage.recovery import ScannedRecord
 from magnetar.storage.transaction_format import TransactionRecord
 from magnetar.storage.turns import Turns
+from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.ledgers import Position
+from magnetar.topics.sent_chunks import SentChunk
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
 from magnetar.topics.topic import Topic
+from magnetar.transactions.participant_records import Append
 
 log = structlog.get_logger(__name__)
 
@@ -56,26 +64,26 @@ async def recover_bundle(
     context: BrokerContext,
     bundle: BundleName,
     record: BundleRecord,
-    epoch: int,
+    ledger_ids: LedgerIds,
     scans: LogScans,
     preloaded: Preloaded | None = None,
 ) -> RecoveredBundle:
-    """The bundle's topics as of the end of its chain. Raises StorageError; CorruptData names what is damaged or missing.
+    """The bundle's topics as of the end of its chain, for the term of `ledger_ids`. Raises StorageError; CorruptData says what is damaged or missing.
 
     Of a planned move only what `preloaded` has not seen is read. Something may also be missing because the record is old, and others have gone on
     since: then its successor does not name it.
     """
     try:
         if preloaded is not None:
-            return await _finish(record, epoch, scans, preloaded)
-        return await _recover(context, bundle, record, epoch, scans)
+            return await _finish(context, record, ledger_ids, scans, preloaded)
+        return await _recover(context, bundle, record, ledger_ids, scans)
     except FileNotFoundError as error:
         missing = str(error.filename or error)
         raise CorruptData(f"{missing} is missing; bundle {bundle} needs it: restore it from a backup", file=missing) from error
 
 
 async def _recover(
-    context: BrokerContext, bundle: BundleName, record: BundleRecord, epoch: int, scans: LogScans
+    context: BrokerContext, bundle: BundleName, record: BundleRecord, ledger_ids: LedgerIds, scans: LogScans
 ) -> RecoveredBundle:
     sealed_end: LogPosition | None = None
     chain = record.chain
@@ -88,31 +96,41 @@ async def _recover(
             scans.look_again(chain[-1].incarnation)  # it may be brought back
             raise
         # An owner that died before its first file was durable has written nothing of this term.
-        sealed_end = LogPosition(sealed[-1].number, sealed[-1].length) if sealed else chain[-1].start
-        chain = (*chain[:-1], replace(chain[-1], end=max(sealed_end, chain[-1].start, key=lambda p: (p.file, p.offset))))
-    replay = BundleReplay(bundle, epoch)
+        sealed_end = log_end(sealed, chain[-1].start)
+        chain = (*chain[:-1], replace(chain[-1], end=sealed_end))
+    replay = BundleReplay(bundle, ledger_ids)
     await replay.load(context, record.checkpoint)
     for term, span in zip(record.epochs, chain, strict=True):
         await replay.replay(scans, term, span)
+    replay.end(context)
     catalog = await BundleCatalog.open(context, bundle)
     return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None, records=replay.records)
 
 
-async def noted_lengths(store: MetadataStore, incarnation: str) -> dict[int, int]:
-    """The lengths by number of the sealed files of an incarnation, as the store has them. Raises StoreError."""
+async def noted_lengths(store: MetadataStore, views: ClusterViews, incarnation: str) -> dict[int, int]:
+    """What files of an incarnation held durably, by number: sealed ones as the store has them, others where terms of bundles began.
+
+    Raises StoreError.
+    """
     files = await sealed_files(store, keys.logs_of(incarnation))
-    return {number: record.length for (_, number), record in files.items()}
+    known = {number: record.length for (_, number), record in files.items()}
+    for viewed in views.bundles.items.values():
+        for span in viewed.record.chain:
+            if span.incarnation == incarnation:
+                known[span.start.file] = max(span.start.offset, known.get(span.start.file, 0))
+    return known
 
 
 def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[int, int]) -> None:
     """The end of a log is missed by nobody who reads it: what is known to have been there is looked for. Raises CorruptData.
 
-    Known are files that were noted as sealed, one whose predecessor's seal tells of it, and what was durable when the term began. (So of a file
-    nothing is known only until the one before it is sealed.)
+    Known are files that were noted as sealed, one whose predecessor's seal tells of it, and what was durable when a term began. (So of a file
+    nothing is known only until the one before it is sealed.) Where a loss was accepted the log ends.
     The collector takes none of them while a record's chain is open in this log.
     """
-    least = {number: length for number, length in noted.items() if number >= span.start.file}
-    if span.start.offset > FILE_HEADER_BYTES:
+    cut = next((file.number for file in sealed if file.accepted and file.number >= span.start.file), None)
+    least = {number: length for number, length in noted.items() if number >= span.start.file and (cut is None or number < cut)}
+    if span.start.offset > FILE_HEADER_BYTES and cut != span.start.file:
         least[span.start.file] = max(span.start.offset, least.get(span.start.file, 0))
     found = {file.number: file.length for file in sealed}
     for number, length in sorted(least.items()):
@@ -145,12 +163,15 @@ class Preloaded:
         return ended.end is not None and ended.incarnation == read.incarnation and reached >= begin
 
 
-async def _finish(record: BundleRecord, epoch: int, scans: LogScans, preloaded: Preloaded) -> RecoveredBundle:
+async def _finish(
+    context: BrokerContext, record: BundleRecord, ledger_ids: LedgerIds, scans: LogScans, preloaded: Preloaded
+) -> RecoveredBundle:
     """Read what the source wrote after `preloaded`, up to its RELEASE."""
     replay, last = preloaded.replay, record.chain[-1]
-    replay.begin(epoch)
+    replay.begin(ledger_ids)
     if not preloaded.over:
         await replay.replay(scans, record.epochs[-1], replace(last, start=preloaded.reached))
+    replay.end(context)
     return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False, records=replay.records)
 
 
@@ -160,15 +181,26 @@ def _topic_state(values: TopicValues) -> TopicState:
         name: CursorState(cursor.mark_delete, cursor.ranges, cursor.partial, cursor.properties)
         for name, cursor in values.cursors.items()
     }
-    return TopicState(values.created_ms, values.ledgers, cursors, values.properties, values.sequences, values.sizes, values.marks)
+    return TopicState(
+        values.created_ms,
+        values.ledgers,
+        cursors,
+        values.properties,
+        values.sequences,
+        values.sizes,
+        values.marks,
+        values.chunks,
+    )
 
 
 class BundleReplay:
-    """Applies the records of one bundle, term by term, to be served in the term `epoch` or a later one."""
+    """Applies the records of one bundle, term by term, to be served in the term of `ledger_ids` or a later one."""
 
-    def __init__(self, bundle: BundleName, epoch: int) -> None:
-        self._bundle, self._epoch = bundle, epoch
+    def __init__(self, bundle: BundleName, ledger_ids: LedgerIds) -> None:
+        self._bundle, self._ledger_ids = bundle, ledger_ids
         self._belongs: dict[str, bool] = {}
+        self._timekeeper, self._elapsed_ms = "", 0
+        self._chunks_ahead: dict[str, tuple[SentChunk, Position]] = {}
         self.topics: dict[str, RecoveredTopic] = {}
         self.records = 0
 
@@ -177,29 +209,42 @@ class BundleReplay:
         if pointer is None:
             return
         checkpoint = await read_checkpoint(context.volume, pointer.object)
-        if checkpoint.epoch >= self._epoch:
+        if checkpoint.epoch >= self._ledger_ids.epoch:
             raise CorruptData(
-                f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is {self._epoch}: raise the restore number"
+                f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is {self._ledger_ids.epoch}: raise the restore number"
             )
         turns = Turns(TAKEN_PER_TURN_MAX)  # this loop serves the other bundles' clients
         for name in checkpoint.topics:
             taken = 1
             if self.contains(name):  # else of a sibling: it was written before the bundle was split off
                 state = checkpoint.topics[name]
-                core = Topic.from_state(name, self._epoch, _topic_state(state))
+                core = Topic.from_state(name, self._ledger_ids, _topic_state(state))
                 used = state.transactions
-                transactions = TopicTransactions(core, self._epoch, state=used) if used is not None else None
+                transactions = TopicTransactions(core, state=used) if used is not None else None
                 self.topics[name] = RecoveredTopic(core, EntryIndex(), transactions)
+                self._pass_time(checkpoint.incarnation, core.ages.marks[-1].elapsed_ms if core.ages.marks else 0)
                 taken += len(state.cursors)
             await turns.after(taken)
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, ledger_ids: LedgerIds) -> None:
         """The term these topics are served in is known now."""
-        self._epoch = epoch
+        self._ledger_ids = ledger_ids
         for found in self.topics.values():
-            found.core.begin_term(epoch)
-            if found.transactions is not None:
-                found.transactions.begin_term(epoch)
+            found.core.begin_term(ledger_ids)
+
+    def end(self, context: BrokerContext) -> None:
+        """All of the chain has been applied: from now on `context`'s process keeps the time."""
+        self._pass_time(context.incarnation, elapsed_ms(context.clock))
+
+    def _pass_time(self, incarnation: str, reached_ms: int) -> None:
+        """Time has passed up to `reached_ms` of this incarnation's clock, to which all marks of age are moved if another one's was the last."""
+        if incarnation == self._timekeeper:
+            self._elapsed_ms = max(self._elapsed_ms, reached_ms)
+            return
+        if self._timekeeper:
+            for found in self.topics.values():
+                found.core.ages.shift(reached_ms - self._elapsed_ms)
+        self._timekeeper, self._elapsed_ms = incarnation, reached_ms
 
     async def replay(self, scans: LogScans, term: int, span: LogRange) -> None:
         """Apply every valid record of epoch `term` in `span`."""
@@ -212,13 +257,14 @@ class BundleReplay:
         belongs = self._belongs
 
         def take(scanned: ScannedRecord) -> bool:
-            place, record = scanned
+            place, record, reached_ms = scanned
+            self._pass_time(incarnation, reached_ms)
             if isinstance(record, TransactionRecord):
                 if belongs.get(record.topic) or self.contains(record.topic):
                     self.records += 1
                     self._apply_transaction(record)
                 return False
-            if isinstance(record, TermRecord):
+            if isinstance(record, TermRecord | HeartbeatRecord):
                 return False
             if isinstance(record, ReleaseRecord):
                 return BundleName.parse(record.bundle).includes(self._bundle)  # ours, or of the bundle that we were split from then
@@ -239,7 +285,10 @@ class BundleReplay:
     def _apply_transaction(self, record: TransactionRecord) -> None:
         found = self.topics.get(record.topic)
         if found is not None:  # else of a topic that has been deleted since, and not created again yet
-            (found.transactions or found.used(self._epoch)).apply(found.index, record)
+            (found.transactions or found.used()).apply(found.index, record, self._elapsed_ms)
+            chunk, place = self._chunks_ahead.pop(record.topic, (None, None))
+            if chunk is not None and place is not None and isinstance(record.change, Append) and record.change.first == place:
+                found.core.chunks.apply(chunk, place)  # without this record the entry would be nobody's
 
     def _apply(self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord) -> None:
         if isinstance(record, TopicRecord):
@@ -249,20 +298,28 @@ class BundleReplay:
         found = self.topics.get(sidecar_of or record.topic)
         if found is None:
             return  # a record of a topic that has been deleted since, and not created again yet
+        if isinstance(record, EntriesRecord) and record.count == 1 and (chunk := sent_chunk(record.data, record.producer)):
+            position = Position(record.ledger, record.first_entry)
+            if sidecar_of is None:
+                found.core.chunks.apply(chunk, position)
+            else:
+                self._chunks_ahead[sidecar_of] = chunk, position
         if isinstance(record, EntriesRecord) and sidecar_of is not None:
-            found.used(self._epoch).apply_entries(incarnation, place, record)
+            found.used().apply_entries(incarnation, place, record)
         elif isinstance(record, EntriesRecord):
             new = found.core.apply_entries(record.ledger, record.first_entry, record.count)
+            before = UNKNOWN
             if new:
+                before = found.core.messages - sum(record.message_counts[:-new])
+                found.core.apply_messages(sum(record.message_counts[-new:]))
                 found.core.ages.total += sum(record.lengths[-new:])
-                found.core.age(record.append_ms)
+                found.core.age(self._elapsed_ms)
             found.core.apply_sequences(record.producer, record.sequences)
             last = found.core.ledgers.find((record.ledger, record.first_entry + record.count - 1))
             if last is not None:  # else all of it has been dropped; a run of which only a part is left is kept whole
                 offset = place.offset + record.entries_offset
-                found.index.add(
-                    Run(last + 1 - record.count, incarnation, place.file, offset, record.lengths, record.message_counts)
-                )
+                first, counts = last + 1 - record.count, record.message_counts
+                found.index.add(Run(first, incarnation, place.file, offset, record.lengths, counts, record.append_ms, before))
         elif record.operation is CursorOperation.DELETE:
             found.core.apply_subscription_removed(record.subscription)
             if found.transactions is not None:
@@ -293,5 +350,5 @@ class BundleReplay:
         created_ms = int(record.properties.get("created_ms", "0"))
         found = self.topics.get(record.topic)
         if found is None:
-            found = self.topics[record.topic] = RecoveredTopic(Topic(record.topic, self._epoch), EntryIndex())
+            found = self.topics[record.topic] = RecoveredTopic(Topic(record.topic, self._ledger_ids), EntryIndex())
         found.core.apply_topic(created_ms, {name: value for name, value in record.properties.items() if name != "created_ms"})

@@ -18,7 +18,6 @@ import structlog
 from magnetar.balance import bundles as rules
 from magnetar.errors import NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer
-from magnetar.server.background import watch_over
 from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.server.bundles.bundle_records import commit_record
 from magnetar.server.context import BrokerContext
@@ -77,6 +76,9 @@ class Shortener:
             # It only saves work: a store that is away must neither end us nor hold up a move. The next sealed file tries again.
             log.warning("bundle.checkpoint_delayed", bundle=str(owned.name), error=str(error))
             return None
+        except Exception as error:
+            self._context.metrics.surprises.note("checkpoint", error, bundle=str(owned.name))
+            return None
 
     def shorten_long_chains(self) -> None:
         """Begin checkpoints of bundles whose chains have grown too long."""
@@ -89,6 +91,11 @@ class Shortener:
                 self._work.begin(name, self._checkpoint(name, owned, viewed))
 
     async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
+        """It only saves work: no error of it ends anything, the log and the claim report theirs by themselves."""
+        with self._context.metrics.surprises.contained("checkpoint", bundle=name):
+            await self._write_and_point(name, owned, viewed)
+
+    async def _write_and_point(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
         written = await self.shorten(owned, viewed.record, scan_bytes_max=-1)
         if written is None or self._owned.get(name) is not owned:
             return
@@ -111,7 +118,6 @@ class Shortener:
         self._asked[name] = None
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer(), name="checkpoints")
-            watch_over(self._asking, self._context.fail)
 
     @property
     def busy(self) -> bool:
@@ -121,7 +127,8 @@ class Shortener:
     async def _answer(self) -> None:
         while self._asked:
             name = next(iter(self._asked))
-            await self.checkpoint(name)
+            with self._context.metrics.surprises.contained("checkpoint", bundle=name):
+                await self.checkpoint(name)
             self._asked.pop(name, None)
 
     def stop(self) -> None:

@@ -30,7 +30,17 @@ from magnetar.server.storage.rewriting import DamagedInput, LogPart, Part, Round
 from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage import names
 from magnetar.storage.index import LevelZeroIndex, Run
-from magnetar.storage.level_one import FileState, LevelOneRewrite, Round, TopicChange, choose, choose_merge, outside
+from magnetar.storage.level_one import (
+    FileState,
+    LevelOneRewrite,
+    Round,
+    TopicChange,
+    choose,
+    choose_merge,
+    is_old,
+    outside,
+    while_space_is_short,
+)
 from magnetar.storage.manifest import (
     CommitResult,
     LevelZero,
@@ -47,6 +57,8 @@ log = structlog.get_logger(__name__)
 
 DAMAGED_RETRY_S = 600.0
 WHAT = "rewriting"
+RESERVE_FRACTION = 4
+"""So large a part of the reserve is what a bundle's round may write while space is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +93,13 @@ class Tidier:
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
         age_ms = int(settings.rewrite_age_s * 1000)
         self._forget_unlisted(str(bundle.name), manifest)
-        view = _View(bundle, manifest, now_ms - age_ms)
+        view = _View(bundle, manifest, now_ms, age_ms)
         states = [state for file in manifest.level0 if (state := await self._state_if_sound(view, file)) is not None]
         chosen = choose(states, now_ms, age_ms, settings.rewrite_garbage_share)
         merge = choose_merge(manifest, self._damaged_of(str(bundle.name)))
+        if self._context.log.space.short is not None:
+            # What is written now may come out of the reserve.
+            chosen, merge = while_space_is_short(chosen, states, settings.reserve_bytes // RESERVE_FRACTION), frozenset()
         dead = _dead_segments(bundle, manifest)
         if not (chosen.drop or chosen.rewrite or chosen.partly or merge or dead or view.asked()):
             return None
@@ -162,7 +177,7 @@ class Tidier:
             last_ms = max(last_ms, share.last_append_ms)
             pinned = pinned or share.pinned
             wanted = wanted or view.wants(file, index, topic)
-        loose = view.loose_bytes(file, index) if pinned and (wanted or last_ms <= view.old_ms) else 0
+        loose = view.loose_bytes(file, index) if pinned and (wanted or is_old(last_ms, view.now_ms, view.age_ms)) else 0
         return FileState(file, size, live, last_ms, pinned, loose, wanted)
 
     async def _a_job_works_on(self, bundle: OwnedBundle) -> bool:
@@ -247,7 +262,9 @@ class Tidier:
             removed = {(segment.object, segment.offset) for segment in dead.get(topic, [])} | written.merged.get(topic, set())
             added = tuple(written.added.get(topic, ()))
             trimmed: tuple[int, int] | None = None
-            if host is None:
+            if (
+                host is None or host.core.ledgers.last_ledger < 0
+            ):  # what files have of a topic without entries is of an earlier one of its name
                 trimmed = await self._last_position(bundle, manifest, topic) if topic in held else None
             elif (start := host.core.ledgers.position_before(host.core.ledgers.first)) > EARLIEST and start.ledger > 0:
                 trimmed = (start.ledger, start.entry)
@@ -334,9 +351,9 @@ def _after(
 class _View:
     """What one round knows of its bundle: the manifest, and which entries log files have that segments may take."""
 
-    def __init__(self, bundle: OwnedBundle, manifest: Manifest, old_ms: int) -> None:
-        """What was appended up to `old_ms` is to be rewritten."""
-        self.bundle, self.manifest, self.old_ms = bundle, manifest, old_ms
+    def __init__(self, bundle: OwnedBundle, manifest: Manifest, now_ms: int, age_ms: int) -> None:
+        """What was appended `age_ms` before `now_ms` is to be rewritten."""
+        self.bundle, self.manifest, self.now_ms, self.age_ms = bundle, manifest, now_ms, age_ms
         self._ends: dict[str, int] = {}
 
     def segments(self, topic: str) -> tuple[SegmentReference, ...]:

@@ -61,6 +61,8 @@ class DeletionMarks:
                 await self.take_back(NamespaceName.parse(name))
             except StoreError as error:
                 log.warning("namespace.stays_marked", namespace=name, error=str(error))
+            except Exception as error:
+                self._context.metrics.surprises.note("marks of deletions", error, namespace=name)
 
     async def take_back(self, name: NamespaceName) -> None:
         """Take our mark off a namespace, unless a deletion of it runs here. Raises StoreError."""

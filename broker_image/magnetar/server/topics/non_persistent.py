@@ -85,7 +85,7 @@ class NonPersistentTopic(TopicHost):
     """A topic that lives while it is used."""
 
     def __init__(self, bundle: OwnedBundle, name: TopicName, dropped: Callable[[NonPersistentTopic], None]) -> None:
-        super().__init__(bundle, name, Topic(str(name), bundle.epoch, created_ms=bundle.context.clock.wall_ms()), EntryIndex())
+        super().__init__(bundle, name, Topic(str(name), bundle.ledger_ids, created_ms=bundle.context.clock.wall_ms()), EntryIndex())
         self._dropped = dropped
         self._idle = False
         self._timer: asyncio.TimerHandle | None = None
@@ -117,7 +117,7 @@ class NonPersistentTopic(TopicHost):
         highest: Sequence[int] | None,
     ) -> None:
         """Deliver what policies allow of a run of entries, and answer. While frozen they are dropped: the client sends them again elsewhere."""
-        if self.frozen:
+        if self.frozen or (self.core.ledger < 0 and not self.publishing.take_ledger(session, sequences, highest)):
             return
         if not self.publishing.refusing:
             self._take(session, entries, message_counts, sequences, highest)

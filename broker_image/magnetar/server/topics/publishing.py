@@ -12,13 +12,17 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import structlog
+
+from magnetar.clock import elapsed_ms
 from magnetar.errors import (
     BacklogQuotaExceeded,
     BacklogQuotaRefused,
     InvalidRequest,
+    LedgerIdsExhausted,
     ProducerBusy,
     ProducerFenced,
     ProtocolError,
@@ -26,10 +30,14 @@ from magnetar.errors import (
     TopicTerminated,
     WireCode,
 )
+from magnetar.policies import REFUSE
 from magnetar.server.connections.sessions import ProducerSession
-from magnetar.server.topics.traits import CHUNK_COUNT_TAG, metadata_bytes
-from magnetar.topics.deduplication import NO_SEQUENCE, NOTHING, Deduplication, DeduplicationLimits, Verdict
+from magnetar.server.topics.traits import CHUNK_COUNT_TAG, metadata_bytes, sent_chunk
+from magnetar.topics.backlog_quota import WITHIN, Verdict, judge
+from magnetar.topics.deduplication import NO_SEQUENCE, NOTHING, Deduplication, DeduplicationLimits
+from magnetar.topics.deduplication import Verdict as Judgement
 from magnetar.topics.producers import Grant, Producer, Succession
+from magnetar.topics.sent_chunks import SentChunk, SentChunks
 from magnetar.topics.topic import DEDUPLICATION, TERMINATED
 from magnetar.wire import commands
 from magnetar.wire.entries import parse_metadata
@@ -37,6 +45,8 @@ from magnetar.wire.entries import parse_metadata
 if TYPE_CHECKING:
     from magnetar.server.network.listeners import Successor
     from magnetar.server.topics.topic_host import TopicHost
+
+log = structlog.get_logger(__name__)
 
 TOPIC_EPOCH = "topic_epoch"
 """Durable property of a topic: the epoch of its last exclusive grant."""
@@ -51,20 +61,27 @@ class PublishBlock(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What `known` learns of a run once it is durable: its highest sequence id, `last`. The log gets `sequences`, one per entry."""
+    """What is learnt of a run once it is durable: by `known` its highest sequence id, `last`, and by `chunks` that `chunk` is there.
 
-    known: Deduplication
+    The log gets `sequences`, one per entry.
+    """
+
+    known: Deduplication | None
     sequences: Sequence[int]
     last: int
+    chunks: SentChunks | None = None
+    chunk: SentChunk | None = None
 
     def persist(self, name: str) -> None:
         """The run is durable."""
-        if self.last != NOTHING:
+        if self.known is not None and self.last != NOTHING:
             self.known.persist(name, self.last)
+        if self.chunks is not None and self.chunk is not None:
+            self.chunks.persist(self.chunk)
 
 
 class Publishing:
-    """What a topic does with producers as a whole, and with SENDs that something is to be tested of.
+    """What a topic does with producers as a whole, and with SENDs that something is to be tested of: chunks of messages among them.
 
     `guarded` tells whether there is anything to test, `refusing` whether an entry may be refused for what it is.
     """
@@ -91,12 +108,28 @@ class Publishing:
         """Why no producers are taken now."""
         return self._block
 
-    @block.setter
-    def block(self, block: PublishBlock | None) -> None:
-        """Setting one sends all producers away: they come back, and are refused until it is lifted."""
-        self._block = block
-        if block is not None:
-            self.close_all(None)
+    def compare_backlog(self) -> Verdict:
+        """Compare the backlog with its quotas; what is to be done about it beside what is done here.
+
+        Beyond one that says so all producers are sent away: they come back, and are refused until it is lifted.
+        """
+        quotas, core, clock = self._topic.policies.backlog_quotas, self._topic.core, self._topic.context.clock
+        if not self._topic.name.persistent or (not quotas and self._block is None):
+            return WITHIN
+        now_ms, end = elapsed_ms(clock), core.ledgers.end
+        core.age(now_ms)
+        first = min((found.cursor.mark_delete for found in core.subscriptions.values() if found.durable), default=end)
+        age_s = (now_ms - core.ages.appended_by(first, now_ms)) / 1000 if first < end else 0.0
+        verdict = judge(quotas, core.ages.bytes_from(first, end), age_s)
+        block = None
+        if verdict.block:
+            block = PublishBlock.EXCEPTION if verdict.block == REFUSE else PublishBlock.HOLD
+        if block is not self._block:
+            log.info("topic.backlog_quota", topic=str(self._topic.name), block=verdict.block or "lifted")
+            self._block = block
+            if block is not None:
+                self.close_all(None)
+        return verdict
 
     def check(self) -> None:
         """Raises TopicTerminated, BacklogQuotaExceeded, BacklogQuotaRefused, ServiceNotReady if no producer may come."""
@@ -104,6 +137,7 @@ class Publishing:
         if self._topic.frozen:
             raise ServiceNotReady(f"topic {name} is being unloaded; look it up again")
         self._follow_policy()
+        self.compare_backlog()
         if TERMINATED in self._topic.core.properties:
             raise TopicTerminated(f"Topic {name} was already terminated; nothing can be published to it")
         if self._block is not None:
@@ -199,6 +233,15 @@ class Publishing:
 
     # --- SENDs that are tested --------------------------------------------------------------------------------------------------
 
+    def take_ledger(self, session: ProducerSession, sequences: Sequence[int], highest: Sequence[int] | None) -> bool:
+        """Get the topic's ledger id in this term; without one these SENDs are refused, to be sent again."""
+        try:
+            self._topic.core.take_ledger()
+        except LedgerIdsExhausted as error:
+            session.refuse_sends(sequences, highest, error)
+            return False
+        return True
+
     def publish(
         self,
         session: ProducerSession,
@@ -214,6 +257,7 @@ class Publishing:
         if (
             known is not None
             and not self.refusing
+            and not session.sends_chunks
             and all(map(is_whole, entries))
             and known.push_run(session.name, sequences, tops)
         ):
@@ -234,14 +278,28 @@ class Publishing:
                     _recorded(known, recorded[part]) if known is not None else None,
                 )
 
+        chunks = self._topic.core.chunks
         for index, entry in enumerate(entries):
+            chunk = sent_chunk(entry, session.name) if session.sends_chunks else None
+            if chunk is not None and (stored := chunks.find(chunk)) is not None:
+                hand_over(index)
+                begin = index + 1
+                session.answer_behind(commands.send_receipt(session.producer_id, sequences[index], commands.Position(*stored)))
+                continue
             refusal, whole = self.refusal(entry), known is None or is_whole(entry)
             if not whole:
                 recorded[index] = NO_SEQUENCE
-            verdict = known.judge(session.name, sequences[index]) if known is not None and whole else Verdict.NEW
-            if refusal is None and verdict is Verdict.NEW and not self._terminated:
+            verdict = known.judge(session.name, sequences[index]) if known is not None and whole else Judgement.NEW
+            if refusal is None and verdict is Judgement.NEW and not self._terminated:
                 if known is not None and whole:
                     known.push(session.name, tops[index])
+                if chunk is not None:
+                    hand_over(index)
+                    begin = index + 1
+                    part = slice(index, begin)
+                    learnt = replace(_recorded(known, recorded[part]), chunks=chunks, chunk=chunk)
+                    place = self._topic.append(session, entries[part], message_counts[part], sequences[part], None, learnt)
+                    chunks.push(chunk, place)
                 continue
             hand_over(index)
             begin = index + 1
@@ -269,13 +327,13 @@ class Publishing:
         return None
 
     def _answer(
-        self, session: ProducerSession, sequence: int, highest: int, refusal: tuple[WireCode, str] | None, verdict: Verdict
+        self, session: ProducerSession, sequence: int, highest: int, refusal: tuple[WireCode, str] | None, verdict: Judgement
     ) -> None:
         """Answer a SEND that is not stored."""
-        if refusal is None and verdict is Verdict.DUPLICATE:
+        if refusal is None and verdict is Judgement.DUPLICATE:
             session.answer(commands.send_receipt(session.producer_id, sequence, commands.DUPLICATE, highest))
             return
-        if refusal is None and verdict is Verdict.UNKNOWN:
+        if refusal is None and verdict is Judgement.UNKNOWN:
             refusal = (
                 WireCode.PERSISTENCE,
                 f"Cannot tell yet whether sequence id {sequence} of {session.name} is a duplicate; send again",
@@ -301,7 +359,7 @@ class Publishing:
         return DeduplicationLimits(settings.deduplication_producers_max, round(settings.deduplication_inactive_s * 1000))
 
     def _now_ms(self) -> int:
-        return int(self._topic.context.clock.monotonic() * 1000)
+        return elapsed_ms(self._topic.context.clock)
 
 
 def highest_of(sequences: Sequence[int], highest: Sequence[int] | None) -> Sequence[int]:
@@ -309,7 +367,7 @@ def highest_of(sequences: Sequence[int], highest: Sequence[int] | None) -> Seque
     return sequences if highest is None else list(map(max, sequences, highest))
 
 
-def _recorded(known: Deduplication, sequences: Sequence[int]) -> Recorded:
+def _recorded(known: Deduplication | None, sequences: Sequence[int]) -> Recorded:
     last = next((sequence for sequence in reversed(sequences) if sequence != NO_SEQUENCE), NOTHING)
     return Recorded(known, sequences, last)
 

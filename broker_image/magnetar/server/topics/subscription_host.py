@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import structlog
 
 from magnetar.errors import StorageError, StoreError
 from magnetar.server.connections.sessions import ConsumerSession
+from magnetar.server.topics.entry_metadata import EntryMetadata, Facts
 from magnetar.server.topics.traits import traits_of
 from magnetar.topics.dispatch import Delivery, ReadRequest
 from magnetar.topics.subscription import Subscription
@@ -42,6 +44,7 @@ class SubscriptionHost:
         self._read_failures = 0
         self._looked_ms = 0
         self._scheduled = False
+        self._seeking = 0
         self._missed = False
         self._reading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -154,11 +157,23 @@ class SubscriptionHost:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._deliver)
 
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Deliver nothing: a SEEK has come, and what goes out before its consumers are sent away a client may take for what follows it."""
+        self._seeking += 1
+        try:
+            yield
+        finally:
+            self._seeking -= 1
+            self.schedule()
+
     def _deliver(self) -> None:
         self._scheduled = False
-        if self.topic.frozen:
+        if self.topic.frozen or self._seeking:
             return
-        self._tell_active()
+        surprises, about = self.topic.context.metrics.surprises, {"topic": str(self.topic.name), "subscription": self.core.name}
+        with surprises.contained("deliveries", **about):
+            self._tell_active()
         if self._reading is not None:
             self._missed = True
         else:
@@ -166,7 +181,8 @@ class SubscriptionHost:
                 self._deliver_what_is_due()
             except Exception as error:
                 self._begin_reading(partial(self._pause, error))
-        self._arm_timer()
+        with surprises.contained("deliveries", **about):
+            self._arm_timer()
 
     def _tell_active(self) -> None:
         """Whoever is active, or is not any more, since somebody came or left."""
@@ -200,7 +216,10 @@ class SubscriptionHost:
                 self._fetch(request)
                 return
             entries, message_counts = found
-            delivered = self._hand_out(request.first, entries, message_counts)
+            facts = None
+            if self.topic.metadata is not None and (metadata := self._metadata()) is not None:
+                facts = metadata.at_tail(request.first, len(entries))
+            delivered = self._hand_out(request.first, entries, message_counts, facts)
             self._read_succeeded()
             if not delivered:
                 return
@@ -241,7 +260,7 @@ class SubscriptionHost:
             progress = await self._fetch_compacted(request)
         else:
             entries, message_counts = await self.topic.read(request)
-            progress = self._hand_out(request.first, entries, message_counts)
+            progress = self._hand_out(request.first, entries, message_counts, await self._facts(request.first, len(entries)))
         self._read_succeeded()
         return progress
 
@@ -258,7 +277,9 @@ class SubscriptionHost:
             log.warning("subscription.read_delayed", **names)
             await asyncio.sleep(READ_RETRY_S)
             return True
-        log.error("subscription.read_failed", **names, exc_info=None if foreseen else error)
+        log.error("subscription.read_failed", **names)
+        if not foreseen:
+            self.topic.context.metrics.surprises.note("deliveries", error, topic=names["topic"], subscription=names["subscription"])
         self.topic.context.damage.note(
             "read", self._damage_name, told, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
         )
@@ -278,6 +299,7 @@ class SubscriptionHost:
     async def _fetch_compacted(self, request: ReadRequest) -> bool:
         """Deliver the next surviving entry at or after the request; what compaction removed is passed over as acknowledged."""
         found = await self.topic.read_compacted(request)
+        facts = await self._facts(found.first, len(found.entries))
         removed = ((request.first, found.first),) if found.first > request.first else ()
         # What compaction took out of a batch travels as an ack set: the one mark that every client obeys.
         self.core.acknowledge(None, removed, found.partial)
@@ -285,14 +307,38 @@ class SubscriptionHost:
             return True
         if self._next_read(len(found.entries)) is None:
             return False  # moves delivery on to `first`; nobody takes it any more
-        return self._hand_out(found.first, found.entries, found.message_counts)
+        return self._hand_out(found.first, found.entries, found.message_counts, facts)
 
-    def _hand_out(self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int]) -> bool:
-        """Send what dispatch decides; False if it could neither deliver anything nor put it aside."""
-        if self.topic.frozen:
+    def _metadata(self) -> EntryMetadata | None:
+        """Index and broker time of entries, if any consumer takes them."""
+        metadata = self.topic.metadata
+        if metadata is None or not metadata.for_clients:
+            return None
+        return metadata if any(session.connection.takes_entry_metadata for session in self.sessions()) else None
+
+    async def _facts(self, first: int, count: int) -> Facts | None:
+        """What those consumers get with these entries; None if there are none."""
+        metadata = self._metadata() if count else None
+        return await metadata.read(first, count) if metadata is not None else None
+
+    def _hand_out(
+        self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int], facts: Facts | None = None
+    ) -> bool:
+        """Send what dispatch decides; False if it could neither deliver anything nor put it aside.
+
+        `facts` are sent along to those who take them.
+        """
+        if self.topic.frozen or self._seeking:
             return False
         deliveries = self.core.dispatch(first, message_counts, traits_of(entries, self.core.traits_wanted))
+        plain, described = entries, entries
+        if facts is not None and self.topic.metadata is not None:
+            heads = self.topic.metadata.of(facts, message_counts)
+            described = [memoryview(b"".join(parts)) for parts in zip(heads, plain, strict=True)]
         for index, delivery in enumerate(deliveries):
+            if facts is not None:
+                assert isinstance(delivery.consumer, ConsumerSession)
+                entries = described if delivery.consumer.connection.takes_entry_metadata else plain
             try:
                 if delivery.scattered is None:
                     self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])

@@ -26,6 +26,7 @@ from magnetar.server.storage.entry_checks import PieceOfRun, checked_entries
 from magnetar.server.storage.entry_index import ELSEWHERE, EntryIndex, Run
 from magnetar.server.storage.log_span import LogSpan, bytes_ahead
 from magnetar.server.topics.effective_policies import PROPERTY
+from magnetar.server.topics.entry_metadata import EntryMetadata
 from magnetar.server.topics.publishing import PublishBlock, Publishing, Recorded, highest_of
 from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.storage.log_format import TopicOperation, encode_entries, encode_topic
@@ -46,6 +47,7 @@ class _PublishedRun:
     """A run on its way to stable storage: called by the log, in order, once it is there."""
 
     __slots__ = (
+        "append_ms",
         "entries_offset",
         "highest",
         "lengths",
@@ -70,10 +72,11 @@ class _PublishedRun:
         highest: Sequence[int] | None,
         entries_offset: int,
         recorded: Recorded | None,
+        append_ms: int,
     ) -> None:
         self.topic, self.session, self.position, self.payload, self.lengths = topic, session, position, payload, lengths
         self.message_counts, self.sequences, self.highest, self.entries_offset = message_counts, sequences, highest, entries_offset
-        self.recorded = recorded
+        self.recorded, self.append_ms = recorded, append_ms
 
     def __call__(self, place: RecordPlace) -> None:
         self.topic.durable(self, place)
@@ -94,7 +97,7 @@ class TopicHost:
         self.transactions = transactions
         if transactions is not None:
             transactions.limit(limits_of(bundle.context.settings))
-        self.sidecar_begin = 0
+        self.created_at: RecordPlace | None = None  # if that was in this log
         self.context: BrokerContext = bundle.context
         self.partition = name.partition
         self._encoded_name = str(name).encode()
@@ -102,6 +105,7 @@ class TopicHost:
         self.policies: Policies = bundle.policies.topic(name, core.properties)
         core.limit(self._dispatch_limits())
         self.publishing = Publishing(self)
+        self.metadata = EntryMetadata.of_topic(self)
         self.unused_since_ms: int | None = None
         self._ending: asyncio.Task[Position] | None = None
         self.meter: RateMeter | None = None  # made when somebody first asks for rates
@@ -150,6 +154,8 @@ class TopicHost:
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
         self.core.limit(self._dispatch_limits())
         self.publishing.refresh()
+        if not self.frozen:
+            self.publishing.compare_backlog()
         for subscription in self.subscriptions.values():
             subscription.schedule()  # a limit may be gone
 
@@ -181,10 +187,9 @@ class TopicHost:
     def begin_term(self, bundle: OwnedBundle) -> None:
         """Go on in `bundle`, which a split has made of ours, with everybody who is attached."""
         self.bundle, self._epoch = bundle, bundle.epoch
-        self.core.go_on_in(bundle.epoch)
-        self.sidecar_begin = 0
+        self.core.go_on_in(bundle.ledger_ids)
         if self.transactions is not None:
-            self.transactions.begin_term(bundle.epoch)
+            self.transactions.begin_term()
         for subscription in self.subscriptions.values():
             if subscription.core.dirty:
                 bundle.cursor_dirty(subscription)
@@ -195,14 +200,9 @@ class TopicHost:
     def used_with_transactions(self) -> TopicTransactions:
         """Its transactions, from now on if there were none."""
         if self.transactions is None:
-            self.transactions = TopicTransactions(self.core, self._epoch, next_entry=self.sidecar_begin)
+            self.transactions = TopicTransactions(self.core)
             self.transactions.limit(limits_of(self.context.settings))
         return self.transactions
-
-    @property
-    def sidecar_next(self) -> int:
-        """The first entry id of this term that its sidecar has not given."""
-        return self.transactions.buffer.next_entry if self.transactions is not None else self.sidecar_begin
 
     def to_state(self) -> TopicState:
         """For a checkpoint: everything that recovery needs as of now."""
@@ -254,12 +254,8 @@ class TopicHost:
 
     @property
     def publish_block(self) -> PublishBlock | None:
-        """Why no producers are taken (a backlog quota); setting one sends away those that are here."""
+        """Why no producers are taken: a backlog quota."""
         return self.publishing.block
-
-    @publish_block.setter
-    def publish_block(self, block: PublishBlock | None) -> None:
-        self.publishing.block = block
 
     def publish(
         self,
@@ -279,10 +275,12 @@ class TopicHost:
             if self.bundle.parked is not None:
                 self.bundle.parked.send(self, session, entries, message_counts, sequences, highest)
             return
-        if self.context.log.stalled is not None:
-            session.refuse_sends(sequences, highest, self.context.log.stalled)
+        if self.context.log.space.short is not None:
+            session.refuse_sends(sequences, highest, self.context.log.space.short)
             return
-        if self.publishing.guarded:
+        if self.core.ledger < 0 and not self.publishing.take_ledger(session, sequences, highest):
+            return
+        if self.publishing.guarded or session.sends_chunks:
             self.publishing.publish(session, entries, message_counts, sequences, highest)
         else:
             self.append(session, entries, message_counts, sequences, highest, None)
@@ -295,15 +293,15 @@ class TopicHost:
         sequences: Sequence[int],
         highest: Sequence[int] | None,
         recorded: Recorded | None,
-    ) -> None:
-        """Give a run that nothing speaks against to the log; `recorded` is what deduplication is to know of it."""
-        position = self.core.publish(len(entries))
+    ) -> Position:
+        """Give a run that nothing speaks against to the log; its first position. `recorded` is what is to be known of it once it is durable."""
+        position, now_ms = self.core.publish(len(entries)), self.context.clock.wall_ms()
         payload, lengths = b"".join(entries), list(map(len, entries))
         encoded = encode_entries(
             epoch=self._epoch,
             ledger=position.ledger,
             first_entry=position.entry,
-            append_ms=self.context.clock.wall_ms(),
+            append_ms=now_ms,
             topic=self._encoded_name,
             producer=session.encoded_name,
             message_counts=message_counts,
@@ -313,9 +311,10 @@ class TopicHost:
         )
         session.pending += len(entries)
         run = _PublishedRun(
-            self, session, position, payload, lengths, message_counts, sequences, highest, encoded.entries_offset, recorded
+            self, session, position, payload, lengths, message_counts, sequences, highest, encoded.entries_offset, recorded, now_ms
         )
         self.bundle.append(encoded, run)
+        return position
 
     def durable(self, run: _PublishedRun, place: RecordPlace) -> None:
         """The log has a run on stable storage: confirm, answer, deliver."""
@@ -328,6 +327,8 @@ class TopicHost:
             place.offset + run.entries_offset,
             run.lengths,
             run.message_counts,
+            run.append_ms,
+            self.core.messages,
         )
         self.index.add(stored)
         self.bundle.tail_cache.keep(stored, run.payload)

@@ -3,8 +3,9 @@
 Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog quotas, deletion of topics and subscriptions that
 nobody uses; and the same on demand. Imports: topics, policies, server siblings.
 Source: facts on protocol semantics 2.11.
-Invariants: nothing younger than its time to live is expired; nothing is dropped that a durable subscription, the retention or a compacted view
-needs; a topic that is leaving is left alone; one topic's failure does not keep the others waiting.
+Invariants: ages and spans are time that the owners of a topic saw pass (`clock.elapsed_ms`), so a wall clock that jumps expires, drops and deletes
+nothing; nothing younger than its time to live is expired; nothing is dropped that a durable subscription, the retention or a compacted view needs;
+a topic that is leaving is left alone; one topic's failure does not keep the others waiting.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
+from magnetar.clock import elapsed_ms
 from magnetar.errors import MagnetarError, ServiceNotReady, StorageError, StoreError
-from magnetar.policies import CAUGHT_UP, REFUSE
+from magnetar.policies import CAUGHT_UP
 from magnetar.server.bundles.ownership import Ownership
-from magnetar.server.commands.seeking import first_published_at
+from magnetar.server.commands.seeking import first_published_at, publish_ms_of
 from magnetar.server.context import BrokerContext
-from magnetar.server.topics.publishing import PublishBlock
 from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.server.topics.topic_host import TopicHost
-from magnetar.topics.backlog_quota import judge
-from magnetar.topics.retention import trim_point
+from magnetar.topics.retention import MARK_INTERVAL_MS, trim_point
 
 log = structlog.get_logger(__name__)
 
@@ -52,17 +52,33 @@ async def write(host: SubscriptionHost) -> None:
         await host.topic.context.log.barrier()
 
 
-async def expire(host: SubscriptionHost, cutoff_ms: int) -> int:
-    """Acknowledge what is from before `cutoff_ms`; how many entries that were. Raises StorageError."""
+async def expire(host: SubscriptionHost, age_s: int) -> int:
+    """Acknowledge what is older than `age_s`; how many entries that were. Raises StorageError."""
     topic = host.topic
-    mark = host.core.cursor.mark_delete
-    ages = topic.core.ages
-    # What was appended before or after decides by itself; only between two marks of age the publish times are read.
-    low = max(mark, ages.older_than(cutoff_ms))
-    high = max(low, ages.younger_from(cutoff_ms, topic.core.ledgers.end))
-    expired = pass_over(host, await first_published_at(topic, cutoff_ms, low, high))
+    now_ms = elapsed_ms(topic.context.clock)
+    topic.core.age(now_ms)
+    expired = pass_over(host, await _older_than(topic, now_ms - age_s * 1000, host.core.cursor.mark_delete))
     host.messages_expired += expired
     return expired
+
+
+async def _older_than(topic: TopicHost, cutoff_ms: int, low: int) -> int:
+    """An ordinal, `low` at least, below which everything was appended at `cutoff_ms` or before. Raises StorageError.
+
+    Marks of age decide. Between two of them the clients' publish times do: by how much an entry was published before the last one of them, or after
+    the first one, whichever says that it is younger. So neither our wall clock nor a client's need be right; where publish times rise by more than
+    the time between the marks they say nothing.
+    """
+    low, around = max(low, topic.core.ages.older_than(cutoff_ms)), topic.core.ages.around(cutoff_ms)
+    if around is None or around[1].end <= low:
+        return low
+    before, after = around
+    last_ms = await publish_ms_of(topic, after.end - 1)
+    first_ms = await publish_ms_of(topic, max(before.end, topic.core.ledgers.first))
+    if last_ms is None or first_ms is None or last_ms - first_ms > after.elapsed_ms - before.elapsed_ms + MARK_INTERVAL_MS:
+        return low
+    by_last_ms, by_first_ms = last_ms - (after.elapsed_ms - cutoff_ms), first_ms + (cutoff_ms - before.elapsed_ms)
+    return await first_published_at(topic, min(by_last_ms, by_first_ms), low, after.end)
 
 
 async def expire_to(host: SubscriptionHost, position: tuple[int, int]) -> None:
@@ -92,13 +108,13 @@ async def skip(host: SubscriptionHost, count: int | None) -> None:
 # --- one topic --------------------------------------------------------------------------------------------------------------------
 
 
-async def expire_due(topic: TopicHost, now_ms: int) -> None:
+async def expire_due(topic: TopicHost, _now_ms: int) -> None:
     """Acknowledge what is older than the time to live, for all subscriptions. Raises StorageError."""
     ttl_s = topic.policies.message_ttl_s
     if ttl_s:
         for host in list(topic.subscriptions.values()):
             if host.core.durable and host.core.backlog:
-                await expire(host, now_ms - ttl_s * 1000)
+                await expire(host, ttl_s)
 
 
 async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None:
@@ -126,31 +142,21 @@ def _droppable(topic: TopicHost, now_ms: int, grace_ms: int) -> int:
 
 async def trim_now(topic: TopicHost) -> None:
     """`drop_unneeded` by request: what retention lets go goes at once. Raises StorageError, StoreError, ServiceNotReady."""
-    now_ms = topic.context.clock.wall_ms()
+    now_ms = elapsed_ms(topic.context.clock)
     topic.core.age(now_ms)
     await drop_unneeded(topic, now_ms, grace_ms=0)
 
 
-async def enforce_quota(topic: TopicHost, now_ms: int) -> None:
+async def enforce_quota(topic: TopicHost, _now_ms: int) -> None:
     """Keep producers away, or move slow subscriptions on, as the backlog quotas say. Raises StorageError."""
-    quotas, core = topic.policies.backlog_quotas, topic.core
-    if not quotas and topic.publish_block is None:
+    verdict = topic.publishing.compare_backlog()
+    if verdict.evict_to_bytes < 0 and verdict.evict_older_s < 0:
         return
-    hosts = [host for host in topic.subscriptions.values() if host.core.durable]
-    first, end = min((host.core.cursor.mark_delete for host in hosts), default=core.ledgers.end), core.ledgers.end
-    age_s = (now_ms - core.ages.append_ms_of(first, now_ms)) / 1000 if first < end else 0.0
-    verdict = judge(quotas, core.ages.bytes_from(first, end), age_s)
-    block = None
-    if verdict.block:
-        block = PublishBlock.EXCEPTION if verdict.block == REFUSE else PublishBlock.HOLD
-    if block is not topic.publish_block:
-        log.info("topic.backlog_quota", topic=str(topic.name), block=verdict.block or "lifted")
-        topic.publish_block = block
-    for host in hosts:
+    for host in [host for host in topic.subscriptions.values() if host.core.durable]:
         if verdict.evict_to_bytes >= 0:
-            pass_over(host, core.ages.ordinal_leaving(verdict.evict_to_bytes, end))
+            pass_over(host, topic.core.ages.ordinal_leaving(verdict.evict_to_bytes, topic.core.ledgers.end))
         if verdict.evict_older_s >= 0:
-            await expire(host, now_ms - verdict.evict_older_s * 1000)
+            await expire(host, verdict.evict_older_s)
 
 
 async def delete_unused(topic: TopicHost, now_ms: int) -> None:
@@ -231,13 +237,17 @@ class TopicLife:
             if now >= self._due[index]:
                 self._due[index] = now + interval
                 due.append(work)
+        for owned in self._ownership.owned.values():
+            owned.keep_time()
         for number, topic in enumerate(self._topics()):
             if number % TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
-            if topic.core.has_grown:
-                topic.core.age(self._context.clock.wall_ms())
+            with self._context.metrics.surprises.contained("life of topics", topic=str(topic.name)):
+                if topic.core.has_grown:
+                    topic.core.age(elapsed_ms(self._context.clock))
             for work in due:
-                await self._do(work, topic, self._context.clock.wall_ms())
+                with self._context.metrics.surprises.contained("life of topics", topic=str(topic.name), part=work.__name__):
+                    await self._do(work, topic, elapsed_ms(self._context.clock))
 
     def _topics(self) -> Iterator[TopicHost]:
         for owned in list(self._ownership.owned.values()):

@@ -28,7 +28,6 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
 from magnetar.metadata.store import Compare, Delete, Operation, Put
 from magnetar.names import NamespaceName, TopicName
-from magnetar.server.background import watch_over
 from magnetar.server.context import BrokerContext
 from magnetar.server.views import ClusterViews
 from magnetar.topics.topic_list import is_system_topic
@@ -235,7 +234,6 @@ class TopicRegistry:
             task = self._writing[name] = asyncio.create_task(self._write(name), name=f"topic entry {name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            watch_over(task, self._context.fail)
         return task
 
     async def _write(self, name: TopicName) -> bool:
@@ -255,6 +253,9 @@ class TopicRegistry:
                         settled = False
                     except NamespaceNotFound:
                         namespace_gone = True
+                    except Exception as error:
+                        self._context.metrics.surprises.note("topic entries", error, topic=str(name))
+                        settled = False
                     if settled and self._wanted[name] == (owned, wish):
                         break
                     if not settled:
@@ -273,6 +274,8 @@ class TopicRegistry:
             await owned.delete_topic(name)
         except MagnetarError as error:  # its bundle is released to nobody, and goes with all that is in its log
             log.warning("topics.left_to_bundle", topic=str(name), bundle=str(owned.name), error=str(error))
+        except Exception as error:
+            self._context.metrics.surprises.note("topic entries", error, topic=str(name))
 
     async def _attempt(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> bool:
         """One try; whether there is nothing more to do. Raises StoreError, NamespaceNotFound."""

@@ -17,8 +17,9 @@ from google.protobuf.message import DecodeError
 
 from magnetar.hashes import murmur3
 from magnetar.topics.dispatch import ChunkTrait, EntryTraits, TraitsWanted
+from magnetar.topics.sent_chunks import SentChunk
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.checksum import BROKER_METADATA_MAGIC, CHECKSUM_BYTES, CHECKSUM_MAGIC
+from magnetar.wire.checksum import BROKER_METADATA_MAGIC, CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c
 from magnetar.wire.entries import dispatch_key
 
 DELIVER_AT_TAG = b"\x98\x01"
@@ -61,6 +62,20 @@ def metadata_bytes(entry: memoryview) -> bytes:
         start = at + _SIZE_BYTES
         size = int.from_bytes(entry[at:start], "big")
     return entry[start : start + size].tobytes()
+
+
+def sent_chunk(entry: memoryview, producer: str) -> SentChunk | None:
+    """What a producer's entry is known by when it comes again, if it is a chunk of a message. The log holds chunks in runs of one entry."""
+    data = metadata_bytes(entry)
+    if CHUNK_COUNT_TAG not in data:
+        return None
+    try:
+        metadata = api.MessageMetadata.FromString(data)
+    except DecodeError:
+        return None
+    if metadata.num_chunks_from_msg <= 1:
+        return None
+    return SentChunk(producer, metadata.sequence_id, metadata.chunk_id, crc32c(entry))
 
 
 def _special(data: bytes) -> EntryTraits | None:

@@ -142,6 +142,7 @@ record Request(JsonObject json) {
             message.hasOrderingKey() ? new String(message.getOrderingKey(), StandardCharsets.UTF_8) : null, "properties",
             message.getProperties(), "topic", message.getTopicName(), "redelivery_count", message.getRedeliveryCount(),
             "publish_time_ms", message.getPublishTime(), "event_time_ms", message.getEventTime(), "producer", message.getProducerName(),
-            "sequence_id", message.getSequenceId());
+            "sequence_id", message.getSequenceId(), "index", message.getIndex().orElse(null), "broker_publish_time_ms",
+            message.getBrokerPublishTime().orElse(null));
     }
 }

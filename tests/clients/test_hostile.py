@@ -1,0 +1,70 @@
+"""Peers without credentials who take what they can get, beside an ordinary client: it publishes and receives, and probes are answered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import urllib.request
+from collections.abc import Iterator
+
+import pulsar
+import pytest
+
+from dev.server_process import HOST, ServerProcess
+
+pytestmark = pytest.mark.slow
+OPEN_FILES = 512
+RECEIVE_MS = 60_000
+HALF_REQUEST = b"GET /ready HTTP/1.1\r\nHost: x"
+HALF_FRAME = b"\x00\x40\x00\x00\x00\x40"
+"""Announces 4 MiB."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A standalone server that may open few files."""
+    with ServerProcess(tmp_path_factory.mktemp("hostile"), open_files=OPEN_FILES) as running:
+        yield running
+
+
+def descriptors(server: ServerProcess) -> int:
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+
+def probe(server: ServerProcess) -> None:
+    for path in ("/live", "/ready", "/metrics"):
+        with urllib.request.urlopen(server.http_url + path, timeout=10) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("listener", "said"),
+    [("broker", b""), ("broker", HALF_FRAME), ("http", b""), ("http", HALF_REQUEST)],
+    ids=["silent", "half a frame", "silent HTTP", "half a request"],
+)
+def test_connections_that_show_nothing_keep_no_one_out(server: ServerProcess, listener: str, said: bytes) -> None:
+    """Twice as many as the process may open files; an open client goes on, a new one gets in, probes are answered, the files come back."""
+    port = server.broker_port if listener == "broker" else server.http_port
+    with contextlib.ExitStack() as opened:
+        client = opened.enter_context(contextlib.closing(pulsar.Client(server.service_url)))
+        consumer = client.subscribe("ordinary", f"{listener}-{len(said)}")
+        producer = client.create_producer("ordinary")
+        before = descriptors(server)
+        for number in range(2 * OPEN_FILES):
+            peer = opened.enter_context(contextlib.closing(socket.create_connection((HOST, port), timeout=10)))
+            with contextlib.suppress(ConnectionError):
+                peer.sendall(said)
+            if number % 200 == 0:
+                probe(server)
+                producer.send(str(number).encode())
+        probe(server)
+        late = opened.enter_context(contextlib.closing(pulsar.Client(server.service_url)))
+        late.create_producer("ordinary").send(b"late")
+        received = [consumer.receive(RECEIVE_MS).data() for _ in range(7)]
+        assert received == [*(str(number).encode() for number in range(0, 2 * OPEN_FILES, 200)), b"late"]
+        assert descriptors(server) < OPEN_FILES
+    assert server.running
+    assert "Too many open files" not in server.log_path.read_text()
+    while descriptors(server) > before:  # the peers have gone, and the server notices
+        probe(server)
