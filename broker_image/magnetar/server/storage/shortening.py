@@ -93,7 +93,10 @@ class Shortener:
     async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
         """It only saves work: no error of it ends anything, the log and the claim report theirs by themselves."""
         with self._context.metrics.surprises.contained("checkpoint", bundle=name):
-            await self._write_and_point(name, owned, viewed)
+            try:
+                await self._write_and_point(name, owned, viewed)
+            except StoreError as error:
+                log.warning("bundle.checkpoint_delayed", bundle=name, error=str(error))
 
     async def _write_and_point(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
         written = await self.shorten(owned, viewed.record, scan_bytes_max=-1)
