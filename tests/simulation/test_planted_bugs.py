@@ -78,6 +78,7 @@ NOTICED_BY = {
         "checkpoint_without_participants": "never heard|have not heard",
         "nothing_is_carried_on": "never heard",
         "timeouts_end_with_the_life": "left to its timeout",
+        "lives_begin_at_the_walls_time": "which nobody has asked for|is not known|, and is \\w+ now",
         # the log decides a transaction twice: it cannot be replayed
         "the_last_word_counts": "was (ABORT|COMMIT), and is (ABORT|COMMIT) now|and then|after the last fault",
         "a_failure_counts_as_an_answer": "never heard|have not heard",

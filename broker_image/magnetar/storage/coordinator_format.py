@@ -162,7 +162,7 @@ def checkpoint_pieces(checkpoint: CoordinatorCheckpoint) -> Iterator[bytes]:
     """The object's JSON in pieces that take a millisecond or so each, for whoever has other things to do in between."""
     state, position = checkpoint.state, checkpoint.position
     head = {"epoch": checkpoint.epoch, "incarnation": checkpoint.incarnation, "kind": CHECKPOINT_KIND}
-    tail = {"position": [position.file, position.offset], "tcid": checkpoint.tcid, "version": VERSION}
+    tail = {"position": [position.file, position.offset], "seen_ms": state.seen_ms, "tcid": checkpoint.tcid, "version": VERSION}
     yield document_json(head)[:-1] + b',"live":['
     yield from json_items(state.live, _live_values)
     yield b'],"next":%d,"outcomes":[' % state.next
@@ -187,6 +187,7 @@ def decode_checkpoint(data: bytes, name: str) -> CoordinatorCheckpoint:
             body["next"],
             tuple(_live(*fields) for fields in body["live"]),
             tuple(Outcome(least, Action(action), forget_ms, owner) for least, action, forget_ms, owner in body["outcomes"]),
+            body["seen_ms"],
         )
         return CoordinatorCheckpoint(body["tcid"], body["epoch"], body["incarnation"], LogPosition(*body["position"]), state)
     except (KeyError, TypeError, ValueError) as error:

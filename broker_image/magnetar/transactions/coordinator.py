@@ -7,7 +7,8 @@ Pure: events in, effects out. Source: PIP-31, DESIGN 8 (rule END_TXN), protocol 
 Invariants: every answer, also one that changes nothing, is behind the changes that it depends on; a decision is taken once; END_TXN with the
 same action succeeds however often it comes, with the other one it is told the outcome, until that is forgotten; a sequence is given once;
 a transaction leaves the low watermark behind only when all its participants have ended it.
-Times are milliseconds of a clock that never goes back and stands near the wall's: the host makes one.
+Times are milliseconds that the number's lives saw pass: a life goes on where the records of those before it end (`seen_ms`), so that no wall
+clock that was set wrong meanwhile ends a transaction early or keeps one open. Only the first life begins at the wall's time.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ class CoordinatorCore:
 
     def __init__(self, tcid: int, limits: Limits) -> None:
         self.tcid, self.limits = tcid, limits
+        self.seen_ms = 0
+        """The latest time in what was recorded, or has happened; 0 before the first."""
         self._next = 0
         self._lowest = 0
         self._live: dict[int, _Transaction] = {}
@@ -214,6 +217,7 @@ class CoordinatorCore:
             self._next,
             tuple(self.living()),
             tuple(sorted(self._outcomes.values(), key=lambda outcome: (outcome.forget_ms, outcome.least))),
+            self.seen_ms,
         )
 
     # --- recovery --------------------------------------------------------------------------------------------------------------
@@ -221,6 +225,7 @@ class CoordinatorCore:
     def restore(self, state: CoordinatorState) -> None:
         """Begin with a checkpoint's state."""
         assert self._next == 0, "a state is restored into an empty core"
+        self.seen_ms = state.seen_ms
         self._next = state.next
         self._lowest = state.live[0].least if state.live else state.next
         for live in state.live:
@@ -238,15 +243,18 @@ class CoordinatorCore:
                 if least >= self._next:  # else it is known, or has ended
                     self._next = least + 1
                     self._begin(least, timeout_ms, opened_ms, owner)
+                self._saw(opened_ms)
             case Joined(least, participants):
                 if (found := self._live.get(least)) is not None:
                     self._join(found, participants)
-            case Decided(least, action):
+            case Decided(least, action, at_ms):
+                self._saw(at_ms)
                 if (found := self._live.get(least)) is not None:
                     if found.action not in (None, action):
                         raise CorruptData(f"the log decides {self._named(least)} twice: {found.status}, then {ENDED[action]}")
                     self._decide(found, action)
             case Ended(least, at_ms):
+                self._saw(at_ms)
                 if (found := self._live.get(least)) is not None:
                     if found.action is None:
                         raise CorruptData(f"the log ends {self._named(least)}, which nothing has decided")
@@ -254,11 +262,10 @@ class CoordinatorCore:
 
     def recovered(self, now_ms: int) -> list[Drive]:
         """Everything has been applied: forget what is due, and carry on with what was decided."""
+        self._saw(now_ms)
         for found in list(self._live.values()):
             if found.action is not None and not found.remaining:
                 self._end(found, found.action, now_ms)
-            # A clock that was ahead must not keep a transaction open for longer than it was to be.
-            found.deadline_ms = min(found.opened_ms, now_ms) + found.timeout_ms
         self._collect_deadlines()
         self.forget(now_ms)
         return [Drive(least) for least, found in self._live.items() if found.action is not None]
@@ -273,6 +280,8 @@ class CoordinatorCore:
 
     def handle(self, event: Event) -> list[Effect]:
         """What happened; what is to be written, and done once it is durable. An Answer of its own needs no more than what is."""
+        if isinstance(event, NewRequested | EndRequested | ParticipantEnded | Ticked):
+            self._saw(event.now_ms)
         match event:
             case NewRequested():
                 return [self._new(event)]
@@ -430,6 +439,9 @@ class CoordinatorCore:
         if found.owner and found.owner != caller.principal and not caller.superuser:
             return NotAllowed(f"transaction {self._named(least)} was begun by another role than {caller.principal!r}")
         return None
+
+    def _saw(self, now_ms: int) -> None:
+        self.seen_ms = max(self.seen_ms, now_ms)
 
     def _begin(self, least: int, timeout_ms: int, opened_ms: int, owner: str, origin: str = "") -> _Transaction:
         found = self._live[least] = _Transaction(least, timeout_ms, opened_ms, owner, origin)

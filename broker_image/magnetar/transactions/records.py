@@ -88,8 +88,9 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """All that a coordinator knows: the next sequence, transactions by sequence, outcomes in the order in which they are forgotten."""
+    """All that a coordinator knows: the next sequence, transactions by sequence, outcomes in the order in which they are forgotten, the time."""
 
     next: int = 0
     live: tuple[LiveTransaction, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    seen_ms: int = 0

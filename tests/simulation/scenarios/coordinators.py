@@ -27,8 +27,9 @@ GONE = frozenset({Participant(TOPICS[3]), Participant(TOPICS[3], "subscription")
 PARTICIPANTS = tuple(Participant(topic, subscription) for topic in TOPICS for subscription in ("", "subscription"))
 CLIENTS = 6
 TROUBLE_S = 16.0
+YEAR_S = 365 * 86_400.0
 TIMEOUTS_S = SHORT_S[1] + 8.0
-"""By then what was left has timed out, also where a clock stands some seconds beside its predecessor's."""
+"""By then what was left has timed out: time that no life saw pass does not count."""
 AUDIT_S = 30.0
 HEARD_S = 15.0
 
@@ -39,7 +40,8 @@ FAULTS = TRACER_FAULTS.but(
     store_partition_every_s=12.0,
     append_crash_probability=0.012,
     wall_skew_max_s=1.0,
-    wall_jump_s=(-3.0, 3.0),
+    wall_jump_every_s=5.0,
+    wall_jump_s=(-YEAR_S, YEAR_S),
     down_s=(0.1, 2.0),
     pause_s=(0.1, 5.0),
     partition_s=(0.1, 4.0),

@@ -104,6 +104,17 @@ def timeouts_end_with_the_life(patch: Patch) -> None:
     patch.setattr(CoordinatorCore, "recovered", patient)
 
 
+def lives_begin_at_the_walls_time(patch: Patch) -> None:
+    """A wall clock that was set wrong between two lives decides what is overdue."""
+    begin = Transactions.begin
+
+    def misled(found: Transactions) -> None:
+        found._first_ms = found.wall_ms()
+        begin(found)
+
+    patch.setattr(Transactions, "begin", misled)
+
+
 def the_last_word_counts(patch: Patch) -> None:
     """END_TXN is not compared with what was decided before."""
     ended = CoordinatorCore._ended
@@ -186,6 +197,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         checkpoint_without_participants,
         nothing_is_carried_on,
         timeouts_end_with_the_life,
+        lives_begin_at_the_walls_time,
         the_last_word_counts,
         a_failure_counts_as_an_answer,
         the_watermark_is_the_highest_ended,

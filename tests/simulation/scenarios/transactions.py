@@ -79,7 +79,8 @@ CLIENT_ENDS_EVERY_S = (1.0, 6.0)
 TROUBLE_S = 14.0
 END_S = TIMEOUT_S[1] + 20.0
 READ_BACK_S = 600.0
-FAULTS = COORDINATOR_FAULTS.but(append_crash_probability=0.006)
+FAULTS = COORDINATOR_FAULTS.but(append_crash_probability=0.006, wall_jump_s=(-3.0, 3.0))
+"""Clocks jump by seconds: a delayed message names the wall's time at which it is due, and a broker whose clock is a year behind waits."""
 
 
 class AnomaliesFound(AssertionError):

@@ -20,6 +20,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.names import BundleName, TopicName
 from magnetar.server.coordinator.discovery import ASSIGN
+from magnetar.server.coordinator.inspection import CoordinatorInspection
 from magnetar.server.coordinator.life import Coordinator
 from magnetar.server.coordinator.transactions import Transactions
 from magnetar.server.topics.topic_registry import PLAIN_TOPIC
@@ -308,6 +309,30 @@ def test_the_next_life_carries_on(tmp_path: Path) -> None:
                 assert await peer.begin() == TxnId(0, 3)
                 await second.stop()
             assert (await record_of(store)).open_transactions == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ahead_ms", [365 * 86_400_000, -365 * 86_400_000])
+def test_a_wall_clock_that_jumps_ends_nothing_and_forgets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
+) -> None:
+    """Between two lives: what is open stays open, outcomes stay known, and administrators read ages that passed."""
+
+    async def scenario() -> None:
+        store = MemoryStore(CLOCK)
+        async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
+            opened, over = await peer.begin(), await peer.begin()
+            assert code(await peer.end(over, ABORT)) is None
+            first.fail("killed")
+        wall_ms = CLOCK.wall_ms
+        monkeypatch.setattr(CLOCK, "wall_ms", lambda: wall_ms() + ahead_ms)
+        async with running_coordinator(tmp_path, store) as second, transaction_peer(second) as peer:
+            (row,) = await CoordinatorInspection(lambda: second).transactions(0, 0, 10)
+            assert row["age_ms"] < TIMEOUT_S * 1000
+            assert abs(CLOCK.wall_ms() - row["opened_ms"]) < TIMEOUT_S * 1000
+            assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS, "its outcome is known"
+            assert code(await peer.end(opened)) is None
 
     asyncio.run(scenario())
 

@@ -58,6 +58,7 @@ STATES = st.builds(
         max_size=3,
     ).map(tuple),
     st.lists(st.builds(Outcome, U64, st.sampled_from(Action), MS, TEXT), max_size=3).map(tuple),
+    MS,
 )
 HEAD = "0700000000000000" + "0200" + "01"
 GOLDEN: list[tuple[Change, str]] = [
@@ -144,6 +145,7 @@ CHECKPOINT = CoordinatorCheckpoint(
             LiveTransaction(8, 1, 2, "", ()),
         ),
         (Outcome(6, Action.ABORT, 99, "ann"),),
+        42,
     ),
 )
 
@@ -154,7 +156,7 @@ def test_golden_checkpoint() -> None:
     assert data == (
         b'{"epoch":7,"incarnation":"tx-coordinator-2.0000000000000001","kind":"coordinator-checkpoint",'
         b'"live":[[7,60000,5,"ann",[["t",""],["u","s"]],0],[8,1,2,"",[],null]],"next":9,"outcomes":[[6,1,99,"ann"]],'
-        b'"position":[3,4096],"tcid":2,"version":1}\ncrc32c=' + data[-9:]
+        b'"position":[3,4096],"seen_ms":42,"tcid":2,"version":1}\ncrc32c=' + data[-9:]
     )
     assert decode_checkpoint(data, "c") == CHECKPOINT
 

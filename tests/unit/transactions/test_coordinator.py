@@ -351,12 +351,21 @@ def test_recovery_carries_on() -> None:
     assert begin(found) == 7
 
 
-def test_a_clock_that_was_ahead_keeps_no_transaction_open_for_longer() -> None:
-    """A record of the future counts from now."""
+def test_a_life_goes_on_at_the_time_where_the_records_end() -> None:
+    """In the log or in a checkpoint: deadlines and outcomes stand to it as they stood to the time of the life before."""
     found = core()
-    found.apply(Opened(0, 100, 1_000_000, ""))
-    found.recovered(50)
-    assert found.due_ms == 150
+    found.apply(Opened(0, 100, 1_000, ""))
+    found.apply(Opened(1, 100, 1_040, ""))
+    found.apply(Decided(1, COMMIT, 1_060))
+    restored = core()
+    restored.restore(found.state())
+    assert found.seen_ms == restored.seen_ms == 1_060
+    restored.recovered(restored.seen_ms)
+    assert restored.due_ms == 1_100
+    restored.handle(Ticked(1_099))
+    assert restored.status(0) == "OPEN"
+    restored.handle(Ticked(1_100))
+    assert restored.status(0) == "ABORTED"
 
 
 def test_a_log_that_contradicts_itself_is_damage() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -58,31 +59,31 @@ class CoordinatorInspection:
     async def transactions(self, tcid: int, older_ms: int, limit: int) -> list[dict[str, Any]]:
         """Transactions that have not ended everywhere and began so long ago, the oldest first. Raises as `stats`."""
         life, found = self._answering()
-        core, now_ms, room = await life.service.core_of(found, tcid), found.now_ms(), NAMES_BYTES_MAX
+        core, times, room = await life.service.core_of(found, tcid), _times(life, found, tcid), NAMES_BYTES_MAX
         rows: list[dict[str, Any]] = []
         for live in core.living():
             if len(rows) >= limit:
                 break
-            if max(0, now_ms - live.opened_ms) < older_ms:
-                continue  # not the last: the wall's clock may have gone back between two lives
+            if times.age_ms(live) < older_ms:
+                break
             size = _bytes_of(live)
-            rows.append(_live(core, live, now_ms, whole=size <= room))
+            rows.append(_live(core, live, times, whole=size <= room))
             room -= min(size, room)
         return rows
 
     async def transaction(self, tcid: int, least: int) -> dict[str, Any]:
         """One of them, or how it has ended. Raises TransactionNotFound, and as `stats`."""
         life, found = self._answering()
-        core = await life.service.core_of(found, tcid)
+        core, times = await life.service.core_of(found, tcid), _times(life, found, tcid)
         known, txn = core.known(least), TxnId(tcid, least)
         if known is None:
             raise TransactionNotFound(
                 f"transaction {txn} is not known: it never began, or ended so long ago that its outcome is forgotten"
             )
         return (
-            _ended(txn, known)
+            _ended(txn, known, times)
             if isinstance(known, Outcome)
-            else _live(core, known, found.now_ms(), whole=_bytes_of(known) <= NAMES_BYTES_MAX)
+            else _live(core, known, times, whole=_bytes_of(known) <= NAMES_BYTES_MAX)
         )
 
     async def abort(self, tcid: int, least: int) -> None:
@@ -119,15 +120,31 @@ def _bytes_of(live: LiveTransaction) -> int:
     return sum(2 * (len(name.topic.encode()) + len(name.subscription.encode()) + NAME_BYTES) for name in live.participants)
 
 
-def _live(core: CoordinatorCore, live: LiveTransaction, now_ms: int, *, whole: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Now by a core's time, and how far the wall's clock is ahead of it: what people read is the wall's."""
+
+    now_ms: int
+    behind_ms: int
+
+    def age_ms(self, live: LiveTransaction) -> int:
+        return max(0, self.now_ms - live.opened_ms)
+
+
+def _times(life: Coordinator, found: Transactions, tcid: int) -> _Times:
+    now_ms, wall_ms = found.now_ms(), found.wall_ms()
+    return _Times(now_ms, wall_ms - now_ms) if tcid == life.tcid else _Times(wall_ms, 0)
+
+
+def _live(core: CoordinatorCore, live: LiveTransaction, times: _Times, *, whole: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "txn": str(TxnId(core.tcid, live.least)),
         "most": core.tcid,
         "least": live.least,
         "status": core.status(live.least),
         "owner": live.owner,
-        "opened_ms": live.opened_ms,
-        "age_ms": max(0, now_ms - live.opened_ms),
+        "opened_ms": live.opened_ms + times.behind_ms,
+        "age_ms": times.age_ms(live),
         "timeout_ms": live.timeout_ms,
         "participants": len(live.participants),
     }
@@ -147,12 +164,12 @@ def _named(participants: tuple[Participant, ...], topics: str, subscriptions: st
     }
 
 
-def _ended(txn: TxnId, outcome: Outcome) -> dict[str, Any]:
+def _ended(txn: TxnId, outcome: Outcome, times: _Times) -> dict[str, Any]:
     return {
         "txn": str(txn),
         "most": txn.most,
         "least": txn.least,
         "status": "COMMITTED" if outcome.action is Action.COMMIT else "ABORTED",
         "owner": outcome.owner,
-        "forgotten_ms": outcome.forget_ms,
+        "forgotten_ms": outcome.forget_ms + times.behind_ms,
     }

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from magnetar.client.connection import Credentials
 from magnetar.client.failures import failure_of
 from magnetar.client.pool import Pool
-from magnetar.clock import Clock
+from magnetar.clock import Clock, elapsed_ms
 from magnetar.errors import MagnetarError, Retry, TransactionCoordinatorNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord
@@ -39,12 +39,21 @@ READ_MAX = 4
 """Numbers whose transactions are kept in memory; those of any other one are read again when somebody asks."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a number has left, as of a `revision` of its record; `read_ms` is `elapsed_ms`."""
+
+    revision: int
+    core: CoordinatorCore
+    read_ms: int
+
+
 class RetiredNumbers:
     """Answers for numbers that are not there any more."""
 
     def __init__(self, store: MetadataStore, volume: Volume, clock: Clock, limits: Limits) -> None:
         self._store, self._volume, self._clock, self._limits = store, volume, clock, limits
-        self._read: OrderedDict[int, tuple[int, CoordinatorCore]] = OrderedDict()
+        self._read: OrderedDict[int, _Read] = OrderedDict()
         self._reading: dict[int, asyncio.Lock] = {}
 
     async def check(self, tcid: int) -> tuple[int, CoordinatorRecord]:
@@ -78,13 +87,13 @@ class RetiredNumbers:
         async with self._reading.setdefault(tcid, asyncio.Lock()):
             held = self._read.pop(tcid, None)  # one that is served again is not kept
             revision, record = await self.check(tcid)
-            if held is None or held[0] != revision:
-                held = revision, await self._recovered(tcid, record)
-            held[1].forget(self._clock.wall_ms())  # nobody ticks it
+            if held is None or held.revision != revision:
+                held = _Read(revision, await self._recovered(tcid, record), elapsed_ms(self._clock))
+            held.core.forget(held.core.seen_ms + elapsed_ms(self._clock) - held.read_ms)  # nobody ticks it
             self._read[tcid] = held  # the last one that was used
             if len(self._read) > READ_MAX:
                 self._read.popitem(last=False)
-            return held[1]
+            return held.core
 
     async def _recovered(self, tcid: int, record: CoordinatorRecord) -> CoordinatorCore:
         core = CoordinatorCore(tcid, self._limits)
@@ -92,7 +101,7 @@ class RetiredNumbers:
             core.restore(await read_state(self._volume, record.checkpoint))
         async for change in read_changes(self._volume, tcid, record.chain):
             core.apply(change)
-        core.recovered(self._clock.wall_ms())
+        core.recovered(core.seen_ms)
         return core
 
 

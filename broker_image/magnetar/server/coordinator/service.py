@@ -173,7 +173,9 @@ class CoordinatorService:
         if txn.most == self._tcid:
             await found.end(txn.least, action, caller)
         else:
-            await self._of_retired(txn, EndRequested(None, txn.least, action, caller, found.now_ms()))
+            await self._of_retired(
+                txn, EndRequested(None, txn.least, action, caller, 0)
+            )  # nothing is decided there: no time is needed
 
     async def core_of(self, found: Transactions, tcid: int) -> CoordinatorCore:
         """What is known of a number's transactions. Raises TransactionCoordinatorNotFound, StorageError, StoreError."""

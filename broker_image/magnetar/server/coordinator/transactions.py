@@ -100,7 +100,7 @@ class Transactions:
     ) -> None:
         self._core, self._log, self._participants, self._clock = core, transaction_log, participants, clock
         self._settings, self._metrics, self._fail = settings, metrics, fail
-        self._wall_ms, self._began = clock.wall_ms(), clock.monotonic()
+        self._first_ms, self._began = core.seen_ms or clock.wall_ms(), clock.monotonic()
         self._to_tell: deque[Iterator[_Order]] = deque()
         self._being_told = 0
         self._going_on = False
@@ -328,8 +328,12 @@ class Transactions:
     # --- time ------------------------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The time that the core goes by: the wall's when this life began, and what has passed since; it never goes back."""
-        return self._wall_ms + int((self._clock.monotonic() - self._began) * 1000)
+        """The time that the core goes by: where the records of the lives before end, and what has passed since this one began."""
+        return self._first_ms + int((self._clock.monotonic() - self._began) * 1000)
+
+    def wall_ms(self) -> int:
+        """The wall's time, for people: nothing is decided by it."""
+        return self._clock.wall_ms()
 
     def _set_timer(self) -> None:
         due_ms = self._core.due_ms
