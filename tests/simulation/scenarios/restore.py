@@ -53,6 +53,8 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
         Nemesis(cluster, BROKERS).start(until_s=TROUBLE_S)
         for way in losses:
             cluster.run(chance.uniform(*COPIED_S))
+            while not history.acknowledged:  # without a message in storage, nothing there knows the namespace
+                cluster.run(AGAIN_S)
             copy = cluster.complete(_copy(cluster), within_s=30.0)
             snapshot = cluster.store.core.snapshot()
             cluster.run(chance.uniform(*LOST_AFTER_S))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import StorageError
+from magnetar.errors import ServiceNotReady, StorageError
 from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, LogRange
 from magnetar.server.broker import Broker
 from magnetar.server.storage.rolling import AFTER_RELEASE_S, SMALL_FILE_BYTES_MAX, LogRoller
@@ -94,6 +94,24 @@ def test_one_caller_who_gives_up_does_not_take_the_roll_from_the_others(tmp_path
             first.cancel()
             assert await second == LogPosition(1, FILE_HEADER_BYTES)
             assert first.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_no_roll_begins_in_a_broker_that_stops(tmp_path: Path) -> None:
+    """The log is closed next: a roll that is under way is an answer for its caller, and no later one reaches the log."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            await found.fill(2 * SMALL_FILE_BYTES_MAX)
+            waiting = asyncio.create_task(found.roller.roll("test"))
+            await asyncio.sleep(0)
+            found.roller.stop()
+            with pytest.raises(ServiceNotReady):
+                await waiting
+            await found.log.close()
+            with pytest.raises(ServiceNotReady):
+                await found.roller.roll("test", always=True)
 
     asyncio.run(scenario())
 

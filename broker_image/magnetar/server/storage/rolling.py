@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from magnetar.errors import ServiceNotReady
 from magnetar.metadata.records import BundleRecord, LogPosition, LogRange
 from magnetar.server.context import BrokerContext
 from magnetar.server.shared_task import outcome
@@ -27,6 +28,7 @@ class LogRoller:
         self._context = context
         self._rolling: asyncio.Task[LogPosition] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
         self._sealed = -1
         self._lengths: dict[int, int] = {}
         self._progress = asyncio.Event()
@@ -41,10 +43,12 @@ class LogRoller:
         progress.set()
 
     async def roll(self, reason: str, *, always: bool = False) -> LogPosition:
-        """The start of a file with everything written so far before it, sealed and indexed. Raises StorageError.
+        """The start of a file with everything written so far before it, sealed and indexed. Raises StorageError, ServiceNotReady.
 
         Without `always` a small current file is left as it is: its start is returned.
         """
+        if self._stopped:
+            raise ServiceNotReady("this broker stops; look the topic up again")
         log = self._context.log
         small = FILE_HEADER_BYTES if always else SMALL_FILE_BYTES_MAX
         if log.position.offset <= small:
@@ -102,6 +106,7 @@ class LogRoller:
 
     def stop(self) -> None:
         """No roll begins any more."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         if self._rolling is not None:
