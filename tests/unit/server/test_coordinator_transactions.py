@@ -19,6 +19,7 @@ from magnetar.metadata.records import (
     PartitionedTopicRecord,
 )
 from magnetar.names import BundleName, TopicName
+from magnetar.server.coordinator.claim import CoordinatorClaim
 from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.server.coordinator.inspection import CoordinatorInspection
 from magnetar.server.coordinator.life import Coordinator
@@ -309,6 +310,29 @@ def test_the_next_life_carries_on(tmp_path: Path) -> None:
                 assert await peer.begin() == TxnId(0, 3)
                 await second.stop()
             assert (await record_of(store)).open_transactions == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_unforeseen_error_in_background_work_ends_no_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is counted, and the work begins again."""
+    changed, again = CoordinatorClaim.set_changed, asyncio.Event()
+    errors = [RuntimeError("the test says so")]
+
+    async def set_changed(claim: CoordinatorClaim) -> None:
+        if errors:
+            raise errors.pop()
+        again.set()
+        await changed(claim)
+
+    monkeypatch.setattr(CoordinatorClaim, "set_changed", set_changed)
+
+    async def scenario() -> None:
+        async with running_coordinator(tmp_path, MemoryStore(CLOCK)) as coordinator, transaction_peer(coordinator) as peer:
+            await asyncio.wait_for(again.wait(), TIMEOUT_S)
+            assert coordinator.metrics.surprises.counts["coordinator set"] == 1
+            assert coordinator.ready
+            assert code(await peer.end(await peer.begin())) is None
 
     asyncio.run(scenario())
 

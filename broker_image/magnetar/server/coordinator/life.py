@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -127,11 +128,11 @@ class Coordinator:
         self.metrics.epoch.set(claim.epoch)
         if self.service.transactions is not None:
             self.service.transactions.begin()
-            self._spawn(self._report(claim), "retirement")
+            self._spawn("retirement", partial(self._report, claim))
         self._connections.open_gate()
-        self._spawn(self._follow(claim), "coordinator set")
+        self._spawn("coordinator set", partial(self._follow, claim))
         if names.listeners.reread is not None and self._served_at is None:
-            self._spawn(self._follow_listeners(claim, listeners), "listeners")
+            self._spawn("listeners", partial(self._follow_listeners, claim, listeners))
         log.info(
             "coordinator.ready", tcid=self.tcid, incarnation=self.incarnation, epoch=claim.epoch, service_url=identity.service_url
         )
@@ -312,6 +313,9 @@ class Coordinator:
                 continue
             try:
                 await claim.settle(self._open_transactions)
+            except StorageError as error:
+                self.fail(str(error))
+                return
             except StoreError as error:
                 log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
 
@@ -328,14 +332,8 @@ class Coordinator:
             raise StoreUnavailable(f"this life of transaction coordinator {self.tcid} ended meanwhile: {self._ended.result()}")
         task.result()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._task_ended)
-        self._tasks.append(task)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.fail(f"{task.get_name()}: {task.exception()!r}")
+    def _spawn(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.append(asyncio.create_task(self.metrics.surprises.again_and_again(name, run), name=name))
 
     async def _quiet(self) -> None:
         for task in self._tasks:
