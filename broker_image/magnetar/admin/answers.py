@@ -92,13 +92,13 @@ def body(what: str, schema: Mapping[str, Any], *, required: bool = True) -> dict
     return {"requestBody": {"description": what, "required": required, "content": content}}
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """A request's body. Raises BodyTooLarge."""
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > BODY_BYTES_MAX:
-            raise BodyTooLarge(f"body: more than {BODY_BYTES_MAX} bytes are too many; send at most {BODY_BYTES_MAX}")
+        if len(data) > bytes_max:
+            raise BodyTooLarge(f"body: more than {bytes_max} bytes are too many; send at most {bytes_max}")
     return bytes(data)
 
 
@@ -134,9 +134,9 @@ async def text_of(request: Request) -> str | None:
     return found or None
 
 
-async def body_of(request: Request) -> Any:
+async def body_of(request: Request, bytes_max: int = BODY_BYTES_MAX) -> Any:
     """The JSON value of a request's body, None without one. Raises InvalidRequest, BodyTooLarge."""
-    data = await _read(request)
+    data = await _read(request, bytes_max)
     if not data.strip():
         return None
     try:

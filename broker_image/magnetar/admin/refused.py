@@ -22,9 +22,10 @@ FUNCTIONS = ("functions", "function", "sinks", "sink", "sources", "source", "pac
 TOPIC_PARTS = (
     "offload",
     "shadowTopics",
-    "replicatedSubscriptionStatus",
     "subscription/{subscription}/replicatedSubscriptionStatus",
+    "replicatedSubscriptionStatus",
 )
+"""The subscription's comes first: a topic's name may hold slashes, so that the topic's route would take it."""
 SCHEMA_WORK = ("compatibility", "version", "metadata")
 
 

@@ -2,9 +2,10 @@
 
 Owns: `POST /internal/v1/store/{get,range,transact}`, the server side of `magnetar_jobs.remote_store` (which documents the shapes). A
 standalone broker holds the lock of its embedded store, so a job beside it commits through these routes; brokers over etcd do not mount
-them. Imports: FastAPI, pydantic, errors, metadata.store.
+them. Imports: FastAPI, pydantic, answers, errors, metadata.store.
 Invariants: only the loopback interface is answered, and only requests with the header `x-magnetar-internal` (which no foreign web page can
-make a browser send); values and binary operands travel as base64; the store's own errors leave as their declared status.
+make a browser send); a body is read after its sender was admitted, and up to a limit; values and binary operands travel as base64; the store's
+own errors leave as their declared status.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from magnetar.admin.answers import body_of
 from magnetar.errors import InvalidRequest, NotAllowed
+from magnetar.metadata.core import VALUE_BYTES_MAX
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
 
 OPERATIONS_MAX = 128
+BODY_BYTES_MAX = 4 * VALUE_BYTES_MAX
+"""The values of one transaction and its operands, in base64."""
 
 
 class _Shape(BaseModel):
@@ -107,6 +112,19 @@ class TransactResponse(_Shape):
     current: list[Item]
 
 
+Body = TypeVar("Body", bound=_Shape)
+
+
+async def _shaped(shape: type[Body], request: Request) -> Body:
+    """The body of a request. FastAPI would read one that it parses before it asks the gate. Raises InvalidRequest, BodyTooLarge."""
+    try:
+        return shape.model_validate(await body_of(request, BODY_BYTES_MAX))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in ("body", *first["loc"]))
+        raise InvalidRequest(f"{place}: {first['msg']} (got {str(first.get('input'))[:80]!r})") from error
+
+
 def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
@@ -130,17 +148,20 @@ def store_router(store: MetadataStore) -> APIRouter:
     router = APIRouter(prefix="/internal/v1/store", dependencies=[Depends(require_loopback)], include_in_schema=False)
 
     @router.post("/get")
-    async def get(body: GetRequest) -> GetResponse:
+    async def get(request: Request) -> GetResponse:
+        body = await _shaped(GetRequest, request)
         item = await store.get(body.key)
         return GetResponse(item=Item.of(item) if item is not None else None)
 
     @router.post("/range")
-    async def range_(body: RangeRequest) -> RangeResponse:
+    async def range_(request: Request) -> RangeResponse:
+        body = await _shaped(RangeRequest, request)
         found = await store.range(body.prefix, limit=body.limit)
         return RangeResponse(revision=found.revision, items=[Item.of(item) for item in found.items])
 
     @router.post("/transact")
-    async def transact(body: TransactRequest) -> TransactResponse:
+    async def transact(request: Request) -> TransactResponse:
+        body = await _shaped(TransactRequest, request)
         compares = [shape.compare() for shape in body.compares]
         result = await store.transact(compares, [shape.operation() for shape in body.operations])
         return TransactResponse(
