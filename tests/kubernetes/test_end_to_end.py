@@ -5,7 +5,9 @@ The tests run in this order and share one cluster, as a user's day would.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +21,10 @@ from tests.kubernetes.conftest import Node, Traffic
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800)]
 STEADY_MESSAGES = 5000
+FLOOD_S, FLOOD_PAUSE_S = 45.0, 0.2
+"""Three periods of the probes and more."""
+FLOOD_CONNECTIONS, FLOOD_CONNECTIONS_MAX = 1_200, 20_000
+"""Held on each port at a time, and in all."""
 COMPACTED_TOPIC = "persistent://public/demo/debian-packages"
 
 
@@ -107,6 +113,59 @@ def test_forced_deletion_of_a_broker_loses_nothing(node: Node, traffic: Traffic)
     print(f"\nback after {time.monotonic() - started:.1f} s, longest pause of one topic {traffic.longest_gap_s:.1f} s")
     assert traffic.failed == []
     traffic.verify()
+
+
+def test_probes_stay_green_while_connections_flood_a_broker(node: Node, traffic: Traffic) -> None:
+    """Half requests and silent connections, from the node that the probes come from: no probe fails, no container restarts, clients go on."""
+    pod = "main-broker-0"
+
+    def health() -> tuple[int, int]:
+        """Failed probes that Kubernetes has noted of the pod, and restarts."""
+        events = node.get("events", "", f"--field-selector=involvedObject.name={pod},reason=Unhealthy")["items"]
+        status = node.get("pod", pod)["status"]
+        return sum(event.get("count") or 1 for event in events), status["containerStatuses"][0]["restartCount"]
+
+    before, address = health(), node.get("pod", pod)["status"]["podIP"]
+    traffic.measure_anew()
+    opened = _flood(address)
+    assert opened > 2 * FLOOD_CONNECTIONS, "the broker took none back, or took too few to need to"
+    assert health() == before
+    _flow(node, traffic)
+    print(f"\n{opened} connections; longest pause of one topic {traffic.longest_gap_s * 1000:.0f} ms")
+    assert traffic.failed == []
+    traffic.verify()
+
+
+def _flood(address: str) -> int:
+    """For `FLOOD_S` as many connections as a peer may want, to the port of clients and of HTTP, opened again when the broker ends them; how many."""
+    opened, held = 0, {6650: list[socket.socket](), 8080: list[socket.socket]()}
+    ends = time.monotonic() + FLOOD_S
+    try:
+        while time.monotonic() < ends and opened < FLOOD_CONNECTIONS_MAX:
+            for port, peers in held.items():
+                for peer in [peer for peer in peers if _is_over(peer)]:
+                    peer.close()
+                    peers.remove(peer)
+                while len(peers) < FLOOD_CONNECTIONS:
+                    opened += 1
+                    with contextlib.suppress(OSError):
+                        peers.append(socket.create_connection((address, port), timeout=5))
+                        peers[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: x" if port == 8080 else b"")
+                        peers[-1].setblocking(False)
+            time.sleep(FLOOD_PAUSE_S)
+    finally:
+        for peer in (*held[6650], *held[8080]):
+            peer.close()
+    return opened
+
+
+def _is_over(peer: socket.socket) -> bool:
+    try:
+        return peer.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: Node, traffic: Traffic) -> None:
