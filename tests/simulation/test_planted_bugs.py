@@ -66,6 +66,7 @@ NOTICED_BY = {
         "ages_go_by_the_wall_clock": "was expired at the age of|though it has not expired|is still delivered",
         "ages_are_taken_as_they_are": "was expired at the age of|though it has not expired|is still delivered",
         "unused_by_the_wall_clock": "after it was in use|has not been used for long",
+        "only_looks_see_use": "after it was in use",
         "chunks_go_to_whoever_is_next": "never got",
     },
     "planted_coordinators": {

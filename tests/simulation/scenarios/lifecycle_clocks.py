@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 from magnetar.names import TopicName
 from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.topics import topic_life
+from magnetar.server.topics.publishing import Publishing
 from magnetar.server.topics.subscription_host import SubscriptionHost
 from magnetar.server.topics.topic_host import TopicHost
 from tests.simulation.kernel.history import Position
@@ -80,7 +82,7 @@ class Witness:
 
     def observe(self, cluster: Cluster) -> None:
         """From now on."""
-        pass_over, in_use, delete = topic_life.pass_over, topic_life._in_use, OwnedBundle.delete_topic
+        pass_over, in_use, delete, leave = topic_life.pass_over, topic_life._in_use, OwnedBundle.delete_topic, Publishing.detach
 
         def passed_over(host: SubscriptionHost, ordinal: int) -> int:
             if str(host.topic.name) == self.topic:
@@ -96,6 +98,10 @@ class Witness:
                 self._used[topic] = cluster.now
             return used
 
+        def gone(publishing: Publishing, session: ProducerSession) -> None:
+            self._used[publishing._topic] = cluster.now
+            leave(publishing, session)
+
         async def deleted(bundle: OwnedBundle, name: TopicName) -> None:
             unused_s = cluster.now - self._used[bundle.topics[str(name)]]
             self.deleted += 1
@@ -106,6 +112,7 @@ class Witness:
         cluster.patch.setattr(topic_life, "pass_over", passed_over)
         cluster.patch.setattr(topic_life, "_in_use", looked_at)
         cluster.patch.setattr(OwnedBundle, "delete_topic", deleted)
+        cluster.patch.setattr(Publishing, "detach", gone)
 
     def expired_early(self, published_s: dict[Position, float], ttl_s: float) -> Iterator[str]:
         """What was expired before it was old enough; `published_s` has virtual times."""

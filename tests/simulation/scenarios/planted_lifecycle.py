@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.storage import recovery
 from magnetar.server.topics import topic_life
 from magnetar.server.topics.publishing import Publishing
@@ -101,6 +102,18 @@ def unused_by_the_wall_clock(patch: Patch) -> None:
     patch.setattr(topic_life, "delete_unused", hasty)
 
 
+def only_looks_see_use(patch: Patch) -> None:
+    """A producer that comes and leaves between two looks leaves an unused topic behind, which was unused before."""
+    detach = Publishing.detach
+
+    def unseen(publishing: Publishing, session: ProducerSession) -> None:
+        since_ms = publishing._topic.unused_since_ms
+        detach(publishing, session)
+        publishing._topic.unused_since_ms = since_ms
+
+    patch.setattr(Publishing, "detach", unseen)
+
+
 def chunks_go_to_whoever_is_next(patch: Patch) -> None:
     """The chunks of a message are shared out like messages."""
 
@@ -122,6 +135,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         ages_go_by_the_wall_clock,
         ages_are_taken_as_they_are,
         unused_by_the_wall_clock,
+        only_looks_see_use,
         chunks_go_to_whoever_is_next,
     )
 }

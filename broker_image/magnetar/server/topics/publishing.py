@@ -200,6 +200,7 @@ class Publishing:
 
     def detach(self, session: ProducerSession) -> None:
         """A producer leaves, or gives up waiting; the next one gets its chance."""
+        self._topic.unused_since_ms = None  # it was in use until now, whether a look saw that or not
         succession = self._registry.remove(session.name, session)
         if succession is not None:
             if self._topic.core.deduplication is not None and session.name not in self._registry.by_name:

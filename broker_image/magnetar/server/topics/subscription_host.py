@@ -62,6 +62,7 @@ class SubscriptionHost:
     def detach(self, session: ConsumerSession) -> None:
         """A consumer has left; what it held goes to the others. A reader's subscription goes with its last consumer."""
         self.core.remove_consumer(session)
+        self.unused_since_ms = self.topic.unused_since_ms = None  # both were in use until now, whether a look saw that or not
         if not self.core.connected:
             self.read_compacted = False
             self.drop_if_unused()

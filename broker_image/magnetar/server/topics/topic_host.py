@@ -481,6 +481,7 @@ class TopicHost:
     def drop_subscription(self, subscription: SubscriptionHost) -> None:
         """Forget a subscription that has no consumers any more (unsubscribed, or a reader's)."""
         subscription.stop()
+        self.unused_since_ms = None
         self.core.remove_subscription(subscription.core.name)
         self.subscriptions.pop(subscription.core.name, None)
         if self.transactions is not None:

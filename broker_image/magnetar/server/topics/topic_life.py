@@ -171,7 +171,11 @@ async def delete_unused(topic: TopicHost, now_ms: int) -> None:
     retention = topic.policies.retention_minutes
     if unused_ms < policy.duration_s * 1000 or retention < 0 or unused_ms < retention * 60_000:
         return
-    if not await topic.bundle.is_compacted(topic) and not _in_use(topic, policy.mode == CAUGHT_UP):
+    # To look for a compacted view takes a while, in which the topic may be used.
+    if not await topic.bundle.is_compacted(topic) and topic.unused_since_ms is not None:
+        if _in_use(topic, policy.mode == CAUGHT_UP):
+            topic.unused_since_ms = None
+            return
         log.info("topic.inactive", topic=str(topic.name), seconds=unused_ms // 1000)
         await topic.bundle.delete_topic(topic.name)
 
