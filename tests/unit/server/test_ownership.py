@@ -414,7 +414,7 @@ def test_bundles_of_a_deleted_namespace_go(tmp_path: Path) -> None:
     """They are released and their records deleted; bundles of others, and of a namespace that is only not in sight yet, stay."""
 
     async def scenario() -> None:
-        async with pair(tmp_path) as cluster:
+        async with pair(tmp_path, replaced_kept_s=0.0) as cluster:
             await cluster.owner()
             gone = NamespaceName("public", "gone")
             await cluster.store.put(keys.namespace(gone), NamespaceRecord((0, 0xFFFFFFFF), {}).encode())
