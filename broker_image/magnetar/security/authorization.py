@@ -81,6 +81,10 @@ class Grants:
             return False
         return any(action in self.by_topic.get(name, {}).get(role, ()) for name in (str(topic), str(topic.base)))
 
+    def names(self, role: str) -> bool:
+        """Whether a role may do anything here: in the namespace, or in one of its topics."""
+        return role in self.by_role or any(role in granted for granted in self.by_topic.values())
+
 
 def _mapping(found: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}

@@ -187,10 +187,7 @@ class Guard:
         for number, namespace in enumerate(list(self._namespaces.items)):
             if number % NAMESPACES_PER_TURN == NAMESPACES_PER_TURN - 1:
                 await asyncio.sleep(0)
-            grants = self._grants_of(namespace)
-            if all(
-                role in grants.by_role or any(role in granted for granted in grants.by_topic.values()) for role in principal.roles
-            ):
+            if all(map(self._grants_of(namespace).names, principal.roles)):
                 return True
         return False
 
