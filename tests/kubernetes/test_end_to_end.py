@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800
 STEADY_MESSAGES = 5000
 FLOOD_S, FLOOD_PAUSE_S = 45.0, 0.2
 """Three periods of the probes and more."""
-FLOOD_CONNECTIONS, FLOOD_CONNECTIONS_MAX = 1_200, 20_000
-"""Held on each port at a time, and in all."""
+FLOOD_CONNECTIONS, FLOOD_STEP = 1_200, 50
+"""Held on each port at a time, and opened there between two pauses at most."""
 COMPACTED_TOPIC = "persistent://public/demo/debian-packages"
 
 
@@ -141,12 +141,12 @@ def _flood(address: str) -> int:
     opened, held = 0, {6650: list[socket.socket](), 8080: list[socket.socket]()}
     ends = time.monotonic() + FLOOD_S
     try:
-        while time.monotonic() < ends and opened < FLOOD_CONNECTIONS_MAX:
+        while time.monotonic() < ends:
             for port, peers in held.items():
                 for peer in [peer for peer in peers if _is_over(peer)]:
                     peer.close()
                     peers.remove(peer)
-                while len(peers) < FLOOD_CONNECTIONS:
+                for _ in range(min(FLOOD_STEP, FLOOD_CONNECTIONS - len(peers))):
                     opened += 1
                     with contextlib.suppress(OSError):
                         peers.append(socket.create_connection((address, port), timeout=5))
