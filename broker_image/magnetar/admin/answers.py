@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect
 
 from magnetar.errors import BodyTooLarge, InvalidRequest, MagnetarError, NotOwner
 from magnetar.names import NamespaceName, TopicName
@@ -43,6 +44,7 @@ def add_refusals(application: FastAPI) -> None:
     application.add_exception_handler(MagnetarError, _refuse)
     application.add_exception_handler(RequestValidationError, _refuse_shape)
     application.add_exception_handler(HTTPException, _refuse_route)
+    application.add_exception_handler(ClientDisconnect, _leave)
     application.add_exception_handler(Exception, _fail)
     application.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN)
 
@@ -68,6 +70,11 @@ async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     reason = f"{request.method} {request.url.path} is not offered ({error.detail}); GET /docs lists what is"
     return JSONResponse({"reason": reason}, status_code=error.status_code, headers=error.headers)
+
+
+async def _leave(_request: Request, _error: Exception) -> Response:
+    """The client has left before its body was whole: nobody reads this."""
+    return Response(status_code=400)
 
 
 async def _fail(request: Request, error: Exception) -> JSONResponse:

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
+from structlog.testing import capture_logs
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from magnetar.admin.answers import add_refusals
 from magnetar.server.network import http
 from magnetar.server.network.http import HttpListener
 
@@ -21,7 +24,7 @@ POST = b"POST /length HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def application() -> FastAPI:
+def small_application() -> FastAPI:
     app = FastAPI()
 
     @app.get("/ready", response_class=PlainTextResponse)
@@ -40,8 +43,8 @@ def application() -> FastAPI:
 
 
 @asynccontextmanager
-async def listening(connections_max: int = 1000) -> AsyncIterator[int]:
-    listener = HttpListener(application(), HOST, 0, connections_max=connections_max)
+async def listening(connections_max: int = 1000, application: FastAPI | None = None) -> AsyncIterator[int]:
+    listener = HttpListener(application or small_application(), HOST, 0, connections_max=connections_max)
     port = await listener.open()
     try:
         yield port
@@ -135,6 +138,63 @@ def test_a_connection_that_is_kept_alive_is_answered_again(monkeypatch: pytest.M
             streams[1].close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_a_large_request_is_read_in_turns(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """However many chunks it has, a turn of the loop looks at so many bytes at most; pieces that come meanwhile keep their order."""
+    looked_at: list[int] = []
+    receive = H11Protocol.data_received
+
+    def received(protocol: H11Protocol, data: bytes) -> None:
+        looked_at.append(len(data))
+        receive(protocol, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", received)
+    chunks = 50_000
+    request = b"POST /length HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n"
+
+    async def scenario() -> None:
+        async with listening() as port:
+            streams = await opened(port)
+            size = len(request) // pieces + 1
+            for start in range(0, len(request) - size, size):
+                streams[1].write(request[start : start + size])
+                await asyncio.sleep(0)
+            assert await answer(streams, request[size * (pieces - 1) :]) == str(chunks).encode()
+            assert await answer(streams) == b"yes"
+            streams[1].close()
+
+    run(scenario)
+    assert max(looked_at) <= http.SLICE_BYTES
+    assert sum(looked_at) == len(request) + len(GET)
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_mistake_of_ours() -> None:
+    """Nothing is logged as one, and the next request is answered."""
+    left, asked = asyncio.Event(), small_application()
+    add_refusals(asked)
+
+    @asked.post("/left")
+    async def leaving(request: Request) -> None:
+        try:
+            await request.body()
+        finally:
+            left.set()
+
+    async def scenario() -> None:
+        async with listening(application=asked) as port:
+            _, writer = await opened(port, POST.replace(b"/length", b"/left") + b"123")
+            await writer.drain()
+            writer.close()
+            await left.wait()
+            probe = await opened(port)
+            assert await answer(probe) == b"yes"
+            probe[1].close()
+
+    with capture_logs() as logged:
+        run(scenario)
+    assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == []
 
 
 def test_a_peer_that_reads_no_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
