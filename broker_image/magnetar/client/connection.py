@@ -22,6 +22,8 @@ from magnetar.wire.checksum import Buffer
 
 CLIENT_VERSION = "Magnetar-Python-0.1.0"
 KEEP_ALIVE_S = 30.0
+CLOSE_TLS_S = 2.0
+"""How long the end of a connection by TLS may take."""
 ANSWERS_PENDING_MAX = 50_000
 
 Answer: TypeAlias = api.BaseCommand
@@ -93,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.ready.add_done_callback(_retrieved)
         self.closed = False
+        self._gone = asyncio.Event()
         self.message_bytes_max = frames.MESSAGE_BYTES_MAX
         self.producers: dict[int, ProducerLink] = {}
         self.consumers: dict[int, ConsumerLink] = {}
@@ -130,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._gone.set()
         self._end(self._failure or exc)
 
     # --- for producers, consumers and the pool
@@ -167,6 +171,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self.closed:
             self._transport.close()
         self._end(None)
+
+    async def wait_closed(self) -> None:
+        """After `close`: return once the transport is gone. TLS ends by an exchange, which an event loop that closes meanwhile would cut off."""
+        if self._transport is None or not self._tls:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TLS_S):
+                await self._gone.wait()
+        except TimeoutError:
+            self._transport.abort()
 
     # --- inside
 

@@ -163,9 +163,12 @@ class Pool:
         """Close every connection, opening ones too."""
         tasks = list(self._opening.values())
         self._opening.clear()
+        opened: list[Connection] = []
         for task in tasks:
             if not task.done():
                 task.cancel()
             elif not task.cancelled() and task.exception() is None:
+                opened.append(task.result())
                 task.result().close()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.wait_closed() for connection in opened))

@@ -66,6 +66,23 @@ def test_messages_pass_by_tls_and_lookups_stay_on_it(tmp_path: Path, run_on: Any
     run_on(run())
 
 
+@pytest.mark.parametrize("run_on", LOOPS)
+def test_a_closed_client_has_no_connection_left(tmp_path: Path, run_on: Any) -> None:
+    """TLS ends by an exchange: an event loop that ends right after `close` leaves nothing open."""
+    authority = Authority(tmp_path / "ca")
+
+    async def run() -> None:
+        async with tls_broker(tmp_path / "volume", authority.server()) as (broker, _):
+            client = Client(broker.service_url_tls, tls=authority.context())
+            await client.create_producer(TOPIC)
+            transports = [task.result()._transport for task in client._session.pool._opening.values()]
+            assert all(transport is not None and transport.get_extra_info("socket") for transport in transports)
+            await client.close()
+            assert [transport.get_extra_info("socket") for transport in transports if transport] == [None]
+
+    run_on(run())
+
+
 def test_a_client_that_trusts_another_authority_is_not_fooled(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
 
