@@ -2,20 +2,31 @@
 
 Owns: peek, examine, an entry by its id, the id at a time and the size of a backlog, under `/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports.
 Source: facts on protocol 3, priority 1.
-Invariant: the body is the message's payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`.
+Invariants: the body is the message's payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`; a few messages are uncompressed at a
+time, and answers that peers have not read yet hold at most `ANSWERS_BYTES_MAX` of payloads: small messages may unpack into large ones.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from magnetar.admin.answers import TOPIC, Domain, body, object_of, topic_name
 from magnetar.admin.ports import AdminPort, FoundMessage
 from magnetar.admin.subscriptions import MESSAGE_ID, position_of
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, LimitExceeded
 
+ANSWERS_BYTES_MAX = 64 << 20
+"""Of all payloads that are being sent. One alone may be larger, and small ones find room beside those of peers that read nothing."""
+LOOKS_MAX = 2
+"""Messages that are read and uncompressed at a time."""
+PART_BYTES = 256 << 10
+"""What is sent at once: others are served between two parts. A message of one part is small."""
 OCTETS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
@@ -29,15 +40,57 @@ def message_router(port: AdminPort) -> APIRouter:
     return router
 
 
-def _shown(message: FoundMessage) -> Response:
-    return Response(message.payload, media_type="application/octet-stream", headers=dict(message.headers))
+class _Payloads:
+    """Answers with messages, and the room that they have together."""
+
+    def __init__(self) -> None:
+        self._looks = asyncio.Semaphore(LOOKS_MAX)
+        self.bytes = 0
+
+    async def answer(self, look: Callable[[], Awaitable[FoundMessage]]) -> Response:
+        """What was found, once it is this request's turn to look."""
+        async with self._looks:
+            return _Shown(self, await look())
+
+
+class _Shown(Response):
+    """One message, sent in parts."""
+
+    def __init__(self, payloads: _Payloads, message: FoundMessage) -> None:
+        super().__init__(
+            media_type="application/octet-stream", headers={**message.headers, "Content-Length": str(len(message.payload))}
+        )
+        self._payloads, self._payload = payloads, memoryview(message.payload)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        payloads, size = self._payloads, len(self._payload)
+        if size > PART_BYTES and payloads.bytes and payloads.bytes + size > ANSWERS_BYTES_MAX:
+            error = LimitExceeded(
+                f"messages of {payloads.bytes} bytes are being sent, {size} more are too many; try again in a moment"
+            )
+            await JSONResponse({"reason": str(error)}, error.http_status)(scope, receive, send)
+            return
+        payloads.bytes += size
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, size, PART_BYTES):
+                await send(
+                    {"type": "http.response.body", "body": bytes(self._payload[start : start + PART_BYTES]), "more_body": True}
+                )
+                await asyncio.sleep(0)  # sending waits for a peer that is slow only
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            payloads.bytes -= size
 
 
 def _add_reading(router: APIRouter, port: AdminPort) -> None:
+    payloads = _Payloads()
+
     @router.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", responses=OCTETS)
     async def peek(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, number: int) -> Response:
         """Show the `number`-th message (from 1) that a subscription has not acknowledged."""
-        return _shown(await port.peek(topic_name(domain, tenant, namespace, topic), subscription, number))
+        name = topic_name(domain, tenant, namespace, topic)
+        return await payloads.answer(lambda: port.peek(name, subscription, number))
 
     @router.get(f"{TOPIC}/examinemessage", responses=OCTETS)
     async def examine(
@@ -49,12 +102,14 @@ def _add_reading(router: APIRouter, port: AdminPort) -> None:
         number: Annotated[int, Query(alias="messagePosition", description="counted from there, from 1")] = 1,
     ) -> Response:
         """Show a message counted from the beginning or from the end of a topic."""
-        return _shown(await port.examine(topic_name(domain, tenant, namespace, topic), origin, number))
+        name = topic_name(domain, tenant, namespace, topic)
+        return await payloads.answer(lambda: port.examine(name, origin, number))
 
     @router.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", responses=OCTETS)
     async def message(domain: Domain, tenant: str, namespace: str, topic: str, ledger: int, entry: int) -> Response:
         """Show the message with this id."""
-        return _shown(await port.message(topic_name(domain, tenant, namespace, topic), (ledger, entry)))
+        name = topic_name(domain, tenant, namespace, topic)
+        return await payloads.answer(lambda: port.message(name, (ledger, entry)))
 
 
 def _add_positions(router: APIRouter, port: AdminPort) -> None:

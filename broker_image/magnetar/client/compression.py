@@ -15,6 +15,7 @@ from magnetar.errors import NotAllowed, ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 
 UNCOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
+PART_BYTES = 256 << 10
 _PYARROW_CODECS: dict[int, str] = {api.LZ4: "lz4_raw", api.ZSTD: "zstd", api.SNAPPY: "snappy"}
 
 
@@ -60,9 +61,8 @@ def decompress(kind: int, payload: memoryview, size: int) -> bytes:
     if size > UNCOMPRESSED_BYTES_MAX:
         raise ProtocolError(f"payload claims {size} bytes uncompressed; the limit is {UNCOMPRESSED_BYTES_MAX}")
     if kind == api.ZLIB:
-        stream = zlib.decompressobj()
         try:
-            return stream.decompress(payload, size + 1)  # one more than announced: the caller sees that the size is wrong
+            return _inflated(payload, size + 1)  # one more than announced: the caller sees that the size is wrong
         except zlib.error as failure:
             raise ProtocolError(f"zlib payload of {len(payload)} bytes is damaged: {failure}") from failure
     name = _PYARROW_CODECS.get(kind)
@@ -73,3 +73,12 @@ def decompress(kind: int, payload: memoryview, size: int) -> bytes:
         return bytes(pyarrow.Codec(name).decompress(payload, size, asbytes=True))
     except (OSError, ValueError) as failure:
         raise ProtocolError(f"{name} payload of {len(payload)} bytes is damaged: {failure}") from failure
+
+
+def _inflated(payload: memoryview, size_max: int) -> bytes:
+    """At most so many bytes, collected in one block: zlib's own blocks grow up to 32 MiB, and the allocator keeps such ones once they are free."""
+    stream, collected, rest = zlib.decompressobj(), bytearray(), bytes(payload)
+    while len(collected) < size_max and (part := stream.decompress(rest, min(PART_BYTES, size_max - len(collected)))):
+        collected += part
+        rest = stream.unconsumed_tail
+    return bytes(collected)
