@@ -19,7 +19,7 @@ export PYTHONPATH := broker_image:operator:spark_jobs:.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak soak-txn soak-hostile lock proto crds docs clean
+.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak soak-txn soak-hostile attack lock proto crds docs clean
 
 help: ## List the tasks
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ soak-txn: setup ## Exactly-once applications under kills of brokers and coordina
 soak-hostile: setup ## An ordinary workload with and without a hostile client beside it, clocks that jump: latencies compared (MINUTES=60, SEED=n)
 	@$(PY) -m dev.kube binary etcd > /dev/null
 	@$(PY) -m dev.soak.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+attack: setup ## Attacks on what a server with TLS and tokens has, one by one beside an ordinary client: latencies compared (MINUTES=10, SEED=n)
+	@$(PY) -m dev.soak.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 cluster: setup ## A real one-node Kubernetes with Magnetar and the quickstart on it; CONTEXT=name IMAGE=ref uses an existing cluster
 	@$(PY) -m dev.cluster up $(if $(CONTEXT),--context $(CONTEXT)) $(if $(IMAGE),--image $(IMAGE))

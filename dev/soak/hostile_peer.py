@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dev.soak.attacks import acks, largest, rest, sends, storms, transactions
-from dev.soak.attacks.raw import Gone, Target, connection, produce, subscribe
+from dev.soak.attacks import acks, credentials, largest, resources, rest, sends, storms, transactions
+from dev.soak.attacks.raw import Access, Gone, Target, connection, produce, subscribe
 from dev.soak.clock_jumps import ClockJumps
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -38,6 +38,8 @@ GRACE_S = 3.0
 """For the attack under way when the process is to end."""
 PRELOAD_RUN = 1000
 Attack = Callable[[Target], Awaitable[str]]
+RESOURCE_ATTACKS: dict[str, Attack] = {attack.__name__: attack for attack in (*resources.ATTACKS, *credentials.ATTACKS)}
+"""On a server with security; they are asked for by name."""
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (*acks.ATTACKS, *sends.ATTACKS, *largest.ATTACKS, *storms.ATTACKS, *transactions.ATTACKS, *rest.ATTACKS)
@@ -61,6 +63,8 @@ class Plan:
     entries: int
     only: list[str] = field(default_factory=list)
     clocks: bool = True
+    access: Access | None = None
+    scale: float = 1.0
 
     @property
     def topic(self) -> str:
@@ -92,6 +96,8 @@ def target_of(plan: Plan, number: int) -> Target:
         plan.topic,
         plan.victims,
         random.Random(f"{plan.seed}/{number}"),
+        plan.access,
+        plan.scale,
     )
 
 
@@ -127,7 +133,7 @@ async def one_turn(plan: Plan, number: int, stopping: asyncio.Event) -> Turn:
         async with asyncio.timeout(ATTACK_S_MAX) as deadline:
             cut = asyncio.ensure_future(_cut_short(stopping, deadline))
             try:
-                outcome = await ATTACKS[name](target)
+                outcome = await (ATTACKS | RESOURCE_ATTACKS)[name](target)
             finally:
                 cut.cancel()
     except Gone as error:
@@ -170,7 +176,8 @@ async def run(plan: Plan, first: int) -> None:
 def read_plan(text: str) -> Plan:
     """The inverse of writing a plan as JSON."""
     values: dict[str, Any] = json.loads(text)
-    return Plan(**values)
+    access = values.pop("access")
+    return Plan(**values, access=Access(**access) if access is not None else None)
 
 
 def main() -> None:

@@ -30,6 +30,8 @@ class Phase:
     hostile: bool
     began: float
     ended: float
+    attack: str = ""
+    """The only one of it, where a phase has one."""
 
     def holds(self, at: float) -> bool:
         return self.began <= at < self.ended

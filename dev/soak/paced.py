@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dev.soak.history import Message, SubscriptionHistory, TopicHistory
+from dev.soak.history import Message, SubscriptionHistory, TopicHistory, Violation, violations
 from dev.soak.traffic import KINDS, ORDERED, compose, where_of_own
 from magnetar.client import Batching, Client, Consumer, Producer
 from magnetar.errors import MagnetarError
@@ -47,8 +47,9 @@ class Sample:
 class PacedTraffic:
     """Producers and consumers of a namespace; call `start` first and `close` last."""
 
-    def __init__(self, service_url: str, namespace: str, rate: float) -> None:
-        self._service_url, self._rate = service_url, rate
+    def __init__(self, connect: Callable[[], Client], namespace: str, rate: float) -> None:
+        """`connect` makes the client, on the loop of the clients."""
+        self._connect, self._rate = connect, rate
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ordinary clients", daemon=True)
         self._thread.start()
@@ -92,7 +93,7 @@ class PacedTraffic:
         self.call(self._start())
 
     async def _start(self) -> None:
-        self._client = Client(self._service_url, operation_timeout_s=OPERATION_TIMEOUT_S)
+        self._client = self._connect()
         for topic in self.all_topics:
             for subscription in topic.subscriptions:
                 consumer = await self._subscribe(topic, subscription)
@@ -223,6 +224,27 @@ class PacedTraffic:
             await asyncio.gather(*self._publishing)
 
         self.call(end())
+
+    def settled(self, patience_s: float) -> list[str]:
+        """Stop publishing, have everything delivered and read it back; what could not be done. The histories are complete then."""
+        problems = []
+        try:
+            self.stop_publishing()
+        except TimeoutError:
+            problems.append("sends of ordinary clients are not answered")
+        deadline = time.monotonic() + patience_s
+        while not self.caught_up() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        try:
+            self.read_back()
+        except Exception as error:  # of a reader or consumer: whatever it is, the topic cannot be read
+            problems.append(f"topics cannot be read back: {error!r}")
+        return problems + self.judge_transactions()
+
+    def violations(self) -> list[Violation]:
+        """What contradicts the promises; a send that failed within a transaction promised nothing."""
+        found = violations(self.all_topics)
+        return [violation for violation in found if violation.kind != "send failed" or violation.topic != self.transactional.name]
 
     def read_back(self) -> None:
         """Everything the topics hold, into the histories; then everything that the idle subscriptions have."""

@@ -1,8 +1,8 @@
 """`python -m dev.soak.skewed_main <directory> <arguments of magnetar>`: a server whose wall clock can be set, and whose stops are noted.
 
 Owns: wrapping the command line's entry point, so that the server's own code knows nothing of it. Imports: magnetar.cli, magnetar.clock.
-Files, by the name that `--name` gives the server: `<name>.offset` (milliseconds added to the wall clock; read several times a second) and
-`<name>.stops` (one JSON line for each turn of the event loop that took long: see `LoopStop`).
+Files, by the name that `--name` gives the server, or `standalone`: `<name>.offset` (milliseconds added to the wall clock; read several times a
+second) and `<name>.stops` (one JSON line for each turn of the event loop that took long: see `LoopStop`).
 Invariants: the monotonic and the boot clock stay true; nothing else of the server is changed.
 """
 
@@ -117,7 +117,7 @@ def _watch(path: Path) -> None:
 def main() -> None:
     """Run `magnetar` with a wall clock that the file moves."""
     directory, *arguments = sys.argv[1:]
-    name = arguments[arguments.index("--name") + 1]
+    name = arguments[arguments.index("--name") + 1] if "--name" in arguments else arguments[0]  # of a standalone server
     skew = Skew(Path(directory) / f"{name}.offset")
     true_ms = SystemClock.wall_ms
 

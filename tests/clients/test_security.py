@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,9 @@ import pulsar
 import pytest
 
 from dev.certificates import Authority
+from dev.secured_server import DOCUMENT, KEY, SecuredServer, asked, token
 from dev.server_process import ServerProcess
 from magnetar.security.keys import SecretKey
-from magnetar.security.tokens import make
 from tests.clients.cluster import Cluster, wait_for
 from tests.clients.conftest import QUIET
 from tests.clients.foreign import Driver, ForeignError
@@ -26,16 +23,7 @@ from tests.contract.metadata.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.slow]
 
-KEY, OTHER = SecretKey(b"k" * 32), SecretKey(b"o" * 32)
-DOCUMENT = """
-authentication: {{token: {{secretKeyFile: {0}/key}}, tls: true}}
-authorization: {{superUserRoles: [admin]}}
-"""
-
-
-def token(role: str, seconds: float = 3600, key: SecretKey = KEY) -> str:
-    """A token for a role, good for so long."""
-    return make(key, "HS256", {"sub": role, "exp": time.time() + seconds})
+OTHER = SecretKey(b"o" * 32)
 
 
 def shown(*arguments: str) -> str:
@@ -45,30 +33,8 @@ def shown(*arguments: str) -> str:
     return done.stdout
 
 
-def _asked(broker: ServerProcess, authority: Authority, path: str, method: str = "GET", body: Any = None) -> Any:
-    """The JSON of a broker's answer to a super user."""
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(f"{broker.https_url}{path}", data, {"Authorization": f"Bearer {token('admin')}"}, method=method)
-    with urllib.request.urlopen(asked, timeout=60, context=ssl.create_default_context(cafile=str(authority.file))) as answer:
-        text = answer.read().decode()
-    return json.loads(text) if text.startswith(("{", "[")) else text
-
-
-class Secured:
-    """A standalone server with TLS and tokens."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.authority = directory, Authority(directory / "ca")
-        (directory / "key").write_bytes(KEY.secret)
-        (directory / "security.yaml").write_text(DOCUMENT.format(directory))
-        self.process = ServerProcess(
-            directory / "server",
-            environment={
-                "MAGNETAR_SECURITY": str(directory / "security.yaml"),
-                "MAGNETAR_TLS": str(self.authority.server(clients=True)),
-                "MAGNETAR_PLAIN": "internal",
-            },
-        )
+class Secured(SecuredServer):
+    """A standalone server with TLS and tokens, and the official Python client."""
 
     def client(self, authentication: Any, timeout_s: int = 60) -> pulsar.Client:
         """The official Python client."""
@@ -79,15 +45,6 @@ class Secured:
             operation_timeout_seconds=timeout_s,
             logger=QUIET,
         )
-
-    def rest(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask as a super user."""
-        return _asked(self.process, self.authority, path, method, body)
-
-    def permit(self, role: str, *actions: str) -> None:
-        """Grant actions to a role on public/default; none revokes."""
-        path = f"/admin/v2/namespaces/public/default/permissions/{role}"
-        self.rest("POST" if actions else "DELETE", path, list(actions) or None)
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +165,7 @@ def test_the_command_line_shows_its_token_by_tls(secured: Secured, topic: str, t
 def _together(brokers: list[ServerProcess], authority: Authority) -> bool:
     """Whether each broker sees all of them serve."""
     try:
-        seen = [_asked(broker, authority, "/magnetar/v1/status")["brokers"] for broker in brokers]
+        seen = [asked(broker, authority, "/magnetar/v1/status")["brokers"] for broker in brokers]
     except OSError:
         return False
     return all(len([row for row in rows if row["state"] == "serving"]) == len(brokers) for rows in seen)
@@ -236,7 +193,7 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
             broker.start(wait=False)
         wait_for("the brokers see each other", lambda: _together(brokers, authority))
         path = "/admin/v2/persistent/public/default/parts"
-        _asked(brokers[0], authority, f"{path}/partitions", "PUT", 8)
+        asked(brokers[0], authority, f"{path}/partitions", "PUT", 8)
         client = pulsar.Client(
             ",".join(broker.service_url_tls for broker in brokers).replace(",pulsar+ssl://", ","),
             authentication=pulsar.AuthenticationToken(token("admin")),
@@ -248,12 +205,10 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
         for number in range(16):
             producer.send(str(number).encode())
         for broker in brokers:
-            stats = _asked(broker, authority, f"{path}/partitioned-stats")
+            stats = asked(broker, authority, f"{path}/partitioned-stats")
             assert stats["msgInCounter"] == 16
-            assert _asked(broker, authority, "/admin/v2/brokers/health") == "ok"
-        owners = {
-            row["owner"] for row in _asked(brokers[0], authority, "/magnetar/v1/status")["bundles"] if row["state"] == "Owned"
-        }
+            assert asked(broker, authority, "/admin/v2/brokers/health") == "ok"
+        owners = {row["owner"] for row in asked(brokers[0], authority, "/magnetar/v1/status")["bundles"] if row["state"] == "Owned"}
         assert len(owners) == 2, "both brokers serve some of it"
         client.close()
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dev.secured_server import token
 from magnetar.client import Client
 from magnetar.client.failures import BrokerRefused
 from magnetar.errors import NotAllowed
@@ -16,7 +17,7 @@ from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
-from tests.clients.test_security import Secured, token
+from tests.clients.test_security import Secured
 
 pytestmark = pytest.mark.slow
 

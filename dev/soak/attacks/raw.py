@@ -10,11 +10,12 @@ import asyncio
 import http.client
 import json
 import random
+import ssl
 import struct
 from collections.abc import Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from magnetar.wire import commands, requests
@@ -38,6 +39,25 @@ class Gone(Exception):
     """The broker closed the connection, or did not answer in time; the text says which."""
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A server with TLS and tokens. Ports without TLS are 0 if there are none."""
+
+    plain: int
+    tls: int
+    http: int
+    https: int
+    authority: str
+    """File of the authority that signed its certificate."""
+    token: str
+    """Of a role that may use the attacker's own namespaces, and nothing else."""
+    wrong: dict[str, tuple[str, str]]
+    """Credentials that must not be good for anything: method and token, by name."""
+
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.authority)
+
+
 @dataclass(slots=True)
 class Target:
     """Whom to attack. Names are full topic names; `victims` are topics that ordinary clients use as well."""
@@ -51,6 +71,10 @@ class Target:
     """Of its own, with many small entries in it."""
     victims: Sequence[str]
     chance: random.Random
+    access: Access | None = None
+    """How to get to a server with security; None: the servers have none."""
+    scale: float = 1.0
+    """Of how many things such attacks take."""
     counter: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -58,6 +82,14 @@ class Target:
         """A name that was not used before."""
         self.counter += 1
         return f"{kind}-{self.counter}-{self.chance.getrandbits(32):08x}"
+
+    @property
+    def secured(self) -> Access:
+        assert self.access is not None, "this attack is on a server with security"
+        return self.access
+
+    def scaled(self, count: int) -> int:
+        return max(1, round(count * self.scale))
 
     def fresh_topic(self) -> str:
         return f"persistent://{self.namespace}/{self.fresh('own')}"
@@ -72,8 +104,8 @@ def _broker_of(http_urls: Sequence[str], topic: str) -> tuple[str, int]:
     last = "no broker answers"
     for url in http_urls:
         try:
-            _, text = _request(url, "GET", f"/lookup/v2/topic/persistent/{path}", None, {}, PATIENCE_S)
-            found = urlsplit(json.loads(text)["nativeUrl"])
+            answer = http_answer(url, "GET", f"/lookup/v2/topic/persistent/{path}", None, {})
+            found = urlsplit(json.loads(answer.body)["nativeUrl"])
             return found.hostname or "", found.port or 0
         except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
             last = repr(error)
@@ -93,11 +125,11 @@ class RawConnection:
         self._request = 0
 
     @classmethod
-    async def open(cls, address: tuple[str, int]) -> RawConnection:
-        """Connected, without a handshake. Raises Gone."""
+    async def open(cls, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> RawConnection:
+        """Connected, without a handshake of the protocol. Raises Gone."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                reader, writer = await asyncio.open_connection(*address, limit=READ_BYTES, local_addr=SOURCE)
+                reader, writer = await asyncio.open_connection(*address, limit=READ_BYTES, local_addr=SOURCE, ssl=tls)
         except (OSError, TimeoutError) as error:
             raise Gone(f"connect: {error!r}") from error
         return cls(reader, writer)
@@ -106,8 +138,10 @@ class RawConnection:
         self._request += 1
         return self._request
 
-    async def shake_hands(self) -> None:
-        await self.send(requests.connect("hostile", commands.PROTOCOL_VERSION))
+    async def shake_hands(self, method: str = "", shown: str = "") -> None:
+        """CONNECT, with credentials if a method is named. Raises Gone if it is refused."""
+        data = shown.encode() if method else None
+        await self.send(requests.connect("hostile", commands.PROTOCOL_VERSION, auth_method=method, auth_data=data))
         await self.until(Type.CONNECTED)
 
     async def send(self, data: bytes | bytearray | memoryview, *, patience_s: float = PATIENCE_S) -> None:
@@ -224,13 +258,34 @@ async def unsubscribe(raw: RawConnection, consumer: int = 1) -> None:
         await raw.until(Type.SUCCESS, Type.ERROR)
 
 
-def _request(url: str, method: str, path: str, body: bytes | None, headers: dict[str, str], patience_s: float) -> tuple[int, bytes]:
+class HttpAnswer(NamedTuple):
+    """What came of one request."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+def http_answer(
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    patience_s: float = PATIENCE_S,
+    tls: ssl.SSLContext | None = None,
+) -> HttpAnswer:
+    """One REST request. Raises OSError, HTTPException."""
     where = urlsplit(url)
-    opened = http.client.HTTPConnection(where.hostname or "", where.port, timeout=patience_s, source_address=SOURCE)
+    host = where.hostname or ""
+    if tls is None:
+        opened = http.client.HTTPConnection(host, where.port, timeout=patience_s, source_address=SOURCE)
+    else:
+        opened = http.client.HTTPSConnection(host, where.port, timeout=patience_s, source_address=SOURCE, context=tls)
     try:
         opened.request(method, path, body=body, headers=headers)
         answer = opened.getresponse()
-        return answer.status, answer.read()
+        return HttpAnswer(answer.status, answer.getheaders(), answer.read())
     finally:
         opened.close()
 
@@ -238,6 +293,6 @@ def _request(url: str, method: str, path: str, body: bytes | None, headers: dict
 def http_call(url: str, method: str, path: str, body: bytes | None, headers: dict[str, str], patience_s: float = PATIENCE_S) -> str:
     """One REST request; the status, or why there is none."""
     try:
-        return str(_request(url, method, path, body, headers, patience_s)[0])
+        return str(http_answer(url, method, path, body, headers, patience_s).status)
     except Exception as error:  # whatever comes of such requests is a result
         return type(error).__name__
