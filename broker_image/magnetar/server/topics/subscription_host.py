@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 READ_ENTRIES_MAX = 500
+READS_MAX = 50
+"""Of one turn: a consumer may have asked for every second entry again, each of which is a read of its own."""
 READ_RETRY_S = 0.5
 READ_RETRY_MAX_S = 30.0
 WAKEUP_MIN_S, WAKEUP_MAX_S = 0.005, 60.0  # the wall clock, by which things fall due, may be set forward
@@ -205,7 +207,9 @@ class SubscriptionHost:
         settings = self.topic.context.settings
         entries_left, bytes_left = settings.read_batch_entries_max, settings.write_buffer_bytes_max
         # What one turn queues is written at its end: only then does a connection say that it cannot take more.
-        while entries_left > 0 and bytes_left > 0:
+        for _ in range(READS_MAX):
+            if entries_left <= 0 or bytes_left <= 0:
+                break
             request = self._next_read(min(entries_left, READ_ENTRIES_MAX))
             if request is None:
                 return
