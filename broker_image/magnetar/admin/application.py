@@ -55,7 +55,7 @@ def create_application(port: AdminPort, gate: Gate | None = None) -> FastAPI:
     """All routes over `port`; `gate` is asked before each of them (None: nobody is)."""
     dependencies = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
-        title="Magnetar", version=__version__, docs_url=None, redoc_url=None, dependencies=dependencies, redirect_slashes=False
+        title="Magnetar", version=__version__, openapi_url=None, dependencies=dependencies, redirect_slashes=False
     )
     add_refusals(application)
     _add_probes(application, port)

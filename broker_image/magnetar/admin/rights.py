@@ -39,7 +39,7 @@ _LIST = "/admin/v2/{domain}/{tenant}/{namespace}"
 _TRANSACTIONS, _ON_TOPIC = "/admin/v3/transactions", "{tenant}/{namespace}/{topic}"
 READ = "GET"
 
-OPEN = ("/live", "/ready", "/docs", "/admin/v2/brokers/ready", "/admin/v2/brokers/version")
+OPEN = ("/live", "/ready", "/docs", "/openapi.json", "/admin/v2/brokers/ready", "/admin/v2/brokers/version")
 METRICS = ("/metrics", "/metrics/")
 ANYBODY = ("/admin/v2/clusters",)
 SUPER = (

@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from magnetar.admin.answers import BODY_BYTES_MAX
 from magnetar.admin.application import create_application
+from magnetar.admin.pages import add_docs
 from magnetar.admin.policy_routes import NAMESPACE_POLICIES, TOPIC_POLICIES
 from magnetar.admin.ports import ListMode
 from magnetar.errors import InvalidRequest, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, TopicExists, TopicNotFound
@@ -375,6 +377,23 @@ def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> No
     assert "<script" not in page
     assert "src=" not in page
     assert re.findall(r'href="([^"]*)"', page) == ["/openapi.json"]
+
+
+def test_the_description_of_the_routes_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It and its page are open to every peer, and take tens of milliseconds of the event loop to write."""
+    application = FastAPI(openapi_url=None)
+    written: list[str] = []
+    monkeypatch.setattr("magnetar.admin.pages.page", lambda document: written.append(document["openapi"]) or "page")
+    add_docs(application)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
+            documents = [(await client.get("/openapi.json")).json() for _ in range(3)]
+            assert documents == [application.openapi()] * 3
+            assert [(await client.get("/docs")).text for _ in range(2)] == ["page"] * 2
+
+    asyncio.run(run())
+    assert len(written) == 1
 
 
 def test_answers_are_compressed_for_who_asks(port: MemoryPort) -> None:

@@ -29,7 +29,7 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET /admin/v2/brokers/ready
         GET /admin/v2/brokers/version
         GET /docs
-        GET,HEAD /openapi.json
+        GET /openapi.json
     """,
     (Right.ANYBODY, 401): """
         GET /admin/v2/clusters
