@@ -11,8 +11,9 @@ import json
 import ssl
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dev.certificates import Authority
@@ -49,9 +50,15 @@ class SecuredServer:
     """One server; `process` is to be started and stopped."""
 
     def __init__(
-        self, directory: Path, *, plain: str = "internal", open_files: int | None = None, program: Sequence[str] = ("magnetar",)
+        self,
+        directory: Path,
+        *,
+        plain: str = "internal",
+        environment: Mapping[str, str] = MappingProxyType({}),
+        open_files: int | None = None,
+        program: Sequence[str] = ("magnetar",),
     ) -> None:
-        """`plain`: what the ports without TLS are for. `open_files` and `program` are those of the process."""
+        """`plain`: what the ports without TLS are for. The others are those of the process."""
         self.directory, self.authority = directory, Authority(directory / "ca")
         (directory / "key").write_bytes(KEY.secret)
         (directory / "internal").write_bytes(INTERNAL_KEY.secret)
@@ -63,6 +70,7 @@ class SecuredServer:
                 "MAGNETAR_SECURITY": str(directory / "security.yaml"),
                 "MAGNETAR_TLS": str(self.authority.server(clients=True)),
                 "MAGNETAR_PLAIN": plain,
+                **environment,
             },
             open_files=open_files,
             program=program,

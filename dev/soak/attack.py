@@ -47,6 +47,8 @@ PAUSE_S = 0.25
 PROBE_TIMEOUT_S = 20.0
 OPEN_FILES = 6000
 """That the server may open: fewer than there are connections."""
+ENVIRONMENT = {"MAGNETAR_TAIL_CACHE_BYTES_MAX": str(16 << 20)}
+"""Recent entries are kept in memory on purpose: little, so that what attacks leave can be told from them."""
 TURN_S_MAX = 150.0
 """For one attack, its end included."""
 SETTLE_S = 60.0
@@ -54,8 +56,8 @@ QUIET_S = 2.0
 POLL_S = 0.1
 DESCRIPTORS_MORE_MAX = 16
 """Than after the round that warms up: files of the log that the ordinary client's messages fill."""
-RESIDENT_MORE_MAX = 64 << 20
-"""The same of memory, which holds messages of ordinary topics, too."""
+RESIDENT_MORE_MAX = 192 << 20
+"""The same of memory: the allocator keeps buffers of a thousand connections, and has all that it will keep after three or four turns only."""
 SHOWN_MAX = 20
 
 
@@ -116,7 +118,7 @@ class AttackRun:
         self._phase_s = minutes * 60 / (2 * len(self._attacks))
         self._turns_path, self._plan_path = directory / "turns.jsonl", directory / "plan.json"
         program = ("dev.soak.skewed_main", str(directory))  # which notes when the event loop stops
-        self.server = SecuredServer(directory, plain=plain, open_files=OPEN_FILES, program=program)
+        self.server = SecuredServer(directory, plain=plain, environment=ENVIRONMENT, open_files=OPEN_FILES, program=program)
         self._context = ssl.create_default_context(cafile=str(self.server.authority.file))
         self.traffic = PacedTraffic(self._client, ORDINARY, rate)
         self.probes = Probes(
