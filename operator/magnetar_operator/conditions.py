@@ -236,6 +236,16 @@ class Reason(enum.Enum):
         "Make the secret with the entry named, or correct spec.auth.tokens.",
     )
     CLUSTER_MISSING = "ClusterNotFound", "The cluster that clusterRef names does not exist.", "Make it, or correct clusterRef."
+    TOPIC_MISSING = (
+        "TopicNotFound",
+        "The topic of a DataJob does not exist in its cluster, so that no driver is started.",
+        "Correct compaction.topic, or create the topic or publish to it; the run begins then.",
+    )
+    NAMESPACE_MISSING = (
+        "NamespaceNotFound",
+        "The Pulsar namespace of a DataJob's topic does not exist in its cluster, so that no driver is started.",
+        "Correct compaction.topic or clusterRef, or create the namespace and the topic; the run begins then.",
+    )
     NOT_ALLOWED = (
         "NamespaceNotAllowed",
         "The cluster does not admit this Kubernetes namespace.",

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from magnetar.errors import StoreError
+from magnetar.errors import NamespaceNotFound, StoreError, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
+from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.topic_entries import partition_count
+from magnetar.names import TopicName
 from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.driver_pod import driver_pod
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.service_account import spark_account, spark_binding
-from magnetar_operator.conditions import Finding, Reason, Type, timestamp, wall_ms_of
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, timestamp, wall_ms_of
 from magnetar_operator.desired import identity_of
 from magnetar_operator.job_plan import FAILED, PENDING, SUCCEEDED, SUSPENDED, Attempt, JobPlan, JobView, plan_job
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -53,19 +56,20 @@ async def reconcile(world: World, key: Key) -> float | None:
         await _wait(world, job, run, Reason.STORAGE_UNSUPPORTED, message)
         return None
     try:
-        record = await _read_record(world, job, cluster, run)
+        record, obstacle = await _read_store(world, job, cluster, run)
     except (StoreError, TimeoutError) as error:
-        return await _wait(
-            world, job, run, Reason.STORE_UNAVAILABLE, f"the run's record cannot be read: {str(error) or 'no answer in time'}"
-        )
+        message = f"neither the run's record nor its topic can be read: {str(error) or 'no answer in time'}"
+        return await _wait(world, job, run, Reason.STORE_UNAVAILABLE, message)
     pods = await _drivers(world, job)
     await _let_go(world, job, pods)
-    decided = plan_job(_view(world, job, run, pods, record))
+    decided = plan_job(_view(world, job, run, pods, record, obstacle))
     if decided.stop:
         # First that the attempt is not used up: the pod may be gone before anybody looks again.
         await _write_status(world, job, run, decided, record)
         await _stop(world, job, pods)
         return decided.again_s
+    if decided.degraded:
+        await world.events.once(job, "Warning", decided.reason.word, decided.message)
     if decided.create:
         await _create(world, job, cluster, run, pods, decided)
     await _write_status(world, job, run, decided, record)
@@ -76,19 +80,31 @@ async def _wait(world: World, job: DataJob, run: str, reason: Reason, message: s
     await world.events.once(job, "Warning", reason.word, message)
     attempt = job.status.attempt if job.status.run == run else 0
     state = job.status.state if job.status.run == run and job.status.state else PENDING
-    await _write_status(world, job, run, JobPlan(state, reason, message, attempt), None)
+    await _write_status(world, job, run, JobPlan(state, reason, message, attempt, degraded=True), None)
     return STORE_RETRY_S
 
 
 # --- reading the world --------------------------------------------------------------------------------------------------------
 
 
-async def _read_record(world: World, job: DataJob, cluster: BrokerCluster, run: str) -> JobRunRecord | None:
-    """Raises StoreError, TimeoutError."""
-    store = await world.store_of(cluster)
+async def _read_store(world: World, job: DataJob, cluster: BrokerCluster, run: str) -> tuple[JobRunRecord | None, Problem | None]:
+    """The run's record, and what is wrong with its topic. Raises StoreError, TimeoutError."""
+    reader = (await world.store_of(cluster)).reader
     async with asyncio.timeout(READ_TIMEOUT_S):
-        item = await store.reader.get(keys.job_run(f"{job.namespace}/{job.name}", run))
-    return JobRunRecord.decode(item.value) if item is not None else None
+        item = await reader.get(keys.job_run(f"{job.namespace}/{job.name}", run))
+        return JobRunRecord.decode(item.value) if item is not None else None, await _obstacle(reader, job)
+
+
+async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
+    """Why a driver would find nothing to compact: it would succeed all the same. Raises StoreError."""
+    assert job.spec.compaction is not None, "the model's rules admit no compaction job without a topic"
+    try:
+        await partition_count(reader, TopicName.parse(job.spec.compaction.topic))
+    except NamespaceNotFound as error:
+        return Problem(Reason.NAMESPACE_MISSING, str(error))
+    except TopicNotFound as error:
+        return Problem(Reason.TOPIC_MISSING, str(error))
+    return None
 
 
 async def _drivers(world: World, job: DataJob) -> list[Manifest]:
@@ -101,7 +117,9 @@ def _is_of(pod: Manifest, run: str) -> bool:
     return bool(pod["metadata"]["labels"].get(names.RUN) == run[: names.LABEL_LENGTH_MAX])
 
 
-def _view(world: World, job: DataJob, run: str, pods: list[Manifest], record: JobRunRecord | None) -> JobView:
+def _view(
+    world: World, job: DataJob, run: str, pods: list[Manifest], record: JobRunRecord | None, obstacle: Problem | None
+) -> JobView:
     attempts = {pod["metadata"]["name"]: attempt_of(pod) for pod in pods}
     other = next(
         (pod["metadata"]["name"] for pod in pods if not _is_of(pod, run) and not attempts[pod["metadata"]["name"]].is_over), ""
@@ -114,6 +132,7 @@ def _view(world: World, job: DataJob, run: str, pods: list[Manifest], record: Jo
         record=record,
         other_driver=other,
         now_ms=world.clock.wall_ms(),
+        obstacle=obstacle,
     )
 
 
@@ -220,14 +239,9 @@ async def _write_status(world: World, job: DataJob, run: str, decided: JobPlan, 
 
 
 def _findings(decided: JobPlan) -> list[Finding]:
-    moving = decided.state not in (*FINAL, SUSPENDED)
-    failed = decided.state == FAILED or decided.reason in (
-        Reason.CLUSTER_MISSING,
-        Reason.STORE_UNAVAILABLE,
-        Reason.STORAGE_UNSUPPORTED,
-    )
+    moving = decided.state not in (*FINAL, SUSPENDED) and not decided.degraded
     return [
         Finding(Type.PROGRESSING, moving, decided.reason, decided.message),
-        Finding(Type.DEGRADED, failed, decided.reason, decided.message),
+        Finding(Type.DEGRADED, decided.degraded or decided.state == FAILED, decided.reason, decided.message),
         Finding(Type.READY, decided.state == SUCCEEDED, decided.reason, decided.message),
     ]

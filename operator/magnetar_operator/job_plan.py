@@ -3,7 +3,7 @@
 Owns: the state machine of one run. Imports: clock's arithmetic, magnetar.metadata.records, conditions. Pure.
 Invariants: the durable record decides whether a run succeeded, so a driver that ended before anybody saw its pod is not mistaken for a failed one;
 at most one driver of a job is alive; an attempt that was stopped on purpose is not used up, and its number is given again once its pod has gone;
-every state that is not final asks to be looked at again.
+every state that is not final asks to be looked at again; no attempt begins for a topic that does not exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from magnetar.clock import doubled_s
 from magnetar.metadata.records import JobRunRecord
-from magnetar_operator.conditions import Reason
+from magnetar_operator.conditions import Problem, Reason
 
 RECORD_SUCCEEDED, RECORD_FAILED = "succeeded", "failed"
 PENDING, RUNNING, SUCCEEDED, FAILED, SUSPENDED = "Pending", "Running", "Succeeded", "Failed", "Suspended"
@@ -40,7 +40,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What is known about the wanted run. `last_attempt` is the highest number that was used for it, as the status remembers."""
+    """What is known about the wanted run.
+
+    `last_attempt` is the highest number that was used for it, as the status remembers; `obstacle` says why a driver would find nothing to do.
+    """
 
     suspended: bool
     attempts_max: int
@@ -49,11 +52,15 @@ class JobView:
     record: JobRunRecord | None
     other_driver: str
     now_ms: int
+    obstacle: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """The run's state and what to do: `create` a driver with that number (0 = none), `stop` the run's drivers, look `again_s` later."""
+    """The run's state and what to do: `create` a driver with that number (0 = none), `stop` the run's drivers, look `again_s` later.
+
+    `degraded`: a person may have to act before the run, which is not over, goes on.
+    """
 
     state: str
     reason: Reason
@@ -62,6 +69,7 @@ class JobPlan:
     create: int = 0
     stop: bool = False
     again_s: float | None = LOOK_AGAIN_S
+    degraded: bool = False
 
 
 def plan_job(view: JobView) -> JobPlan:
@@ -87,7 +95,7 @@ def plan_job(view: JobView) -> JobPlan:
     if view.other_driver:
         return JobPlan(PENDING, Reason.PENDING, f"waits until the earlier run's driver {view.other_driver} has ended", last)
     if last == 0:
-        return JobPlan(PENDING, Reason.PENDING, "attempt 1 begins", 1, create=1)
+        return _begin(view, 1, Reason.PENDING, "attempt 1 begins")
     return _after_failure(view, last)
 
 
@@ -106,4 +114,11 @@ def _after_failure(view: JobView, last: int) -> JobPlan:
     wait_s = (ended.finished_ms / 1000 + backoff_s - view.now_ms / 1000) if ended is not None and ended.finished_ms else 0.0
     if wait_s > 0:
         return JobPlan(PENDING, Reason.RETRYING, f"attempt {last} failed: {why}; the next one follows", last, again_s=wait_s)
-    return JobPlan(PENDING, Reason.RETRYING, f"attempt {last} failed: {why}; attempt {last + 1} begins", last + 1, create=last + 1)
+    return _begin(view, last + 1, Reason.RETRYING, f"attempt {last} failed: {why}; attempt {last + 1} begins")
+
+
+def _begin(view: JobView, number: int, reason: Reason, message: str) -> JobPlan:
+    """Make the driver of this attempt, or use no attempt up while it would find nothing to do."""
+    if view.obstacle is not None:
+        return JobPlan(PENDING, view.obstacle.reason, view.obstacle.message, number - 1, degraded=True)
+    return JobPlan(PENDING, reason, message, number, create=number)

@@ -14,13 +14,16 @@ import urllib.request
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from magnetar.errors import InvalidRequest, NamespaceNotFound, ServiceNotReady
+from magnetar.errors import InvalidRequest, NamespaceNotFound, ServiceNotReady, TopicNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord, PartitionedTopicRecord
+from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord
 from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import BundleName, TopicName, bundle_of
 
 ROLL_TIMEOUT_S = 60.0
+TRY_AGAIN = (408, 429)
+"""Refusals of the 4xx kind that speak of the moment, not of the request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,15 +38,13 @@ EARLIEST = Position(-1, -1)
 
 
 async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicName]:
-    """The topics to work on: all partitions of a partitioned topic, or the topic itself. Raises InvalidRequest if it is not
-    persistent."""
+    """The topics to work on: all partitions of a partitioned topic, or the topic itself.
+
+    Raises InvalidRequest if it is not persistent, NamespaceNotFound, TopicNotFound.
+    """
     if not topic.persistent:
         raise InvalidRequest(f"topic {topic} is not persistent: it has no stored messages to compact")
-    item = await store.get(keys.partitioned_topic(topic))
-    if item is None:
-        return [topic]
-    record = PartitionedTopicRecord.decode(item.value)
-    return [topic.with_partition(index) for index in range(record.partitions)] or [topic]
+    return [topic.with_partition(index) for index in range(await partition_count(store, topic))] or [topic]
 
 
 async def bundle_of_topic(store: MetadataStore, topic: TopicName) -> BundleName:
@@ -72,7 +73,8 @@ def roll_log(http_url: str, topic: TopicName) -> Position:
     """Ask the owner at `http_url` to seal what it has acknowledged of `topic`; the last position that is then in sealed, listed
     files.
 
-    Raises ServiceNotReady if it does not answer or no longer owns the topic: ask the new owner.
+    Raises ServiceNotReady if it does not answer or no longer owns the topic: ask the new owner. Raises TopicNotFound, and
+    InvalidRequest for any other refusal: asking again would end the same way.
     """
     url = (
         f"{http_url.rstrip('/')}/admin/v2/{topic.domain}/{quote(topic.tenant, safe='')}/{quote(topic.namespace, safe='')}"
@@ -85,7 +87,12 @@ def roll_log(http_url: str, topic: TopicName) -> Position:
             return Position(int(position["ledgerId"]), int(position["entryId"]))
     except urllib.error.HTTPError as error:
         reason = error.read(4096).decode(errors="replace")
-        raise ServiceNotReady(f"{url}: status {error.code}: {reason}") from error
+        told = f"{url}: status {error.code}: {reason}"
+        if error.code == TopicNotFound.http_status:
+            raise TopicNotFound(f"topic {topic} does not exist, says its broker ({told})") from error
+        if 400 <= error.code < 500 and error.code not in TRY_AGAIN:
+            raise InvalidRequest(f"{told} (--no-roll compacts what is sealed already)") from error
+        raise ServiceNotReady(told) from error
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise ServiceNotReady(
             f"{url}: {error}; is the broker reachable from here? (--no-roll compacts what is sealed already)"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from magnetar.clock import Clock, SystemClock
-from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, NamespaceNotFound, ServiceNotReady
+from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, ServiceNotReady, TopicNotFound
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.opening import is_directory
@@ -166,7 +166,7 @@ def shown(position: tuple[int, int]) -> str:
 
 
 async def roll_owner(store: MetadataStore, topic: TopicName, broker_url: str = "") -> Position:
-    """Have everything acknowledged so far put into sealed files; its last position. An unowned bundle has nothing else. Raises ServiceNotReady."""
+    """Have everything acknowledged so far put into sealed files; its last position. An unowned bundle has nothing else. Raises as `roll_log`."""
     for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
         owner = await owner_of(store, await bundle_of_topic(store, topic))
         if owner is None:
@@ -312,7 +312,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         return asyncio.run(run(options, os.environ))
-    except (InvalidRequest, InvalidTopicName, NamespaceNotFound, JavaMissing) as error:
+    except (InvalidRequest, InvalidTopicName, TopicNotFound, JavaMissing) as error:
         log.error("compaction.unusable", error=str(error))
         return UNUSABLE
     except MagnetarError as error:

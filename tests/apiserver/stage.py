@@ -19,11 +19,20 @@ from typing import Any
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.records import BundleRecord, BundleState, ClusterRecord, CordonRecord, IncarnationRecord
-from magnetar.metadata.store import Delete, Put
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    ClusterRecord,
+    CordonRecord,
+    IncarnationRecord,
+    NamespaceRecord,
+    PartitionedTopicRecord,
+)
+from magnetar.metadata.store import Compare, Delete, Put
+from magnetar.names import TopicName, initial_boundaries
 from magnetar_operator.main import Operator, serve
 from magnetar_operator.settings import OperatorSettings
-from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ControlPlane
+from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ControlPlane, EtcdProcess
 
 TIMEOUT_S = 120.0
 """How long a machine that is busy with other things may take for anything."""
@@ -128,6 +137,24 @@ class Scene:
 
     def delete(self, path: str) -> None:
         self.plane.must("DELETE", path)
+
+
+def external(etcd: EtcdProcess, **spec: Any) -> dict[str, Any]:
+    return {"etcd": {"external": {"endpoints": [etcd.endpoint]}}, **spec}
+
+
+def make_lost_node(scene: Scene, node: str) -> None:
+    """A node whose kubelet has been silent for long."""
+    scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+    lost = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "NodeStatusUnknown"}
+    scene.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [lost]}})
+
+
+def bind(scene: Scene, pod: str, node: str) -> None:
+    """What the scheduler does."""
+    target = {"kind": "Node", "name": node}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+    scene.plane.must("POST", f"{scene.core('pods', pod)}/binding", binding)
 
 
 @asynccontextmanager
@@ -258,6 +285,14 @@ class Brokers:
         """At one moment."""
         records = {bundle: BundleRecord(state=BundleState.OWNED, epoch=1, incarnation=owner) for bundle, owner in owners.items()}
         await self.store.transact((), [Put(f"{keys.BUNDLES}{bundle}", record.encode()) for bundle, record in records.items()])
+
+    async def enter(self, topic: str, partitions: int = 0) -> None:
+        """A topic comes to be, and its namespace with it."""
+        name = TopicName.parse(topic)
+        namespace, entry = NamespaceRecord(initial_boundaries(1), {}), PartitionedTopicRecord(partitions, {})
+        key = keys.namespace(name.namespace_name)
+        await self.store.transact((Compare(key, "create", "=", 0),), (Put(key, namespace.encode()),))
+        await self.store.put(keys.partitioned_topic(name), entry.encode())
 
     async def cordon(self, broker: str) -> CordonRecord | None:
         item = await self.store.get(keys.cordon(broker))

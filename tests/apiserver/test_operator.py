@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
 from magnetar.metadata import keys
-from magnetar.metadata.records import JobRunRecord, NamespaceRecord
+from magnetar.metadata.records import NamespaceRecord
 from magnetar.names import NamespaceName
 from magnetar_operator.controller import RECONCILERS
 from magnetar_operator.scaling import CORDON_REASON
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World
 from tests.apiserver.control_plane import EtcdProcess
-from tests.apiserver.stage import TIMEOUT_S, Kubelet, Scene, brokers_of, quiet, replaced, running_operator, settled, until, writes
+from tests.apiserver.stage import (
+    TIMEOUT_S,
+    Kubelet,
+    Scene,
+    bind,
+    brokers_of,
+    external,
+    make_lost_node,
+    quiet,
+    replaced,
+    running_operator,
+    settled,
+    until,
+    writes,
+)
 
 pytestmark = pytest.mark.slow
-
-
-def external(etcd: EtcdProcess, **spec: Any) -> dict[str, Any]:
-    return {"etcd": {"external": {"endpoints": [etcd.endpoint]}}, **spec}
 
 
 def test_an_empty_spec_becomes_a_cluster_with_its_own_etcd(scene: Scene) -> None:
@@ -283,20 +292,6 @@ def test_a_standby_takes_over_after_a_planned_stop(scene: Scene, cluster_etcd: E
     asyncio.run(scenario())
 
 
-def make_lost_node(scene: Scene, node: str) -> None:
-    """A node whose kubelet has been silent for long."""
-    scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
-    lost = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "NodeStatusUnknown"}
-    scene.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [lost]}})
-
-
-def bind(scene: Scene, pod: str, node: str) -> None:
-    """What the scheduler does."""
-    target = {"kind": "Node", "name": node}
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
-    scene.plane.must("POST", f"{scene.core('pods', pod)}/binding", binding)
-
-
 def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     """Its pod waits for a kubelet that will never answer; without force its name, and so its successor, would wait too."""
 
@@ -319,42 +314,6 @@ def test_a_broker_on_a_lost_node_is_deleted_by_force(scene: Scene, cluster_etcd:
                 ),
             )
             (event,) = await until("an event", lambda: scene.events("NodeLost"))
-            assert node in event
-
-    asyncio.run(scenario())
-
-
-def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Its pod would stay Running for ever, and with it the attempt; until it is told to go nobody touches it."""
-
-    async def scenario() -> None:
-        node = f"node-{scene.namespace}"
-        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
-            make_lost_node(scene, node)
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}}
-            scene.create("DataJob", "prices", spec)
-
-            def driver(attempt: int) -> dict[str, Any] | None:
-                items = scene.plane.must("GET", f"{scene.core('pods')}?labelSelector=magnetar.io/job=prices")["items"]
-                return next((pod for pod in items if pod["metadata"]["labels"]["magnetar.io/attempt"] == str(attempt)), None)
-
-            first = await until("the first driver", lambda: driver(1))
-            name = first["metadata"]["name"]
-            bind(scene, name, node)
-            unready = {"type": "Ready", "status": "False"}
-            scene.merge(f"{scene.core('pods', name)}/status", {"status": {"phase": "Running", "conditions": [unready]}})
-            path = scene.path("datajobs", "prices")
-            await until("at work", lambda: (scene.get(path) or {})["status"]["state"] == "Running")
-            await operator.controller.enqueue_all()
-            await quiet(operator)
-            assert not scene.events("NodeLost")
-
-            scene.delete(scene.core("pods", name))
-            await until("the next attempt", lambda: driver(2))
-            assert driver(1) is None
-            (event,) = await until("an event", lambda: scene.events("NodeLost"))
-            assert name in event
             assert node in event
 
     asyncio.run(scenario())
@@ -417,63 +376,6 @@ def test_what_a_library_cancels_costs_one_pass_and_no_worker(
             ready = lambda: all(scene.condition(path).get("status") == "True" for path in paths)  # noqa: E731
             await until("all are Ready", ready)
             assert left == [0]
-
-    asyncio.run(scenario())
-
-
-def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """A failed pod is followed by another attempt; the record of a success counts although the pod has vanished; a new token runs again."""
-
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}}
-            uid = scene.create("DataJob", "prices", spec)["metadata"]["uid"]
-            path = scene.path("datajobs", "prices")
-
-            def driver(attempt: int) -> dict[str, Any] | None:
-                items = scene.plane.must("GET", f"{scene.core('pods')}?labelSelector=magnetar.io/job=prices")["items"]
-                return next((pod for pod in items if pod["metadata"]["labels"]["magnetar.io/attempt"] == str(attempt)), None)
-
-            pod = await until("the first driver", lambda: driver(1))
-            assert scene.get(scene.core("rolebindings", "magnetar-spark", "/apis/rbac.authorization.k8s.io/v1")) is not None
-            arguments = pod["spec"]["containers"][0]["args"]
-            run = f"once-{uid[:8]}"
-            assert arguments[arguments.index("--run") + 1] == run
-            ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2020-01-01T00:00:00Z"}
-            status = {
-                "phase": "Failed",
-                "containerStatuses": [
-                    {
-                        "name": "driver",
-                        "image": "x",
-                        "imageID": "",
-                        "ready": False,
-                        "restartCount": 0,
-                        "state": {"terminated": ended},
-                    }
-                ],
-            }
-            scene.merge(f"{scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
-            second = await until("the second driver", lambda: driver(2))
-
-            record = JobRunRecord("compaction", "succeeded", 1000, 2000, {"keys": 7})
-            await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())
-            scene.delete(scene.core("pods", second["metadata"]["name"]))
-            done = await until(
-                "Succeeded", lambda: (found := scene.get(path)) and found["status"]["state"] == "Succeeded" and found
-            )
-            assert done["status"]["history"][0]["result"] == {"keys": "7"}
-            assert done["status"]["history"][0]["startedAt"] == "1970-01-01T00:00:01Z"
-
-            scene.merge(path, {"spec": {"runRequest": "again"}})
-            third = await until(
-                "a driver of the new run",
-                lambda: driver(1) if (driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"] else None,
-            )
-            assert third["metadata"]["labels"]["magnetar.io/run"] == f"again-{uid[:8]}"
-            scene.merge(path, {"spec": {"suspend": True}})
-            await until("Suspended", lambda: (scene.get(path) or {})["status"]["state"] == "Suspended" and driver(1) is None)
 
     asyncio.run(scenario())
 

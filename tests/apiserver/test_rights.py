@@ -102,6 +102,7 @@ def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsew
             scene.create("TopicNamespace", "demo", spec)
             path = scene.path("topicnamespaces", "demo")
             await until("the namespace is Ready", lambda: scene.condition(path).get("status") == "True")
+            await brokers.enter("persistent://acme/demo/x")
             scene.create("DataJob", "once", {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://acme/demo/x"}})
             await until("a driver", lambda: (scene.get(scene.path("datajobs", "once")) or {}).get("status", {}).get("driverPod"))
 

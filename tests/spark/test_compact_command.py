@@ -41,6 +41,17 @@ def arguments(directory: Path, run: str, *extra: str) -> list[str]:
     ]
 
 
+def stored_record(directory: Path) -> JobRunRecord:
+    async def read() -> JobRunRecord:
+        store = await EmbeddedStore.open(directory / "metadata", SystemClock())
+        item = await store.get(keys.job_run("demo", "1"))
+        await store.close()
+        assert item is not None
+        return JobRunRecord.decode(item.value)
+
+    return asyncio.run(read())
+
+
 @pytest.mark.slow
 @pytest.mark.java
 def test_a_run_compacts_records_its_counts_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,18 +79,26 @@ def test_a_run_compacts_records_its_counts_and_is_not_repeated(tmp_path: Path, m
 def test_a_run_without_java_is_recorded_as_failed_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    with DurableTopic(tmp_path / "volume") as topic:
+        topic.run(topic.store.close())
     assert main(arguments(tmp_path, "1")) == UNUSABLE
-
-    async def stored() -> JobRunRecord:
-        store = await EmbeddedStore.open(tmp_path / "metadata", SystemClock())
-        item = await store.get(keys.job_run("demo", "1"))
-        await store.close()
-        assert item is not None
-        return JobRunRecord.decode(item.value)
-
-    record = asyncio.run(stored())
+    record = stored_record(tmp_path)
     assert record.state == "failed"
     assert "Java 17" in record.message
+
+
+def test_a_run_without_a_topic_is_recorded_as_failed_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would do nothing and succeed. Nothing is asked of Java, which is not there."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with DurableTopic(tmp_path / "volume") as topic:
+        topic.run(topic.store.close())
+    given = arguments(tmp_path, "1")
+    given[given.index("--topic") + 1] = f"{TOPIC}-misspelt"
+    assert main(given) == UNUSABLE
+    record = stored_record(tmp_path)
+    assert record.state == "failed"
+    assert f"TopicNotFound: topic {TOPIC}-misspelt does not exist" in record.message
 
 
 @pytest.mark.parametrize("store", ["zookeeper://h", "embedded://", "etcd"])

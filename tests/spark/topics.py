@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord, LogRange, NamespaceRecord
+from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord, LogRange, NamespaceRecord, PartitionedTopicRecord
 from magnetar.names import BundleName, TopicName, bundle_of, initial_boundaries
 from magnetar.storage import names
 from magnetar.storage.index import LevelZeroIndex
@@ -76,6 +76,7 @@ class StoredTopic:
         boundaries = initial_boundaries(4)
         self.bundle: BundleName = bundle_of(TOPIC.namespace_name, boundaries, TOPIC.hash)
         await self.store.put(keys.namespace(TOPIC.namespace_name), NamespaceRecord(boundaries, {}).encode())
+        await self.store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(0, {}).encode())
 
     # --- what a broker does ----------------------------------------------------------------------------------------------------
 

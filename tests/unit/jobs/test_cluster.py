@@ -9,12 +9,13 @@ import pytest
 from fastapi import FastAPI
 
 from magnetar.clock import SystemClock
-from magnetar.errors import InvalidRequest, NamespaceNotFound, ServiceNotReady
+from magnetar.errors import InvalidRequest, MagnetarError, NamespaceNotFound, ServiceNotReady, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord, PartitionedTopicRecord
 from magnetar.names import TopicName, bundle_of, initial_boundaries
 from magnetar.server.network.http import HttpListener
+from magnetar_jobs import compact
 from magnetar_jobs.cluster import Position, bundle_of_topic, owner_of, partitions_of, roll_log
 
 TOPIC = TopicName.parse("persistent://public/default/a b")
@@ -29,9 +30,27 @@ async def prepared() -> MemoryStore:
 def test_a_partitioned_topic_stands_for_all_its_partitions() -> None:
     async def body() -> None:
         store = await prepared()
+        await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(0, {}).encode())
         assert await partitions_of(store, TOPIC) == [TOPIC]
         await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
         assert await partitions_of(store, TOPIC) == [TOPIC.with_partition(index) for index in range(3)]
+        assert await partitions_of(store, TOPIC.with_partition(2)) == [TOPIC.with_partition(2)]
+
+    asyncio.run(body())
+
+
+def test_a_topic_that_does_not_exist_is_named() -> None:
+    """Nor does a partition beyond the last one; a namespace that is missing is named as such."""
+
+    async def body() -> None:
+        store = await prepared()
+        with pytest.raises(TopicNotFound, match="persistent://public/default/a b does not exist"):
+            await partitions_of(store, TOPIC)
+        await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
+        with pytest.raises(TopicNotFound, match="a b-partition-3 does not exist"):
+            await partitions_of(store, TOPIC.with_partition(3))
+        with pytest.raises(NamespaceNotFound, match="namespace public/default of topic"):
+            await partitions_of(MemoryStore(SystemClock()), TOPIC)
 
     asyncio.run(body())
 
@@ -87,5 +106,43 @@ def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> None:
             await listener.close()
         with pytest.raises(ServiceNotReady, match="--no-roll"):
             await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC)
+
+    asyncio.run(body())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, TopicNotFound), (401, InvalidRequest), (307, ServiceNotReady), (429, ServiceNotReady), (503, ServiceNotReady)],
+)
+def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
+    status: int, kind: type[MagnetarError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job asks again after the latter; of the former the first one is the answer."""
+    monkeypatch.setattr(compact, "ROLL_RETRY_S", 0.0)
+
+    async def body() -> None:
+        application = FastAPI()
+        asked: list[int] = []
+
+        @application.post("/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll", status_code=status)
+        async def roll(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+            asked.append(status)
+            return {"reason": f"no {tenant}/{namespace}/{topic} here"}
+
+        listener = HttpListener(application, "127.0.0.1", 0)
+        port = await listener.open()
+        try:
+            store = await prepared()
+            bundle = await bundle_of_topic(store, TOPIC)
+            await store.put(keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode())
+            owner = IncarnationRecord("broker-0", "pulsar://h:6650", f"http://127.0.0.1:{port}", 1, "0.1.0")
+            await store.put(keys.incarnation("one"), owner.encode())
+            with pytest.raises(kind, match="public/default/a b") as raised:
+                await compact.roll_owner(store, TOPIC)
+            assert type(raised.value) is kind
+            assert len(asked) == (compact.ROLL_ATTEMPTS_MAX if kind is ServiceNotReady else 1)
+        finally:
+            await listener.close()
 
     asyncio.run(body())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata.records import JobRunRecord
-from magnetar_operator.conditions import Reason
+from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.job_plan import FAILED, PENDING, RUNNING, SUCCEEDED, SUSPENDED, Attempt, JobView, plan_job
 
 SUCCESS = JobRunRecord("compaction", "succeeded", 1, 2, {})
@@ -25,6 +25,17 @@ def test_a_new_run_makes_its_first_driver() -> None:
 def test_an_earlier_runs_driver_must_end_first() -> None:
     plan = plan_job(replace(FRESH, other_driver="prices-1"))
     assert (plan.create, plan.state) == (0, PENDING)
+
+
+def test_no_attempt_begins_or_is_used_up_while_the_topic_is_missing() -> None:
+    """Neither the first one nor one that follows a failure; what runs or has succeeded is left alone."""
+    missing = replace(FRESH, obstacle=Problem(Reason.TOPIC_MISSING, "topic prices does not exist"))
+    for view, used in ((missing, 0), (replace(missing, last_attempt=1, record=FAILURE), 1)):
+        plan = plan_job(view)
+        assert (plan.create, plan.state, plan.attempt, plan.degraded) == (0, PENDING, used, True)
+        assert (plan.reason, plan.message) == (Reason.TOPIC_MISSING, "topic prices does not exist")
+    assert plan_job(replace(missing, attempts=(Attempt(1, "Running"),))).state == RUNNING
+    assert plan_job(replace(missing, last_attempt=1, record=SUCCESS)).state == SUCCEEDED
 
 
 def test_success_is_what_the_record_says_whatever_the_pod_says() -> None:
@@ -104,6 +115,7 @@ views = st.builds(
     record=st.sampled_from([None, SUCCESS, STARTED, FAILURE]),
     other_driver=st.sampled_from(["", "other"]),
     now_ms=st.integers(0, 10**9),
+    obstacle=st.sampled_from([None, Problem(Reason.TOPIC_MISSING, "gone")]),
 )
 
 
@@ -116,6 +128,7 @@ def test_any_view_leads_on(view: JobView) -> None:
         assert not alive
         assert not view.other_driver
         assert not view.suspended
+        assert view.obstacle is None
         assert plan.create == plan.attempt <= max(view.attempts_max, 1)
         assert plan.create not in {attempt.number for attempt in view.attempts}, "its pod's name is taken"
     assert (plan.again_s is None) == (plan.state in (SUCCEEDED, FAILED, SUSPENDED))

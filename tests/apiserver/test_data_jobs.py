@@ -1,0 +1,199 @@
+"""DataJobs against a real API server and a real etcd; kubelet, scheduler and drivers are played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.metadata import keys
+from magnetar.metadata.records import JobRunRecord
+from magnetar.names import TopicName
+from tests.apiserver.control_plane import EtcdProcess
+from tests.apiserver.stage import Brokers, Scene, bind, brokers_of, external, make_lost_node, quiet, running_operator, until
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "persistent://public/default/prices"
+
+
+class Jobs:
+    """The job `prices` and its drivers."""
+
+    def __init__(self, scene: Scene, brokers: Brokers) -> None:
+        self._scene, self._brokers = scene, brokers
+        self.path = scene.path("datajobs", "prices")
+
+    async def make(self) -> str:
+        """Create the job, and the topic before it; the job's uid."""
+        await self._brokers.enter(TOPIC)
+        return self.create()
+
+    def create(self, topic: str = TOPIC, **spec: Any) -> str:
+        spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": topic}, **spec}
+        return str(self._scene.create("DataJob", "prices", spec)["metadata"]["uid"])
+
+    def driver(self, attempt: int = 1) -> dict[str, Any] | None:
+        items = self._scene.plane.must("GET", f"{self._scene.core('pods')}?labelSelector=magnetar.io/job=prices")["items"]
+        return next((pod for pod in items if pod["metadata"]["labels"].get("magnetar.io/attempt") == str(attempt)), None)
+
+    def end(self, pod: dict[str, Any], ended: dict[str, Any]) -> None:
+        """A driver ends by itself."""
+        container = {"name": "driver", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+        state = {"terminated": {"finishedAt": "2020-01-01T00:00:00Z", **ended}}
+        status = {"phase": "Failed", "containerStatuses": [{**container, "state": state}]}
+        self._scene.merge(f"{self._scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
+
+    async def says(self, reason: str, kind: str = "Degraded") -> str:
+        """Wait for a condition that is True for this reason; its message."""
+
+        def found() -> str | None:
+            condition = self._scene.condition(self.path, kind)
+            return condition["message"] if (condition.get("status"), condition.get("reason")) == ("True", reason) else None
+
+        return str(await until(f"{kind} for {reason}", found))
+
+
+@pytest.mark.parametrize(
+    ("topic", "partitions"), [(TOPIC, 0), (TOPIC, 2), (f"{TOPIC}-partition-1", 2)], ids=["plain", "partitioned", "partition"]
+)
+def test_a_job_waits_for_its_topic_and_then_begins(scene: Scene, cluster_etcd: EtcdProcess, topic: str, partitions: int) -> None:
+    """It names namespace or topic and what to do, and makes no driver, which would find nothing and succeed. An entry suffices."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            jobs = Jobs(scene, brokers)
+            jobs.create(topic)
+            said = await jobs.says("NamespaceNotFound")
+            assert said.startswith("namespace public/default of topic persistent://public/default/prices")
+            assert scene.condition(jobs.path) | {"status": "False", "reason": "NamespaceNotFound"} == scene.condition(jobs.path)
+            await brokers.enter("persistent://public/default/other")
+            assert await jobs.says("TopicNotFound") == (
+                f"topic {topic} does not exist in this cluster; correct the name, or create the topic or publish to it first"
+            )
+            assert scene.events("TopicNotFound")
+            status = (scene.get(jobs.path) or {})["status"]
+            assert (status["state"], status["attempt"]) == ("Pending", 0)
+            assert jobs.driver() is None
+            await brokers.enter(TOPIC, partitions)
+            await until("the first driver", jobs.driver)
+            await until("no complaint", lambda: scene.condition(jobs.path, "Degraded").get("status") == "False")
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_goes_between_attempts_is_named_as_well(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            jobs = Jobs(scene, brokers)
+            await jobs.make()
+            pod = await until("the first driver", jobs.driver)
+            await brokers.store.delete(keys.partitioned_topic(TopicName.parse(TOPIC)))
+            jobs.end(pod, {"exitCode": 1, "reason": "Error"})
+            await jobs.says("TopicNotFound")
+            assert jobs.driver(2) is None
+            await brokers.enter(TOPIC)
+            await until("the second driver", lambda: jobs.driver(2))
+
+    asyncio.run(scenario())
+
+
+def test_a_job_waits_for_a_store_that_does_not_answer(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Whether the topic exists is not known then, and not guessed: no driver, and no topic that is said to be missing."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            nobody = {"etcd": {"external": {"endpoints": ["127.0.0.1:1"]}}}
+            scene.create("BrokerCluster", "main", nobody)
+            jobs = Jobs(scene, brokers)
+            await jobs.make()
+            assert (await jobs.says("MetadataStoreUnavailable")).startswith("neither the run's record nor its topic can be read")
+            assert jobs.driver() is None
+
+    asyncio.run(scenario())
+
+
+def test_a_job_of_a_cluster_that_does_not_exist_says_so(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            jobs = Jobs(scene, brokers)
+            await jobs.make()
+            assert "/main does not exist" in await jobs.says("ClusterNotFound")
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            await until("the first driver", jobs.driver)
+
+    asyncio.run(scenario())
+
+
+def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A failed pod is followed by another attempt; the record of a success counts although the pod has vanished; a new token runs again."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            jobs = Jobs(scene, brokers)
+            uid = await jobs.make()
+
+            pod = await until("the first driver", lambda: jobs.driver(1))
+            assert scene.get(scene.core("rolebindings", "magnetar-spark", "/apis/rbac.authorization.k8s.io/v1")) is not None
+            arguments = pod["spec"]["containers"][0]["args"]
+            run = f"once-{uid[:8]}"
+            assert arguments[arguments.index("--run") + 1] == run
+            jobs.end(pod, {"exitCode": 1, "reason": "Error"})
+            second = await until("the second driver", lambda: jobs.driver(2))
+
+            record = JobRunRecord("compaction", "succeeded", 1000, 2000, {"keys": 7})
+            await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())
+            scene.delete(scene.core("pods", second["metadata"]["name"]))
+            done = await until(
+                "Succeeded", lambda: (found := scene.get(jobs.path)) and found["status"]["state"] == "Succeeded" and found
+            )
+            assert done["status"]["history"][0]["result"] == {"keys": "7"}
+            assert done["status"]["history"][0]["startedAt"] == "1970-01-01T00:00:01Z"
+
+            scene.merge(jobs.path, {"spec": {"runRequest": "again"}})
+            third = await until(
+                "a driver of the new run",
+                lambda: jobs.driver(1) if (jobs.driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"] else None,
+            )
+            assert third["metadata"]["labels"]["magnetar.io/run"] == f"again-{uid[:8]}"
+            scene.merge(jobs.path, {"spec": {"suspend": True}})
+            await until(
+                "Suspended", lambda: (scene.get(jobs.path) or {})["status"]["state"] == "Suspended" and jobs.driver(1) is None
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Its pod would stay Running for ever, and with it the attempt; until it is told to go nobody touches it."""
+
+    async def scenario() -> None:
+        node = f"node-{scene.namespace}"
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator:
+            make_lost_node(scene, node)
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            jobs = Jobs(scene, brokers)
+            await jobs.make()
+
+            first = await until("the first driver", lambda: jobs.driver(1))
+            name = first["metadata"]["name"]
+            bind(scene, name, node)
+            unready = {"type": "Ready", "status": "False"}
+            scene.merge(f"{scene.core('pods', name)}/status", {"status": {"phase": "Running", "conditions": [unready]}})
+            await until("at work", lambda: (scene.get(jobs.path) or {})["status"]["state"] == "Running")
+            await operator.controller.enqueue_all()
+            await quiet(operator)
+            assert not scene.events("NodeLost")
+
+            scene.delete(scene.core("pods", name))
+            await until("the next attempt", lambda: jobs.driver(2))
+            assert jobs.driver(1) is None
+            (event,) = await until("an event", lambda: scene.events("NodeLost"))
+            assert name in event
+            assert node in event
+
+    asyncio.run(scenario())
