@@ -79,7 +79,8 @@ def problem_of(pod: Manifest) -> Problem | None:
     status = pod.get("status", {})
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return Problem(Reason.POD_UNSCHEDULABLE, f"not scheduled: {scheduled.get('message', scheduled.get('reason', ''))}")
+        said = ": ".join(filter(None, (scheduled.get("reason"), scheduled.get("message"))))
+        return Problem(Reason.POD_UNSCHEDULABLE, f"not scheduled: {said}")
     for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
         problem = _container_problem(container)
         if problem is not None:

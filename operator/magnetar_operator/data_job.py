@@ -1,6 +1,6 @@
 """Reconciling a `DataJob`.
 
-Owns: the order of steps and the driver pods. Imports: world, job_plan, pod_care, builders, magnetar.metadata.
+Owns: the order of steps and the driver pods. Imports: world, job_plan, job_pods, pod_care, builders, magnetar.metadata.
 Invariants: drivers have deterministic names, so making one twice is refused; nothing is decided about a run while its record cannot be read; only
 drivers that this resource owns are touched, and by force only one that was told to go and whose node is lost.
 """
@@ -8,7 +8,6 @@ drivers that this resource owns are touched, and by force only one that was told
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from magnetar.errors import NamespaceNotFound, StoreError, TopicNotFound
 from magnetar.metadata import keys
@@ -20,9 +19,10 @@ from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.driver_pod import driver_pod
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.service_account import spark_account, spark_binding
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, timestamp, wall_ms_of
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, timestamp
 from magnetar_operator.desired import identity_of
-from magnetar_operator.job_plan import FAILED, PENDING, SUCCEEDED, SUSPENDED, Attempt, JobPlan, JobView, plan_job
+from magnetar_operator.job_plan import FAILED, PENDING, SUCCEEDED, SUSPENDED, JobPlan, JobView, plan_job
+from magnetar_operator.job_pods import EXECUTORS, any_runs, attempt_of, not_started, owned_by
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.data_job import DataJob, Run
 from magnetar_operator.planning import Create, Update, plan
@@ -62,7 +62,8 @@ async def reconcile(world: World, key: Key) -> float | None:
         return await _wait(world, job, run, Reason.STORE_UNAVAILABLE, message)
     pods = await _drivers(world, job)
     await _let_go(world, job, pods)
-    decided = plan_job(_view(world, job, run, pods, record, obstacle))
+    executors = await _executors(world, job, pods)
+    decided = plan_job(_view(world, job, run, pods, executors, record, obstacle))
     if decided.stop:
         # First that the attempt is not used up: the pod may be gone before anybody looks again.
         await _write_status(world, job, run, decided, record)
@@ -110,7 +111,13 @@ async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
 async def _drivers(world: World, job: DataJob) -> list[Manifest]:
     selector = names.selector_text({names.JOB: job.name, names.COMPONENT: names.DRIVER})
     found = await world.api.list(POD, job.namespace, selector)
-    return [pod for pod in found if any(owner["uid"] == job.metadata.uid for owner in pod["metadata"].get("ownerReferences", []))]
+    return owned_by(found, [job.metadata.uid])
+
+
+async def _executors(world: World, job: DataJob, drivers: list[Manifest]) -> list[Manifest]:
+    """What Spark has made for the drivers that are at work. Raises KubernetesError."""
+    at_work = [pod["metadata"]["uid"] for pod in drivers if any_runs([pod])]
+    return owned_by(await world.api.list(POD, job.namespace, EXECUTORS), at_work) if at_work else []
 
 
 def _is_of(pod: Manifest, run: str) -> bool:
@@ -118,7 +125,13 @@ def _is_of(pod: Manifest, run: str) -> bool:
 
 
 def _view(
-    world: World, job: DataJob, run: str, pods: list[Manifest], record: JobRunRecord | None, obstacle: Problem | None
+    world: World,
+    job: DataJob,
+    run: str,
+    pods: list[Manifest],
+    executors: list[Manifest],
+    record: JobRunRecord | None,
+    obstacle: Problem | None,
 ) -> JobView:
     attempts = {pod["metadata"]["name"]: attempt_of(pod) for pod in pods}
     other = next(
@@ -133,29 +146,8 @@ def _view(
         other_driver=other,
         now_ms=world.clock.wall_ms(),
         obstacle=obstacle,
-    )
-
-
-def attempt_of(pod: Manifest) -> Attempt:
-    """What a driver pod's manifest says; the phase counts, because container statuses may be missing."""
-    status = pod.get("status", {})
-    ended: dict[str, Any] = next(
-        (state["state"]["terminated"] for state in status.get("containerStatuses", []) if "terminated" in state.get("state", {})),
-        {},
-    )
-    message = ended.get("message") or broker_pods.trouble_of(pod)
-    if ended.get("exitCode"):
-        message = (
-            message
-            or f"exit code {ended['exitCode']} ({ended.get('reason', 'no reason given')}); kubectl logs {pod['metadata']['name']}"
-        )
-    return Attempt(
-        number=int(pod["metadata"]["labels"].get(names.ATTEMPT, "0")),
-        phase=status.get("phase", "Pending"),
-        exit_code=ended.get("exitCode"),
-        finished_ms=wall_ms_of(ended["finishedAt"]) if ended.get("finishedAt") else 0,
-        message=message,
-        stopped=broker_pods.is_terminating(pod),
+        not_started=not_started([*(pod for pod in pods if _is_of(pod, run)), *executors]),
+        executors_run=any_runs(executors),
     )
 
 
@@ -187,7 +179,7 @@ async def _create(world: World, job: DataJob, cluster: BrokerCluster, run: str, 
     await _ensure_access(world, job.namespace)
     manifest = driver_pod(job, cluster, world.defaults, run, decided.create)
     if await world.api.create(POD, manifest) is not None:
-        await world.events.normal(job, "Started", f"attempt {decided.create} of run {run}: pod {manifest['metadata']['name']}")
+        await world.events.normal(job, "Started", f"{decided.message} (run {run}, pod {manifest['metadata']['name']})")
 
 
 async def _ensure_access(world: World, namespace: str) -> None:

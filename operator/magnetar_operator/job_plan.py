@@ -42,7 +42,8 @@ class Attempt:
 class JobView:
     """What is known about the wanted run.
 
-    `last_attempt` is the highest number that was used for it, as the status remembers; `obstacle` says why a driver would find nothing to do.
+    `last_attempt` is the highest number that was used for it, as the status remembers; `obstacle` says why a driver would find nothing to do;
+    `not_started` is what keeps a pod of the run, driver or executor, from starting; `executors_run`: at least one executor is at work.
     """
 
     suspended: bool
@@ -53,6 +54,8 @@ class JobView:
     other_driver: str
     now_ms: int
     obstacle: Problem | None = None
+    not_started: Problem | None = None
+    executors_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,22 @@ def plan_job(view: JobView) -> JobPlan:
         message = f"attempt {last} was stopped; it begins again when its pod has gone"
         return JobPlan(PENDING, Reason.PENDING, message, last - 1)
     if alive is not None:
-        running = alive.phase == "Running"
-        message = alive.message or f"attempt {alive.number} {'is at work' if running else 'waits for its pod'}"
-        return JobPlan(RUNNING if running else PENDING, Reason.RUNNING if running else Reason.PENDING, message, last)
+        return _under_way(view, alive, last)
     if view.other_driver:
         return JobPlan(PENDING, Reason.PENDING, f"waits until the earlier run's driver {view.other_driver} has ended", last)
     if last == 0:
         return _begin(view, 1, Reason.PENDING, "attempt 1 begins")
     return _after_failure(view, last)
+
+
+def _under_way(view: JobView, alive: Attempt, last: int) -> JobPlan:
+    """A driver lives. Its work goes on with a single executor, and not without one."""
+    running, waits = alive.phase == "Running", view.not_started
+    state, reason = (RUNNING, Reason.RUNNING) if running else (PENDING, Reason.PENDING)
+    if waits is not None and not view.executors_run:
+        return JobPlan(state, waits.reason, waits.message, last, degraded=True)
+    message = alive.message or f"attempt {alive.number} {'is at work' if running else 'waits for its pod'}"
+    return JobPlan(state, reason, f"{message}; {waits.message}" if waits is not None else message, last)
 
 
 def _after_failure(view: JobView, last: int) -> JobPlan:

@@ -51,6 +51,8 @@ PLAN_ATTEMPTS_MAX = 10
 PLAN_RETRY_S = 3.0
 """Brokers rewrite what transactions have published within `maintenance_s` (10 s) of a roll; a session takes about as long to begin."""
 SUCCEEDED, FAILED, UNUSABLE = 0, 1, 2
+TERMINATION_LOG = Path("/dev/termination-log")
+LAST_WORDS_MAX = 1000
 
 
 @dataclass(slots=True)
@@ -211,6 +213,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--executors", type=int, default=1)
     parser.add_argument("--executor-memory-mib", type=int, default=1024)
     parser.add_argument("--executor-cores", type=int, default=1)
+    parser.add_argument(
+        "--executor-cpu", default="", help="processor request of one executor (k8s:// only); default: --executor-cores"
+    )
     parser.add_argument("--image", default="", help="image of the executors (k8s:// only)")
     parser.add_argument("--namespace", default="default", help="namespace of the executors")
     parser.add_argument("--service-account", default="magnetar-spark")
@@ -227,6 +232,7 @@ def session_settings(options: argparse.Namespace) -> SessionSettings:
         executors=options.executors,
         executor_memory_mib=options.executor_memory_mib,
         executor_cores=options.executor_cores,
+        executor_cpu=options.executor_cpu,
         image=options.image,
         namespace=options.namespace,
         service_account=options.service_account,
@@ -308,18 +314,27 @@ async def _compact_all(
     return result
 
 
+def leave_last_words(error: Exception) -> None:
+    """Say why the driver ends where the kubelet looks, in one line: Spark's errors have many. Outside Kubernetes there is no such file."""
+    if TERMINATION_LOG.exists():
+        TERMINATION_LOG.write_text(" ".join(f"{type(error).__name__}: {error}".split())[:LAST_WORDS_MAX])
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         return asyncio.run(run(options, os.environ))
     except (InvalidRequest, InvalidTopicName, TopicNotFound, JavaMissing) as error:
         log.error("compaction.unusable", error=str(error))
+        leave_last_words(error)
         return UNUSABLE
     except MagnetarError as error:
         log.error("compaction.failed", error=f"{type(error).__name__}: {error}")
+        leave_last_words(error)
         return FAILED
     except Exception as error:
         log.error("compaction.failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        leave_last_words(error)
         return FAILED
 
 

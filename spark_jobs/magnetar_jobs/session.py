@@ -56,6 +56,7 @@ class SessionSettings:
     executors: int = 1
     executor_memory_mib: int = 1024
     executor_cores: int = 1
+    executor_cpu: str = ""
     image: str = ""
     namespace: str = "default"
     service_account: str = "magnetar-spark"
@@ -125,7 +126,7 @@ def _kubernetes_settings(settings: SessionSettings, environment: Mapping[str, st
         "spark.kubernetes.authenticate.executor.serviceAccountName": settings.service_account,
         "spark.executor.instances": str(settings.executors),
         "spark.executor.cores": str(settings.executor_cores),
-        "spark.kubernetes.executor.request.cores": str(settings.executor_cores),
+        "spark.kubernetes.executor.request.cores": settings.executor_cpu or str(settings.executor_cores),
         "spark.executor.memory": f"{settings.executor_memory_mib}m",
         # Python's memory is outside the heap, and the factor for Python applications applies in cluster mode only.
         "spark.executor.memoryOverhead": f"{overhead}m",

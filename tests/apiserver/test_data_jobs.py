@@ -45,6 +45,18 @@ class Jobs:
         status = {"phase": "Failed", "containerStatuses": [{**container, "state": state}]}
         self._scene.merge(f"{self._scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
 
+    def report(self, pod: str, phase: str, *conditions: dict[str, Any]) -> None:
+        """What a kubelet or the scheduler says of a pod."""
+        status = {"phase": phase, "conditions": list(conditions)}
+        self._scene.merge(f"{self._scene.core('pods', pod)}/status", {"status": status})
+
+    def make_executor(self, driver: dict[str, Any], name: str, owner: str) -> None:
+        """What Spark does in a driver; `owner` is the uid of its pod."""
+        reference = {"apiVersion": "v1", "kind": "Pod", "name": driver["metadata"]["name"], "uid": owner, "controller": True}
+        metadata = {"name": name, "labels": {"spark-role": "executor"}, "ownerReferences": [reference]}
+        spec = {"containers": [{"name": "executor", "image": "x"}]}
+        self._scene.plane.must("POST", self._scene.core("pods"), {"metadata": metadata, "spec": spec})
+
     async def says(self, reason: str, kind: str = "Degraded") -> str:
         """Wait for a condition that is True for this reason; its message."""
 
@@ -116,6 +128,37 @@ def test_a_job_waits_for_a_store_that_does_not_answer(scene: Scene, cluster_etcd
     asyncio.run(scenario())
 
 
+def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """First the driver's, then an executor's, while the driver is at work; one of another job is none of ours."""
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient cpu"}
+    words = "not scheduled: Unschedulable: 0/1 nodes: Insufficient cpu. "
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            jobs = Jobs(scene, brokers)
+            await jobs.make()
+            driver = await until("the driver", jobs.driver)
+            name = driver["metadata"]["name"]
+            jobs.report(name, "Pending", unschedulable)
+            assert (await jobs.says("PodUnschedulable")).startswith(f"{name}: {words}")
+            assert scene.condition(jobs.path)["reason"] == "PodUnschedulable"
+            jobs.report(name, "Running")
+            await until("the driver is at work", lambda: scene.condition(jobs.path, "Progressing").get("reason") == "Running")
+            assert scene.condition(jobs.path, "Degraded")["status"] == "False"
+
+            for owner, executor in (("another", "other-exec-1"), (driver["metadata"]["uid"], f"{name}-exec-1")):
+                jobs.make_executor(driver, executor, owner)
+                jobs.report(executor, "Pending", unschedulable)
+            assert (await jobs.says("PodUnschedulable")).startswith(f"{name}-exec-1: {words}")
+            assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
+            assert scene.events("PodUnschedulable")
+            jobs.report(f"{name}-exec-1", "Running")
+            await until("all is well", lambda: scene.condition(jobs.path, "Degraded").get("status") == "False")
+
+    asyncio.run(scenario())
+
+
 def test_a_job_of_a_cluster_that_does_not_exist_says_so(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
@@ -142,8 +185,11 @@ def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) 
             arguments = pod["spec"]["containers"][0]["args"]
             run = f"once-{uid[:8]}"
             assert arguments[arguments.index("--run") + 1] == run
-            jobs.end(pod, {"exitCode": 1, "reason": "Error"})
+            jobs.end(pod, {"exitCode": 1, "reason": "Error", "message": "a log\nStorageError: the disk is full"})
             second = await until("the second driver", lambda: jobs.driver(2))
+
+            saying = "it ended with exit code 1 (Error), saying: StorageError: the disk is full"
+            await until("the failure is told", lambda: saying in " ".join(scene.events("Started")))
 
             record = JobRunRecord("compaction", "succeeded", 1000, 2000, {"keys": 7})
             await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())

@@ -53,7 +53,7 @@ TROUBLE: dict[str, tuple[dict[str, Any], str]] = {
                 {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes have the cpu"}
             ],
         },
-        "not scheduled: 0/3 nodes have the cpu",
+        "not scheduled: Unschedulable: 0/3 nodes have the cpu",
     ),
 }
 

@@ -37,6 +37,8 @@ def driver_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: st
         "imagePullPolicy": pull_policy,
         # Some of Spark's files go to the working directory.
         "workingDir": "/tmp",
+        # The job leaves its last words itself; the log's last lines are for what it could not foresee.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "args": _arguments(job, cluster, image, run),
         "env": [field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP")],
         "resources": {"requests": {"cpu": job.spec.driver.cpu, "memory": memory}, "limits": {"memory": memory}},
@@ -88,6 +90,7 @@ def _arguments(job: DataJob, cluster: BrokerCluster, image: str, run: str) -> li
         "--executors", str(executors.instances),
         "--executor-memory-mib", str(executors.memory_mib),
         "--executor-cores", str(executors.cores),
+        "--executor-cpu", executors.cpu or str(executors.cores),
         "--image", image,
         "--namespace", job.namespace,
         "--service-account", names.SPARK_ACCOUNT,

@@ -68,6 +68,7 @@ class Executors(Model):
 
     instances: int = Field(default=1, ge=1, le=EXECUTORS_MAX, description="Number of executors.")
     cores: int = Field(default=1, ge=1, le=64, description="Tasks that one executor runs at the same time.")
+    cpu: Quantity | None = Field(default=None, description="Processor request of one executor; absent: as many as it has cores.")
     memory_mib: int = Field(
         default=512, ge=512, le=262144, description="Heap of one executor; its pod asks for Python's share on top."
     )

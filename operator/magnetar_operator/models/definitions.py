@@ -85,8 +85,11 @@ NAMINGS = {
         "datajobs",
         ("dj",),
         (
-            Column("Type", ".spec.type"),
+            Column("Type", ".spec.type", priority=1),
+            Column("Cluster", ".spec.clusterRef.name"),
+            Column("Topic", ".spec.compaction.topic"),
             Column("State", ".status.state"),
+            _REASON,
             Column("Run", ".status.run"),
             Column("Attempt", ".status.attempt", "integer"),
             Column("Driver", ".status.driverPod", priority=1), _MESSAGE, _AGE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_executors_dial_the_pod_ip_by_both_settings() -> None:
 
 def test_python_gets_memory_beside_the_heap() -> None:
     assert spark_settings(KUBERNETES, POD)["spark.executor.memoryOverhead"] == "384m"
+
+
+def test_executors_ask_for_their_cores_or_for_what_is_said() -> None:
+    """A task's slot is a core in either case."""
+    for cpu, asked in (("", "2"), ("200m", "200m")):
+        values = spark_settings(replace(KUBERNETES, executor_cpu=cpu), POD)
+        assert values["spark.kubernetes.executor.request.cores"] == asked
+        assert values["spark.executor.cores"] == "2"
 
 
 def test_the_volume_is_mounted_at_the_same_path() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +19,14 @@ from magnetar_operator.builders.driver_pod import driver_pod
 from magnetar_operator.builders.magnetar_pod import GRACE_BEYOND_DRAIN_S
 from magnetar_operator.builders.storage_claim import storage_claim
 from magnetar_operator.desired import desired, identity_of
+from magnetar_operator.models import BrokerCluster, DataJob, TransactionCoordinator, parse_manifest
 from magnetar_operator.planning import plan, sealed
+from magnetar_operator.quantities import amount
 from tests.unit.operator.samples import DEFAULTS, cluster, job
+
+ROOT = Path(__file__).resolve().parents[3]
+KUBEADM_CPU = Decimal("0.95")
+"""API server, controllers, scheduler, etcd, two DNS servers and kindnet."""
 
 specs = st.fixed_dictionaries(
     {},
@@ -223,6 +231,29 @@ def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
     )
     assert (parsed.claim, parsed.service_account, parsed.namespace) == ("main-storage", "magnetar-spark", "shop")
     assert parsed.image == DEFAULTS.image
+
+
+def test_the_example_of_a_job_fits_a_node_of_two_processors() -> None:
+    """Beside the quickstart, scaled as the README says, its operator, and what kubeadm runs on a node of its own."""
+    paths = [*sorted((ROOT / "examples/quickstart").glob("*.yaml")), ROOT / "examples/compaction.yaml"]
+    resources = {found.kind: found for found in (parse_manifest(yaml.safe_load(path.read_text())) for path in paths)}
+    brokers, transactions, example = (resources[kind] for kind in ("BrokerCluster", "TransactionCoordinator", "DataJob"))
+    assert isinstance(brokers, BrokerCluster)
+    assert isinstance(transactions, TransactionCoordinator)
+    assert isinstance(example, DataJob)
+    etcd = next(found for found in desired(brokers, DEFAULTS, 2, {}) if identity_of(found) == ("StatefulSet", "main-etcd"))
+    executors = example.spec.executors
+    asked = [
+        *2 * [brokers.spec.resources.requests["cpu"]],
+        transactions.spec.resources.requests["cpu"],
+        etcd["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"],
+        yaml.safe_load((ROOT / "charts/magnetar/values.yaml").read_text())["operator"]["resources"]["requests"]["cpu"],
+        example.spec.driver.cpu,
+        *executors.instances * [executors.cpu or str(executors.cores)],
+    ]
+    amounts = [amount(cpu) for cpu in asked]
+    assert None not in amounts
+    assert sum(filter(None, amounts)) + KUBEADM_CPU <= 2
 
 
 def test_a_drivers_name_follows_from_resource_run_and_attempt() -> None:

@@ -38,6 +38,19 @@ def test_no_attempt_begins_or_is_used_up_while_the_topic_is_missing() -> None:
     assert plan_job(replace(missing, last_attempt=1, record=SUCCESS)).state == SUCCEEDED
 
 
+def test_a_pod_that_does_not_start_is_named_and_degrades_a_run_that_cannot_go_on() -> None:
+    """The driver itself, or all of its executors; with one of these at work the others only get named."""
+    waits = Problem(Reason.POD_UNSCHEDULABLE, "prices-1-exec-1: not scheduled")
+    for phase, state in (("Pending", PENDING), ("Running", RUNNING)):
+        view = replace(FRESH, last_attempt=1, attempts=(Attempt(1, phase),), not_started=waits)
+        plan = plan_job(view)
+        assert (plan.state, plan.reason, plan.message) == (state, waits.reason, waits.message)
+        assert plan.degraded
+    works = plan_job(replace(view, executors_run=True))
+    assert (works.state, works.reason, works.degraded) == (RUNNING, Reason.RUNNING, False)
+    assert works.message == "attempt 1 is at work; prices-1-exec-1: not scheduled"
+
+
 def test_success_is_what_the_record_says_whatever_the_pod_says() -> None:
     for attempts in ((), (FAILED_POD,), (Attempt(1, "Running"),)):
         assert plan_job(replace(FRESH, last_attempt=1, attempts=attempts, record=SUCCESS)).state == SUCCEEDED
@@ -116,6 +129,8 @@ views = st.builds(
     other_driver=st.sampled_from(["", "other"]),
     now_ms=st.integers(0, 10**9),
     obstacle=st.sampled_from([None, Problem(Reason.TOPIC_MISSING, "gone")]),
+    not_started=st.sampled_from([None, Problem(Reason.POD_UNSCHEDULABLE, "no node")]),
+    executors_run=st.booleans(),
 )
 
 

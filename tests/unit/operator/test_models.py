@@ -29,6 +29,7 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
+    "spec.executors.cpu",  # as many as it has cores
     "spec.tls",
     "spec.auth",
     "spec.auth.tokens",

@@ -47,7 +47,7 @@ def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]
 @pytest.mark.parametrize(
     ("status", "reason", "text"),
     [
-        (UNSCHEDULABLE, Reason.POD_UNSCHEDULABLE, "not scheduled: 0/3 nodes: cpu"),
+        (UNSCHEDULABLE, Reason.POD_UNSCHEDULABLE, "not scheduled: Unschedulable: 0/3 nodes: cpu"),
         (PULLS, Reason.IMAGE_UNAVAILABLE, "ImagePullBackOff: no such tag"),
         (container(waiting("ErrImagePull")), Reason.IMAGE_UNAVAILABLE, "ErrImagePull"),
         (
@@ -117,7 +117,7 @@ def test_the_first_pod_that_needs_help_is_named_with_the_remedy() -> None:
     assert found is not None
     assert (found.reason, found.message) == (
         Reason.POD_UNSCHEDULABLE,
-        f"main-broker-2: not scheduled: 0/3 nodes: cpu. {Reason.POD_UNSCHEDULABLE.remedy}",
+        f"main-broker-2: not scheduled: Unschedulable: 0/3 nodes: cpu. {Reason.POD_UNSCHEDULABLE.remedy}",
     )
     assert first_problem([leaving]) is None
 
@@ -152,7 +152,9 @@ def test_a_volume_that_is_not_bound_comes_before_what_follows_from_it() -> None:
 
     found = degraded(pod(**UNSCHEDULABLE))
     assert found.reason is Reason.STORAGE_PENDING
-    assert found.message.startswith("claim main-storage is not bound; main-broker-0: not scheduled: 0/3 nodes: cpu. ")
+    assert found.message.startswith(
+        "claim main-storage is not bound; main-broker-0: not scheduled: Unschedulable: 0/3 nodes: cpu. "
+    )
     assert not degraded().holds
     assert not degraded(pod()).holds
     assert degraded(pod(ready=True), pod("main-broker-1", **UNSCHEDULABLE)).reason is Reason.POD_UNSCHEDULABLE
