@@ -103,6 +103,10 @@ class NamespaceName:
         return NamespaceName(check_part("tenant", parts[0]), check_part("namespace", parts[1]))
 
 
+SYSTEM_NAMESPACE = NamespaceName("pulsar", "system")
+"""What brokers keep for themselves, as Pulsar's do: nobody else sets its policies or deletes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicName:
     """A full topic name; `local` includes a partition suffix if there is one."""

@@ -76,6 +76,7 @@ class Operator:
             credentials,
             self.metrics.autoscaling,
             lambda namespace: self.informers.refused(namespace),
+            look_at=self.queue.add,
         )
         self.controller = Controller(self.world, self.queue, self.metrics, self._leads, settings.workers)
         self.health = Health(clock, self.queue, self._leads, lambda: self.informers.problem())

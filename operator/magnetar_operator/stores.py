@@ -64,6 +64,8 @@ class ClusterStore:
         """Of TopicNamespaces (by namespace and name) seen here: what each speaks for, and spoke for, for when it is gone or made again."""
         self.empty_since: dict[NamespaceName, tuple[tuple[object, ...], float]] = {}
         """Namespaces about to be deleted: what was seen of them, and since when (monotonic) it is so."""
+        self.swept: set[str] = set()
+        """Clusters (uids) for which it was looked up what resources that are gone still own here."""
         self._election: Election | None = None
         self._seizing = asyncio.Lock()
         self._users: EtcdUsers | None = None

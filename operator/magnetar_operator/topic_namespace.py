@@ -55,6 +55,8 @@ R = TypeVar("R", bound=Record)
 DECODED_AT_ONCE = 200
 SWEEP_ATTEMPTS = 3
 LOOK_AT_RIVAL_S = 3.0
+LOOK_AT_CLUSTER_S = 30.0
+"""A cluster that comes has its namespaces looked at: `see_store`."""
 READ_TIMEOUT_S = 5.0
 ALL_NAMESPACES = "*"
 READABLE_REMEDY = (
@@ -148,7 +150,8 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
         text = f"BrokerCluster {namespace}/{name} cannot be read now: the operator is refused in its namespace; grant it its role there"
         raise Blocked(Reason.STORE_UNAVAILABLE, text, LOOK_AT_RIVAL_S)
     if cluster is None:
-        raise Blocked(Reason.CLUSTER_MISSING, f"BrokerCluster {namespace}/{name} does not exist; make it, or correct clusterRef")
+        text = f"BrokerCluster {namespace}/{name} does not exist; make it, or correct clusterRef"
+        raise Blocked(Reason.CLUSTER_MISSING, text, LOOK_AT_CLUSTER_S)
     if not _admits(cluster, resource.namespace):
         raise Blocked(
             Reason.NOT_ALLOWED,
@@ -397,23 +400,49 @@ async def orphans(world: World) -> list[Key]:
             continue
         try:
             cluster = await world.cluster(at.namespace, at.name)
-            if cluster is None:
-                continue
-            store = await world.store_of(cluster)
+            found += await _orphans_of(world, cluster, await world.store_of(cluster)) if cluster is not None else []
         except NotLeading:
             raise
         except (InvalidResource, StoreError, KubernetesError) as error:
             log.warning("orphans.unknown", cluster=f"{at.namespace}/{at.name}", error=str(error))
+    return found
+
+
+async def see_store(world: World, cluster: BrokerCluster) -> None:
+    """A cluster's store answers: once, have what waits for the cluster looked at, and what resources that went without it have left there.
+
+    Raises KubernetesError, NotLeading.
+    """
+    store = await world.store_of(cluster)
+    if cluster.metadata.uid not in store.swept:
+        for key in await _orphans_of(world, cluster, store):
+            world.look_at(key)
+        look_at_all(world, cluster.namespace, cluster.name, gone=False)
+
+
+def look_at_all(world: World, namespace: str, name: str, *, gone: bool) -> None:
+    """A cluster has come or gone: have those of its TopicNamespaces see it that say otherwise."""
+    for found in world.referring(namespace, name):
+        if (found.standing[1] == Reason.CLUSTER_MISSING.word) != gone:
+            world.look_at(Key(found.kind, *found.name))
+
+
+async def _orphans_of(world: World, cluster: BrokerCluster, store: ClusterStore) -> list[Key]:
+    """As `orphans`, of one cluster; none if its store does not answer."""
+    owners = await _owners(store)
+    if owners is None:
+        return []
+    store.swept.add(cluster.metadata.uid)
+    found = []
+    for number, (owner, owned) in enumerate(owners.items()):
+        if number % DECODED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        namespace, _, resource = owner.partition("/")
+        if world.namespaces and namespace not in world.namespaces:
             continue
-        for number, (owner, owned) in enumerate((await _owners(store)).items()):
-            if number % DECODED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            namespace, _, resource = owner.partition("/")
-            if world.namespaces and namespace not in world.namespaces:
-                continue
-            if former := await _former(world, cluster, namespace, resource, owned):
-                store.claims.setdefault((namespace, resource), set()).update(former)
-                found.append(Key(TOPIC_NAMESPACE.kind, namespace, resource))
+        if former := await _former(world, cluster, namespace, resource, owned):
+            store.claims.setdefault((namespace, resource), set()).update(former)
+            found.append(Key(TOPIC_NAMESPACE.kind, namespace, resource))
     return found
 
 
@@ -436,8 +465,8 @@ async def _former(
     return owned - _spoken_for(living)
 
 
-async def _owners(store: ClusterStore) -> dict[str, set[NamespaceName]]:
-    """Owners in a cluster's records, each with what it owns (a tenant as a namespace of no name); none if the store does not answer."""
+async def _owners(store: ClusterStore) -> dict[str, set[NamespaceName]] | None:
+    """Owners in a cluster's records, each with what it owns (a tenant as a namespace of no name); None if the store does not answer."""
     for _ in range(SWEEP_ATTEMPTS):
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -446,7 +475,7 @@ async def _owners(store: ClusterStore) -> dict[str, set[NamespaceName]]:
             return await _owners_among(tenants, namespaces)
         except (StoreError, TimeoutError) as error:
             log.warning("orphans.unknown", error=str(error) or "no answer in time")
-    return {}
+    return None
 
 
 async def _owners_among(tenants: Sequence[KeyValue], namespaces: Sequence[KeyValue]) -> dict[str, set[NamespaceName]]:

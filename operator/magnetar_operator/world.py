@@ -65,6 +65,8 @@ class World:
     leftovers: dict[Key, float] = field(default_factory=dict)
     """TransactionCoordinators that may still be announced by another cluster than theirs, from one of their name before them, and when (monotonic) to
     look again."""
+    look_at: Callable[[Key], None] = lambda _: None
+    """Has another resource reconciled soon, for what it depends on has changed."""
 
     async def read(self, key: Key, model: type[R]) -> R | None:
         """The resource, or None if it is gone. Raises InvalidResource."""
@@ -105,6 +107,11 @@ class World:
             with contextlib.suppress(InvalidResource):
                 found.append(parsed_json(item.data, TopicNamespace))
         return found
+
+    def referring(self, namespace: str, name: str) -> list[Shown]:
+        """TopicNamespaces that refer to a cluster, be it there or not."""
+        cluster = claim_slot((namespace, name), "", "")[:3]
+        return [found for found in self.cache.all("TopicNamespace") if found.slots[0][:3] == cluster]
 
     def labelled(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
         """Objects of a watched kind with these labels, which must name their owner (`object_cache.OWNER_LABELS`)."""

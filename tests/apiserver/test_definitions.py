@@ -69,6 +69,7 @@ REFUSED = [
     ("TransactionCoordinator", {"replicas": 17}, "less than or equal to 16"),
     ("TransactionCoordinator", {"config": {"lease_ttl_s": 61}}, "less than or equal to 60"),
     ("TopicNamespace", {"tenant": "a/b"}, "tenant"),
+    ("TopicNamespace", {"tenant": "pulsar", "namespace": "system"}, "namespace pulsar/system belongs to the brokers"),
     ("TopicNamespace", {"bundles": 5000}, "less than or equal to 4096"),
     ("TopicNamespace", {"policies": {"retention_policies": {"retentionTimeInMinutes": 5}}}, "set both retentionTimeInMinutes and"),
     (

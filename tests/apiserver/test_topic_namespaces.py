@@ -16,7 +16,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.owned_fields import value_of, with_fields
 from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord, TenantRecord
-from magnetar.names import initial_boundaries
+from magnetar.names import NamespaceName, initial_boundaries
 from magnetar.policies import KEPT_POLICIES
 from magnetar_operator import informers
 from magnetar_operator.controller import RECONCILERS
@@ -33,6 +33,9 @@ from tests.unit.server.brokers import running_broker
 from tests.unit.server.rest import Rest, rest_over
 
 pytestmark = pytest.mark.slow
+
+PROMPT_S = 25.0
+"""Sooner than anything here is looked at without a reason."""
 
 
 def test_every_owned_field_converges_and_drift_is_corrected_field_by_field(scene: Scene, cluster_etcd: EtcdProcess) -> None:
@@ -133,6 +136,33 @@ def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: 
             assert (await stage.record()).owner == f"{scene.namespace}/orders"
             async with running_operator(scene.namespace):
                 await stage.becomes("released by the next operator", is_released)
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_says_that_its_cluster_is_gone_and_nothing_of_it_stays_owned_when_that_is_back(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """At once, long before the next resync: of a resource that went while its cluster was gone nobody else is asked to edit it."""
+
+    async def scenario() -> None:
+        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+            kept, gone = stage.make("kept"), stage.make("gone", namespace="gone", policies={TTL: 60})
+            await stage.ready(kept)
+            await stage.ready(gone)
+            scene.delete(scene.path("brokerclusters", "main"))
+            for path in (kept, gone):
+                assert "/main does not exist" in await stage.reason(path, "ClusterNotFound")
+            scene.delete(gone)
+            left = keys.namespace(NamespaceName("acme", "gone"))
+            assert (await stage.record(left)).owner == f"{scene.namespace}/gone"
+
+            stage.make_cluster(cluster_etcd)
+            async with asyncio.timeout(PROMPT_S):
+                await stage.becomes("released", partial(stage.is_nobodys, left))
+                await stage.ready(kept)
+            assert (await stage.record(left)).policies == {TTL: 60}
+            assert (await stage.record()).owner == f"{scene.namespace}/kept"
 
     asyncio.run(scenario())
 

@@ -17,7 +17,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.guarded import GuardedStore
 from magnetar.metadata.records import RESTORE_STRIDE, BackupRecord, ClusterRecord, NamespaceRecord, RestoreRecord
 from magnetar.metadata.store import Compare, MetadataStore, Put
-from magnetar.names import DEFAULT_BUNDLES, NamespaceName, initial_boundaries
+from magnetar.names import DEFAULT_BUNDLES, SYSTEM_NAMESPACE, NamespaceName, initial_boundaries
 from magnetar.storage import names
 from magnetar.storage.restore_number import read_restore_number
 from magnetar.storage.storage_id import read_or_create_storage_id
@@ -25,7 +25,7 @@ from magnetar.storage.volume import Volume
 
 FORMAT_VERSION = 1
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-START_NAMESPACES = (NamespaceName("public", "default"), NamespaceName("pulsar", "system"))
+START_NAMESPACES = (NamespaceName("public", "default"), SYSTEM_NAMESPACE)
 
 
 @dataclass(frozen=True, slots=True)

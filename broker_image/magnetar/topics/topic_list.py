@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from magnetar.names import NON_PERSISTENT, PERSISTENT, TopicName
+from magnetar.names import NON_PERSISTENT, PERSISTENT, SYSTEM_NAMESPACE, TopicName
 from magnetar.topics.patterns import TopicPattern
 
-SYSTEM_NAMESPACE = "pulsar/system"
 _SYSTEM_NAMES = frozenset(
     {
         "__change_events",
@@ -41,7 +40,7 @@ def is_system_topic(name: TopicName) -> bool:
     """Whether lists leave the topic out: it belongs to the machinery of a broker."""
     local = name.base.local
     return (
-        f"{name.tenant}/{name.namespace}" == SYSTEM_NAMESPACE
+        name.namespace_name == SYSTEM_NAMESPACE
         or local in _SYSTEM_NAMES
         or local.startswith(_SYSTEM_PREFIXES)
         or local.endswith(_SYSTEM_SUFFIXES)

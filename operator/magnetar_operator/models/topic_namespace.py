@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from magnetar.metadata.owned_fields import ADMIN_ROLES, ALLOWED_CLUSTERS, PERMISSIONS, POLICIES, PROPERTIES
-from magnetar.names import BUNDLES_MAX, DEFAULT_BUNDLES, PART_LENGTH_MAX, PART_PATTERN, NamespaceName
+from magnetar.names import BUNDLES_MAX, DEFAULT_BUNDLES, PART_LENGTH_MAX, PART_PATTERN, SYSTEM_NAMESPACE, NamespaceName
 from magnetar_operator.models.base import CONDITIONS, Condition, CustomResource, Model, Rule, StatusModel, immutable
 from magnetar_operator.models.namespace_policies import (
     NOT_CHECKED,
@@ -40,6 +40,11 @@ class TopicNamespaceSpec(Model):
     """What the namespace should be."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.tenant != '{SYSTEM_NAMESPACE.tenant}' || self.namespace != '{SYSTEM_NAMESPACE.namespace}'",
+            f"namespace {SYSTEM_NAMESPACE} belongs to the brokers; choose another one",
+            lambda spec: spec.name != SYSTEM_NAMESPACE,
+        ),
         Rule("self.clusterRef == oldSelf.clusterRef", "clusterRef is immutable: make a new TopicNamespace for another cluster"),
         Rule(
             f"self.permissions.all(role, size(role) >= 1 && size(role) <= {ROLE_LENGTH_MAX})",

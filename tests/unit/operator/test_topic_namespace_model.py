@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from magnetar import policies as broker_policies
 from magnetar.errors import InvalidRequest
 from magnetar.metadata.owned_fields import with_fields
-from magnetar.names import CLUSTER_NAME
+from magnetar.names import CLUSTER_NAME, SYSTEM_NAMESPACE
 from magnetar_operator.models.base import Model
 from magnetar_operator.models.namespace_policies import Policies
 from magnetar_operator.models.schema import structural_schema
@@ -29,6 +29,13 @@ def test_the_manifest_has_every_policy_that_brokers_honour() -> None:
     """One that is added to the broker is missed here; one that has no effect is not offered."""
     assert set(Policies.model_fields) == set(broker_policies.READERS) - WITHOUT_EFFECT
     assert set(FULL) == set(Policies.model_fields)
+
+
+def test_the_namespace_of_the_brokers_is_no_resources() -> None:
+    """The operator refuses it as well, for definitions may be older; other namespaces of the tenant are anybody's."""
+    with pytest.raises(InvalidRequest, match="namespace pulsar/system belongs to the brokers"):
+        topic_namespace(tenant="pulsar", namespace="system", policies={"message_ttl_in_seconds": 1}, deletionPolicy="Delete")
+    assert topic_namespace(tenant="pulsar", namespace="mine").spec.name != SYSTEM_NAMESPACE
 
 
 def test_policies_keep_pulsars_names_and_only_what_is_set_is_owned() -> None:

@@ -21,7 +21,7 @@ from magnetar.clock import elapsed_ms
 from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleState, IncarnationRecord, LoadRecord
-from magnetar.names import CLUSTER_NAME, NamespaceName, TopicName, initial_boundaries
+from magnetar.names import CLUSTER_NAME, SYSTEM_NAMESPACE, TopicName, initial_boundaries
 from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.server.administration.statistics import topic_stats
 from magnetar.server.administration.tenants import TenantAdministration
@@ -37,7 +37,6 @@ BUNDLE_S = 5.0
 LEADER_S, LEADER_LOOK_S = 30.0, 0.1
 """How long a question for the leader waits for one, and how often it looks: the end of a lease and an election take seconds."""
 LOG_LOOK_S = 0.1
-HEALTH_NAMESPACE = NamespaceName("pulsar", "system")
 MEBI = 1 << 20
 STATS_PER_TURN_MAX = 50
 """Topics and subscriptions whose statistics are listed before others get their turn."""
@@ -103,11 +102,11 @@ class BrokerAdministration(TenantAdministration):
         await self._checking
 
     async def _look_at_parts(self, broker: Broker) -> None:
-        topic = TopicName.parse(f"persistent://{HEALTH_NAMESPACE}/healthcheck-{broker.context.broker}")
+        topic = TopicName.parse(f"persistent://{SYSTEM_NAMESPACE}/healthcheck-{broker.context.broker}")
         step, bundle = "reach the metadata store", ""
         try:
             async with asyncio.timeout(HEALTH_S):
-                if await broker.context.store.get(keys.namespace(HEALTH_NAMESPACE)) is None:
+                if await broker.context.store.get(keys.namespace(SYSTEM_NAMESPACE)) is None:
                     await self._create_health_namespace()
                 step = "flush its log"
                 await broker.context.log.barrier()
@@ -127,7 +126,7 @@ class BrokerAdministration(TenantAdministration):
 
     async def _create_health_namespace(self) -> None:
         try:
-            await self.create_namespace(HEALTH_NAMESPACE, initial_boundaries(1), {})
+            await self.create_namespace(SYSTEM_NAMESPACE, initial_boundaries(1), {})
         except TopicExists:
             return
 
