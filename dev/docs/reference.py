@@ -23,7 +23,9 @@ _TYPES = {
     Type.AVAILABLE: "Clients are served, perhaps with less room than the spec asks for.",
     Type.PROGRESSING: "Something is under way; the message says what, with numbers.",
     Type.DEGRADED: "Something needs a person, or is being repaired.",
-    Type.READY: "Everything is as the spec says: Available, not Progressing, not Degraded.",
+    Type.READY: "Everything is as the spec says: Available, not Progressing, not Degraded. Of a DataJob: the latest run succeeded.",
+    Type.AUTOSCALING: "The number of brokers follows their load; absent without `spec.autoscaling.enabled`.",
+    Type.CERTIFICATE: "The certificate of `spec.tls` will do, and until when; absent without it.",
 }
 
 
@@ -71,7 +73,7 @@ def conditions() -> str:
         "",
         "| condition | True means |",
         "|---|---|",
-        *(f"| `{kind.value}` | {_TYPES.get(kind, '')} |" for kind in Type),
+        *(f"| `{kind.value}` | {_TYPES[kind]} |" for kind in Type),
         "",
         "| reason | meaning | what to do |",
         "|---|---|---|",

@@ -26,7 +26,7 @@ from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.listeners import brokers_of, listener_statuses, pending_listener
 from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted, standing
 from magnetar_operator.desired import Identity
 from magnetar_operator.etcd_rotation import Phase
 from magnetar_operator.etcd_view import EtcdLife
@@ -85,7 +85,7 @@ def findings_of(
         available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} brokers take traffic")
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_BROKER)
-    complete = f"{wanted} brokers are ready" if wanted else Reason.STOPPED.meaning
+    complete = counted(wanted, "broker is ready", "brokers are ready") if wanted else Reason.STOPPED.meaning
     return standing(available, progress, degraded, complete)
 
 

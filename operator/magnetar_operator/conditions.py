@@ -429,7 +429,17 @@ def obstructed(problem: Problem) -> list[Finding]:
 
 
 def _finding(kind: Type, problem: Problem | None) -> Finding:
-    return Finding(kind, True, problem.reason, problem.message) if problem else Finding(kind, False, Reason.AS_DESIRED)
+    if problem is None:
+        return Finding(kind, False, Reason.AS_DESIRED, _NOTHING[kind])
+    return Finding(kind, True, problem.reason, problem.message)
+
+
+_NOTHING = {Type.PROGRESSING: "Nothing is under way.", Type.DEGRADED: "Nothing needs repair."}
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number with its words, as people write them."""
+    return f"{number} {one if number == 1 else many}"
 
 
 def timestamp(wall_ms: int) -> str:

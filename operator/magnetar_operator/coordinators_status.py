@@ -26,7 +26,7 @@ from magnetar_operator.broker_pods import (
 from magnetar_operator.builders.coordinator_set import coordinators_of
 from magnetar_operator.builders.listeners import addresses_of, pending_listener
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, standing
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted, standing
 from magnetar_operator.coordinator_scaling import CoordinatorPlan
 from magnetar_operator.coordinators_state import CoordinatorsState
 from magnetar_operator.desired import Identity
@@ -73,7 +73,7 @@ def findings_of(
         available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} coordinators answer")
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_COORDINATOR)
-    complete = f"{wanted} coordinators answer" if wanted else Reason.STOPPED.meaning
+    complete = counted(wanted, "coordinator answers", "coordinators answer") if wanted else Reason.STOPPED.meaning
     return standing(available, progress, degraded, complete)
 
 

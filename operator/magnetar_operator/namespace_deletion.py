@@ -17,7 +17,7 @@ from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import Compare, Delete
 from magnetar.names import NamespaceName
 from magnetar_operator import names
-from magnetar_operator.conditions import Blocked, Finding, Reason, Type, wall_ms_of
+from magnetar_operator.conditions import Blocked, Finding, Reason, Type, counted, wall_ms_of
 from magnetar_operator.models.base import API_VERSION, CustomResource, Metadata
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
 from magnetar_operator.namespace_record import living_bundles, number_of_topics, owner_text, unknown_contents
@@ -145,14 +145,14 @@ async def _require_empty(world: World, store: ClusterStore, name: NamespaceName,
     topics = (await store.reader.range(keys.partitioned_topics_in(name), limit=TOPICS_COUNTED_MAX)).items
     if topics:
         number = number_of_topics(name, topics)
-        count = f"more than {number}" if len(topics) == TOPICS_COUNTED_MAX else str(number)
-        plural = "s" if count != "1" else ""
-        raise Blocked(Reason.NOT_EMPTY, f"namespace {name} has {count} topic{plural}; nothing is deleted while it has")
+        more = "more than " if len(topics) == TOPICS_COUNTED_MAX else ""
+        text = f"namespace {name} has {more}{counted(number, 'topic', 'topics')}; nothing is deleted while it has"
+        raise Blocked(Reason.NOT_EMPTY, text)
     bundles = living_bundles((await store.reader.range(keys.bundles_in(name))).items)
     if not bundles:
         return
     if unknown := unknown_contents(bundles):
-        text = f"{len(unknown)} bundles of namespace {name}, such as {unknown[0].range}, are not served now: nobody knows whether they are empty"
+        text = f"bundles of namespace {name} are not served now ({len(unknown)}, such as {unknown[0].range}): nobody knows whether they are empty"
         raise Blocked(Reason.NOT_EMPTY, text)
     now_s = world.clock.monotonic()
     state = (seen, *((str(bundle), record.incarnation, record.epoch) for bundle, record in sorted(bundles.items(), key=str)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from magnetar_operator import names
-from magnetar_operator.conditions import Reason
+from magnetar_operator.conditions import Reason, counted
 from magnetar_operator.rolling import BrokerPod
 from magnetar_operator.scaling import Fleet
 
@@ -86,7 +86,7 @@ def _step(pod: BrokerPod, fleet: Fleet, pods: Sequence[BrokerPod], lifted: tuple
         message = f"{name} is cordoned and hands {left} bundles over"
         return ReplacePlan(name, lifted, broker=name, left=left, active=True, reason=Reason.REPLACING, message=message)
     if left:
-        message = f"{name} has {left} bundles left to hand over before it is replaced"
+        message = f"{name} has {counted(left, 'bundle', 'bundles')} left to hand over before it is replaced"
         return ReplacePlan(uncordon=lifted, broker=name, left=left, active=True, reason=Reason.REPLACING, message=message)
     message = f"{name} is drained; its pod is deleted and comes back"
     return ReplacePlan(uncordon=lifted, delete=name, broker=name, active=True, reason=Reason.REPLACING, message=message)

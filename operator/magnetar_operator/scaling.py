@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from magnetar_operator import names
-from magnetar_operator.conditions import Reason
+from magnetar_operator.conditions import Reason, counted
 
 CORDON_REASON = "scale-down: magnetar-operator"
 REPLACE_REASON = "replacement: magnetar-operator"
@@ -119,7 +119,7 @@ def _shrink(wanted: int, current: int, fleet: Fleet) -> ScalePlan:
     if cordon is None or not cordon.drain:
         return replace(plan, cordon=victim, message=f"{victim} is cordoned and hands {left} bundles over", left=left)
     if left:
-        message = f"{victim} has {left} bundles left to hand over; {current} brokers now, {wanted} are wanted"
+        message = f"{victim} has {counted(left, 'bundle', 'bundles')} left to hand over; {current} brokers now, {wanted} are wanted"
         return replace(plan, message=message, left=left)
     message = f"{victim} is drained and goes; {current - 1} brokers stay, {wanted} are wanted"
     return replace(plan, replicas=current - 1, reason=Reason.REMOVING, message=message)

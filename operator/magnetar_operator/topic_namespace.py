@@ -25,7 +25,7 @@ from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName, NamespaceName
 from magnetar_operator import namespace_deletion
 from magnetar_operator.builders.object import etcd_endpoints
-from magnetar_operator.conditions import Blocked, Finding, Reason, Type
+from magnetar_operator.conditions import Blocked, Finding, Reason, Type, counted
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
 from magnetar_operator.namespace_record import (
@@ -102,7 +102,9 @@ async def reconcile(world: World, key: Key) -> float | None:
         await _write_status(world, resource, Finding(Type.READY, False, blocked.reason, str(blocked)))
         return blocked.retry_s
     bundles, generation = len(record.boundaries) - 1, resource.metadata.generation
-    finding = Finding(Type.READY, True, Reason.AS_DESIRED, f"namespace {resource.spec.name} has {bundles} bundles")
+    finding = Finding(
+        Type.READY, True, Reason.AS_DESIRED, f"namespace {resource.spec.name} has {counted(bundles, 'bundle', 'bundles')}"
+    )
     if conflict:
         finding = Finding(Type.READY, False, Reason.TENANT_CONFLICT, conflict)
         await world.events.once(resource, "Warning", finding.reason.word, conflict)
@@ -248,19 +250,19 @@ async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterS
 def _news_of_record(
     resource: TopicNamespace, old: NamespaceRecord | None, new: NamespaceRecord, living: Sequence[BundleName]
 ) -> list[News]:
-    name, bundles = resource.spec.name, len(new.boundaries) - 1
+    name, bundles = resource.spec.name, counted(len(new.boundaries) - 1, "bundle", "bundles")
     if old is not None:
         return _news_of(resource, record_changes(old, new))
     if living:
         text = (
-            f"the record of namespace {name} was gone: made again around {len(living)} bundles that hold messages; policies set by "
+            f"the record of namespace {name} was gone: made again around {counted(len(living), 'bundle', 'bundles')} with messages; policies set by "
             "REST are lost, and until you set them nothing in it expires or is deleted"
         )
         return [News("Recreated", text, warning=True)]
     if resource.status.applied_generation:
-        text = f"namespace {name} was gone: made again with {bundles} bundles; policies set by REST are lost"
+        text = f"namespace {name} was gone: made again with {bundles}; policies set by REST are lost"
         return [News("Recreated", text, warning=True)]
-    return [News("Created", f"namespace {name} with {bundles} bundles")]
+    return [News("Created", f"namespace {name} with {bundles}")]
 
 
 async def _ensure_tenant(world: World, resource: TopicNamespace, store: ClusterStore, news: list[News]) -> tuple[bool, str]:

@@ -196,7 +196,16 @@ def _cluster_of(found: Shown) -> BrokerCluster:
 
 
 def as_manifest(status: StatusModel) -> dict[str, Any]:
-    return status.model_dump(by_alias=True, mode="json")
+    """What is written of a status: fields that say nothing are left out."""
+    found: dict[str, Any] = _telling(status.model_dump(by_alias=True, mode="json"))
+    return found
+
+
+def _telling(value: Any) -> Any:
+    """Without empty texts and objects."""
+    if isinstance(value, dict):
+        return {name: item for name, part in value.items() if (item := _telling(part)) not in ("", {}, None)}
+    return [_telling(item) for item in value] if isinstance(value, list) else value
 
 
 def is_paused(resource: CustomResource) -> bool:

@@ -139,7 +139,7 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
         store = EtcdStore([names.etcd_endpoint("main", scene.namespace)], tls, clock=CLOCK)
         await store.put(keys.CLUSTER, ClusterRecord(await storage_with_a_copy(storage), 0, 1).encode())
         await store.close()
-        await until("the store is known", lambda: scene.cluster()["status"]["storageId"], TIMEOUT_S)
+        await until("the store is known", lambda: scene.cluster()["status"].get("storageId"), TIMEOUT_S)
         restore("monday")
         await until("the refusal", lambda: scene.condition(path, "Degraded").get("reason") == "MetadataRestoreRefused", TIMEOUT_S)
         assert phase() == "Refused"

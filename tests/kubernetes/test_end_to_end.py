@@ -197,7 +197,9 @@ def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: N
 
 def _etcd_roles(node: Node) -> list[str]:
     """What each member of the managed etcd is, as the status says."""
-    return sorted(member["role"] for member in node.get("brokercluster", "main")["status"].get("etcd", {}).get("members", []))
+    return sorted(
+        member.get("role", "") for member in node.get("brokercluster", "main")["status"].get("etcd", {}).get("members", [])
+    )
 
 
 def _resize_etcd(node: Node, members: int) -> float:
@@ -215,7 +217,7 @@ def test_etcd_grows_to_three_and_loses_a_member_under_traffic(node: Node, traffi
     """1 -> 3 -> 1 members live; one of three deleted by force, the leader at that: no send fails, nothing acknowledged is missing."""
     up_s = _resize_etcd(node, 3)
     members = node.get("brokercluster", "main")["status"]["etcd"]["members"]
-    leader = next(member["name"] for member in members if member["role"] == "Leader")
+    leader = next(member["name"] for member in members if member.get("role") == "Leader")
     uid = node.get("pod", leader)["metadata"]["uid"]
     traffic.measure_anew()
     node.run("delete", "pod", leader, "--force", "--grace-period=0")

@@ -11,7 +11,7 @@ from typing import Any
 
 from magnetar_operator.models import KINDS
 from magnetar_operator.models.base import GROUP, VERSION, CustomResource
-from magnetar_operator.models.schema import complete_default, structural_schema
+from magnetar_operator.models.schema import complete_default, structural_schema, without_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def root_schema(model: type[CustomResource]) -> dict[str, Any]:
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
             "spec": spec if spec.get("required") else {**spec, "default": complete_default(spec)},
-            "status": status,
+            "status": without_defaults(status),
         },
     }
     if not root["required"]:

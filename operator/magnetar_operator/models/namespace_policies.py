@@ -19,7 +19,7 @@ BYTES_MAX = 1 << 50
 PARTITIONS_MAX = 10_000
 ROLE_LENGTH_MAX = PROPERTY_NAME_LENGTH_MAX = 200
 ACTIONS_MAX, NAMES_MAX = 6, 64
-NOT_CHECKED = "Stored and shown by REST; this version of the brokers checks no permissions."
+CHECKED = "Brokers check it where the cluster has spec.auth with authorization; elsewhere everybody may do everything."
 
 Action = Literal["produce", "consume", "functions", "sources", "sinks", "packages"]
 Exceeding = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
@@ -231,7 +231,7 @@ class TenantConfig(Model):
 
     admin_roles: Roles | None = Field(
         default=None,
-        description=f"Roles that administrate the tenant. {NOT_CHECKED} Absent: not owned here.",
+        description=f"Roles that administrate the tenant. {CHECKED} Absent: not owned here.",
         json_schema_extra=SET,
     )
     allowed_clusters: Clusters | None = Field(

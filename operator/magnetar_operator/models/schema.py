@@ -58,6 +58,17 @@ def _property(node: Schema, definitions: Schema, place: str, required: bool) -> 
     return converted
 
 
+def without_defaults(schema: Schema) -> Schema:
+    """The schema of what a program writes in full: the API server is to fill in nothing that the program has left out."""
+    result = {key: value for key, value in schema.items() if key != "default"}
+    for part in ("items", "additionalProperties"):
+        if isinstance(result.get(part), dict):
+            result[part] = without_defaults(result[part])
+    if "properties" in result:
+        result["properties"] = {name: without_defaults(child) for name, child in result["properties"].items()}
+    return result
+
+
 def complete_default(schema: Schema) -> Schema:
     """The defaults of an object's fields as one value: the API server checks rules on a default before it fills in nested ones."""
     return {name: child["default"] for name, child in schema["properties"].items() if "default" in child}

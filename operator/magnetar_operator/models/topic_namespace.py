@@ -14,7 +14,7 @@ from magnetar.metadata.owned_fields import ADMIN_ROLES, ALLOWED_CLUSTERS, PERMIS
 from magnetar.names import BUNDLES_MAX, DEFAULT_BUNDLES, PART_LENGTH_MAX, PART_PATTERN, SYSTEM_NAMESPACE, NamespaceName
 from magnetar_operator.models.base import CONDITIONS, Condition, CustomResource, Model, Rule, StatusModel, immutable
 from magnetar_operator.models.namespace_policies import (
-    NOT_CHECKED,
+    CHECKED,
     PROPERTY_NAME_LENGTH_MAX,
     ROLE_LENGTH_MAX,
     Actions,
@@ -87,7 +87,7 @@ class TopicNamespaceSpec(Model):
     permissions: dict[str, Actions] = Field(
         default={},
         max_length=256,
-        description=f"What each role may do; this resource owns the roles named here, others are granted by REST. {NOT_CHECKED}",
+        description=f"What each role may do; this resource owns the roles named here, others are granted by REST. {CHECKED}",
     )
     properties: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
         default={}, max_length=64, description="Properties of the namespace; this resource owns those named here."

@@ -36,6 +36,19 @@ def test_transition_times_change_with_the_status_only() -> None:
     assert other[0].message == Reason.AS_DESIRED.meaning
 
 
+def test_a_cluster_that_is_well_says_so_of_each_aspect_and_counts_as_people_do() -> None:
+    """No condition speaks for another one, such as of a spec that is met while the cluster is degraded."""
+    for replicas, ready in ((1, "1 broker is ready"), (2, "2 brokers are ready")):
+        pods = tuple(ready_pod(ordinal) for ordinal in range(replicas))
+        found = findings(Observed({}, pods, STATE), replicas=replicas)
+        assert {kind: (finding.holds, finding.message) for kind, finding in found.items()} == {
+            "Available": (True, f"{replicas} of {replicas} brokers take traffic"),
+            "Progressing": (False, "Nothing is under way."),
+            "Degraded": (False, "Nothing needs repair."),
+            "Ready": (True, ready),
+        }
+
+
 def test_every_reason_is_a_word_with_meaning_and_remedy() -> None:
     words = [reason.word for reason in Reason]
     assert len(set(words)) == len(words)

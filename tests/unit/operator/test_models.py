@@ -16,7 +16,9 @@ from magnetar.server.settings import BrokerSettings
 from magnetar_operator.builders.config_map import settings_of
 from magnetar_operator.models import API_VERSION, KINDS, parse_manifest
 from magnetar_operator.models.broker_config import SETTINGS
+from magnetar_operator.models.data_job import DataJob
 from magnetar_operator.models.definitions import definitions, root_schema
+from magnetar_operator.world import as_manifest
 from tests.unit.operator.samples import cluster
 
 NO_DEFAULT_ON_PURPOSE = {
@@ -99,6 +101,39 @@ def test_every_field_has_a_description_and_a_default(kind: str) -> None:
             continue
         if not required and path not in NO_DEFAULT_ON_PURPOSE and not schema["description"].endswith(NOT_OWNED):
             assert "default" in schema, f"{path} has no default"
+
+
+def test_a_status_has_no_field_that_says_nothing() -> None:
+    """Neither written by the operator nor filled in by the API server."""
+    for kind, model in KINDS.items():
+        status = root_schema(model)["properties"]["status"]
+        assert not [path for path, schema, _ in fields(status, "status") if "default" in schema], kind
+    spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}}
+    run = {"run": "once", "state": "Pending", "result": {"keys": "", "topics": "0"}, "message": ""}
+    manifest = {"apiVersion": API_VERSION, "kind": "DataJob", "metadata": {"name": "prices"}, "spec": spec}
+    found = parse_manifest({**manifest, "status": {"history": [run], "driverPod": "", "run": "once"}})
+    assert isinstance(found, DataJob)
+    written = as_manifest(found.status)
+    assert written == {
+        "observedGeneration": 0,
+        "run": "once",
+        "attempt": 0,
+        "history": [{"run": "once", "state": "Pending", "attempts": 0, "result": {"topics": "0"}}],
+        "conditions": [],
+    }
+    again = parse_manifest({**manifest, "status": written})
+    assert isinstance(again, DataJob)
+    assert as_manifest(again.status) == written
+
+
+def test_permissions_are_said_to_be_checked() -> None:
+    """Brokers do, since they know who clients are."""
+    texts = [
+        schema["description"] for kind in KINDS.values() for _, schema, _ in fields(root_schema(kind)["properties"]["spec"], "spec")
+    ]
+    told = [text for text in texts if "spec.auth with authorization" in text]
+    assert len(told) == 2
+    assert not [text for text in texts if "checks no permissions" in text]
 
 
 def test_definitions_are_structural() -> None:
