@@ -303,7 +303,7 @@ def test_a_namespace_that_vanished_is_made_again_around_its_messages(scene: Scen
                 await stage.brokers.store.put(f"{keys.bundles_in(NAME)}{span}", record.encode())
             await stage.brokers.store.delete(KEY)
             stage.look_again(path)
-            await stage.event("Recreated", "around 2 bundles that hold messages")
+            await stage.event("Recreated", "around 2 bundles with messages")
             again = await stage.record()
             assert again.boundaries == (0, 0x40000000, 0x80000000, 0xFFFFFFFF)
             assert again.policies == {**KEPT_POLICIES, TTL: 60}
