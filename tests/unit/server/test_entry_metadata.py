@@ -20,7 +20,7 @@ from tests.unit.server.brokers import CLOCK, TOPIC, Type, command_frame, open_pe
 from tests.unit.server.rest import TOPICS, broker_with_rest
 from tests.unit.server.test_ownership import LOADED, pair, until
 from tests.unit.server.test_tidying import world
-from tests.unit.server.test_transactional_moves import A, B, C, begin, has_left
+from tests.unit.server.test_transactional_moves import WAYS, A, B, C, begin, change_owner, has_left
 from tests.unit.server.transacting import ended, send_in
 
 ON = {"broker_entry_index": 1, "broker_entry_timestamp": 1, "broker_entry_metadata_to_clients": 1}
@@ -137,7 +137,7 @@ def test_either_comes_alone(tmp_path: Path, setting: str) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("how", ["moved", "checkpointed and moved", "taken over", "rolled and taken over"])
+@pytest.mark.parametrize("how", WAYS)
 def test_numbers_go_on_at_a_new_owner_also_over_transactions(tmp_path: Path, how: str) -> None:
     """One transaction is committed before, one is open over the change, one is void; what commits is numbered where it appears."""
 
@@ -146,16 +146,7 @@ def test_numbers_go_on_at_a_new_owner_also_over_transactions(tmp_path: Path, how
             await publish(cluster.first, 1, 2)
             async with open_peer(cluster.first) as peer:
                 await begin(peer)
-                name = str(await cluster.bundle())
-                if how == "rolled and taken over":
-                    await cluster.first.service.roll(TopicName.parse(TOPIC))
-                if how == "checkpointed and moved":
-                    await cluster.first.ownership.shortener.checkpoint(name)
-                if how.endswith("moved"):
-                    await cluster.first.ownership.move(name, cluster.second.incarnation, "test")
-                else:
-                    cluster.first.fail("crash")
-                    await cluster.first.close()
+                await change_owner(cluster, how)
             await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
             async with open_peer(cluster.second) as peer:
                 await peer.lookup()

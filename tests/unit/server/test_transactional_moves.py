@@ -16,7 +16,7 @@ from magnetar.server.broker import Broker
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from tests.unit.server.brokers import TOPIC, Peer, Type, entry, open_peer
-from tests.unit.server.test_ownership import LOADED, pair, until
+from tests.unit.server.test_ownership import LOADED, Pair, pair, until
 from tests.unit.server.test_transactional_publishing import entries_of, stored
 from tests.unit.server.transacting import ended, refused_send, send_in
 
@@ -61,7 +61,25 @@ async def finish(broker: Broker) -> None:
         assert await stored(broker) == SEEN + OF_B + entries_of((b"1", 10))
 
 
-@pytest.mark.parametrize("how", ["moved", "checkpointed and moved", "taken over", "rolled and taken over"])
+WAYS = ("moved", "checkpointed and moved", "taken over", "rolled and taken over")
+"""How a bundle gets another owner."""
+
+
+async def change_owner(cluster: Pair, how: str) -> None:
+    """The bundle of TOPIC leaves the first broker in one of the `WAYS`."""
+    name = str(await cluster.bundle())
+    if how == "rolled and taken over":
+        await cluster.first.service.roll(TopicName.parse(TOPIC))
+    if how == "checkpointed and moved":
+        await cluster.first.ownership.shortener.checkpoint(name)
+    if how.endswith("moved"):
+        await cluster.first.ownership.move(name, cluster.second.incarnation, "test")
+    else:
+        cluster.first.fail("crash")
+        await cluster.first.close()
+
+
+@pytest.mark.parametrize("how", WAYS)
 def test_a_new_owner_goes_on_where_the_old_one_was(tmp_path: Path, how: str) -> None:
     """The log, a checkpoint and the log since, sealed files and open ones."""
 
@@ -69,16 +87,7 @@ def test_a_new_owner_goes_on_where_the_old_one_was(tmp_path: Path, how: str) -> 
         async with pair(tmp_path, **LOADED) as cluster:
             async with open_peer(cluster.first) as peer:
                 await begin(peer)
-                name = str(await cluster.bundle())
-                if how == "rolled and taken over":
-                    await cluster.first.service.roll(TopicName.parse(TOPIC))
-                if how == "checkpointed and moved":
-                    await cluster.first.ownership.shortener.checkpoint(name)
-                if how.endswith("moved"):
-                    await cluster.first.ownership.move(name, cluster.second.incarnation, "test")
-                else:
-                    cluster.first.fail("crash")
-                    await cluster.first.close()
+                await change_owner(cluster, how)
             taken = await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
             assert taken.broker == "second"
             await finish(cluster.second)
