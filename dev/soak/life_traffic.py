@@ -9,12 +9,10 @@ broker's answer; what expires is judged by messages that nobody has consumed, an
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
 
+from dev.soak.client_thread import ClientThread
 from dev.soak.history import Message, SubscriptionHistory, TopicHistory
 from dev.soak.traffic import OPERATION_TIMEOUT_S, PADDING, RETRY_S, compose, parse, where_of_own
 from magnetar.client import EARLIEST, Client, Consumer, DeadLetterPolicy, Producer
@@ -47,32 +45,18 @@ def is_refused(number: int) -> bool:
     return number % REFUSED_EVERY == 0
 
 
-class LifeTraffic:
+class LifeTraffic(ClientThread):
     """Call `start` first, `close` last; `stop_publishing`, then `finish` once the cluster is healthy."""
 
     def __init__(self, service_url: str, rate: float) -> None:
+        super().__init__("life of messages")
         self._service_url, self._rate = service_url, min(rate, RATE_MAX)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="life of messages", daemon=True)
-        self._thread.start()
-        self._publish_until, self._consume_until = asyncio.Event(), asyncio.Event()
-        self._publishing: list[asyncio.Task[None]] = []
-        self._consuming: list[asyncio.Task[None]] = []
-        self._client: Client | None = None
         self.topics = [TopicHistory(name, deduplicated=True, client="life") for name in (CHUNKED, DELAYED, REFUSED)]
         for topic, kinds in zip(self.topics, (("Failover", "Shared"), ("Shared", "Key_Shared"), ("Shared",)), strict=True):
             topic.subscriptions = [SubscriptionHistory(f"life-{kind}", kind, kind == "Failover") for kind in kinds]
         self.letters: set[Message] = set()
         self.expired = 0
         self.trouble: list[str] = []
-
-    @property
-    def client(self) -> Client:
-        assert self._client is not None, "start first"
-        return self._client
-
-    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float = 120.0) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def start(self) -> None:
         """Subscribe everywhere, then publish."""
@@ -227,23 +211,6 @@ class LifeTraffic:
                 found.add((await consumer.receive(timeout_s=QUIET_S)).data)
         await consumer.close()
         return found
-
-    def close(self) -> None:
-        """Close the client and the loop."""
-
-        async def end() -> None:
-            self._consume_until.set()
-            for task in (*self._publishing, *self._consuming):
-                task.cancel()
-            await asyncio.gather(*self._publishing, *self._consuming, return_exceptions=True)
-            if self._client is not None:
-                await self._client.close()
-
-        with suppress(TimeoutError):
-            self.call(end(), 30.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
 
 
 def _name(topic: str) -> str:

@@ -9,13 +9,13 @@ never judged; latencies are taken of ordinary messages only, a message that come
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dev.soak.client_thread import ClientThread
 from dev.soak.history import Message, SubscriptionHistory, TopicHistory, Violation, violations
 from dev.soak.traffic import KINDS, ORDERED, compose, where_of_own
 from magnetar.client import Batching, Client, Consumer, Producer
@@ -44,19 +44,13 @@ class Sample:
     seconds: float
 
 
-class PacedTraffic:
+class PacedTraffic(ClientThread):
     """Producers and consumers of a namespace; call `start` first and `close` last."""
 
     def __init__(self, connect: Callable[[], Client], namespace: str, rate: float) -> None:
         """`connect` makes the client, on the loop of the clients."""
+        super().__init__("ordinary clients")
         self._connect, self._rate = connect, rate
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ordinary clients", daemon=True)
-        self._thread.start()
-        self._publish_until, self._consume_until = asyncio.Event(), asyncio.Event()
-        self._publishing: list[asyncio.Task[None]] = []
-        self._consuming: list[asyncio.Task[None]] = []
-        self._client: Client | None = None
         self._sent_at: dict[tuple[str, int], float] = {}
         self.topics = [TopicHistory(f"persistent://{namespace}/{kind.lower()}", deduplicated=True, client="own") for kind in KINDS]
         self.topics.append(TopicHistory(f"persistent://{namespace}/parts", True, tuple(range(PARTITIONS)), "own"))
@@ -78,15 +72,6 @@ class PacedTraffic:
     @property
     def all_topics(self) -> list[TopicHistory]:
         return [*self.topics, self.transactional]
-
-    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float = 120.0) -> Any:
-        """Run something on the loop of the clients. Raises what it raises, TimeoutError."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
-
-    @property
-    def client(self) -> Client:
-        assert self._client is not None, "start first"
-        return self._client
 
     def start(self) -> None:
         """Make all subscriptions, then begin to publish."""
@@ -300,23 +285,6 @@ class PacedTraffic:
         stored = {message for entries in self.transactional.stored.values() for _, message in entries}
         seen = stored | {message for subscription in self.transactional.subscriptions for message in subscription.distinct}
         return [f"aborted and visible: {message}" for message in sorted(self.aborted & seen)]
-
-    def close(self) -> None:
-        """Close the client and the loop."""
-
-        async def end() -> None:
-            self._consume_until.set()
-            for task in (*self._publishing, *self._consuming):
-                task.cancel()
-            await asyncio.gather(*self._publishing, *self._consuming, return_exceptions=True)
-            if self._client is not None:
-                await self._client.close()
-
-        with suppress(TimeoutError):
-            self.call(end(), 30.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
 
 
 def _name(topic: TopicHistory) -> str:

@@ -13,13 +13,13 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pulsar
 
+from dev.soak.client_thread import ClientThread
 from dev.soak.history import Message, SubscriptionHistory, TopicHistory, Where
 from magnetar.client import Batching, Client, Consumer, MessageId, Producer
 from magnetar.client import Message as Received
@@ -183,23 +183,14 @@ def producer_name(plan: Plan) -> str:
     return f"{plan.history.client}-of-{plan.history.name.rpartition('/')[2]}"
 
 
-class OwnTraffic:
+class OwnTraffic(ClientThread):
     """Our own client's part, on an event loop in a thread."""
 
     def __init__(self, service_url: str, plans: list[Plan], rate: float, seed: int) -> None:
+        super().__init__("own clients")
         self._service_url, self._plans, self._rate = service_url, plans, rate
         self._chance = random.Random(f"{seed}/sessions")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="own clients", daemon=True)
-        self._thread.start()
-        self._publishing: list[asyncio.Task[None]] = []
-        self._consuming: list[asyncio.Task[None]] = []
-        self._publish_until, self._consume_until = asyncio.Event(), asyncio.Event()
         self.trouble: list[str] = []
-        self._client: Client | None = None
-
-    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float = 120.0) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def subscribe(self) -> None:
         self.call(self._subscribe())
@@ -347,18 +338,3 @@ class OwnTraffic:
             await asyncio.gather(*(look(plan.history) for plan in self._plans))
 
         self.call(everywhere())
-
-    def close(self) -> None:
-        """Close the client and the loop."""
-
-        async def end() -> None:
-            for task in (*self._publishing, *self._consuming):
-                task.cancel()
-            await asyncio.gather(*self._publishing, *self._consuming, return_exceptions=True)
-            if self._client is not None:
-                await self._client.close()
-
-        self.call(end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
