@@ -40,7 +40,7 @@ class Reserve:
                     raise
 
     def release(self) -> bool:
-        """Give a step of the reserve back to the file system, for whoever has met a full one; False if nothing is left. Raises OSError."""
+        """Give a step of the reserve back to the file system, for a caller that has met a full one; False if nothing is left. Raises OSError."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -332,7 +332,7 @@ class Broker:
                 try:
                     await fence(self._ports.volume, predecessor)
                 except CorruptData as error:
-                    # It has no claim any more. Whoever needs its log names the damage; everything else is to be served.
+                    # It has no claim any more. A reader of its log names the damage; everything else is to be served.
                     log.error("broker.predecessor_damaged", predecessor=predecessor, error=str(error))
                 await self._store.transact([], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))])
 

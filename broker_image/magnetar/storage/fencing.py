@@ -82,7 +82,7 @@ def _shorter(incarnation: str, number: int, least: int) -> CorruptData:
 
 
 def log_end(sealed: Sequence[SealedFile], start: LogPosition) -> LogPosition:
-    """Where a fenced log ends for whoever needs it from `start` on: where a loss was accepted, else behind its last file."""
+    """Where a fenced log ends for a reader that needs it from `start` on: where a loss was accepted, else behind its last file."""
     end = next((file for file in sealed if file.accepted and file.number >= start.file), sealed[-1] if sealed else None)
     if end is None or (end.number, end.length) < (start.file, start.offset):
         return start

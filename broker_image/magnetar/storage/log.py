@@ -143,7 +143,7 @@ class LogWriter:
             await self._files.give_back()
             await self._volume.remove(self._claim)
         elif isinstance(self._failure, StorageFull):
-            await self._give_up_claim()  # there was no space for a seal: whoever comes next writes it
+            await self._give_up_claim()  # there was no space for a seal: the next owner writes it
 
     async def _give_up_claim(self) -> None:
         """Nothing will be acknowledged under our claim any more, and nobody need find it. It stays if the disk does not let it go."""
@@ -229,7 +229,7 @@ class LogWriter:
             await self.barrier()
 
     async def confirm(self) -> None:
-        """For whoever tells what is there and writes nothing: the claim was found after the call began.
+        """For callers that report what is there and write nothing: the claim was found after the call began.
 
         Also while there is no space, or a flush hangs: what is told was durable before, so only the look matters. A former
         owner that has not heard of its end would tell the past. Raises Fenced or StorageError.

@@ -6,7 +6,7 @@ Source: Pulsar's deduplication: a message whose lowest sequence id is not above 
 and persisted may still fail with its broker; of a chunked message only the last chunk is tested and recorded.
 Invariants: persisted <= pushed; what is admitted has a lowest id above everything admitted before under its name; at most `remembered_max` names
 are kept besides those of connected producers; replay forgets nobody, and for RETURN_MS after it too many names are no reason to: the log does not
-say who was connected; whoever was forgotten begins anew.
+say who was connected; a producer that was forgotten starts again.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class TransactionBuffer:
     def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
         """Transactions that have been open for long (or long since the last time): ask their coordinators, and end those that have ended.
 
-        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart begins anew.
+        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart counts from zero.
         """
         long_ago_ms = now_ms - self.limits.inquire_ms
         due = [txn for txn in self._open if self._inquired.setdefault(txn, now_ms) <= long_ago_ms and self._goes_on(txn)][:at_most]

@@ -354,7 +354,7 @@ class PendingAcks:
     def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
         """Transactions that have held something for long (or long since the last time): ask their coordinators, and end those that have ended.
 
-        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart begins anew.
+        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart counts from zero.
         """
         due: list[TxnId] = []
         for txn in self._held:

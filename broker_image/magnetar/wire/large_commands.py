@@ -2,7 +2,7 @@
 
 Owns: how much one decoding may take, and ACK and REDELIVER cut into parts that are commands themselves.
 Imports: errors, runs, the generated protocol. Pure.
-Why: a frame of 5 MiB holds 870 000 message ids or 2.6 million strings, which take protobuf and whoever reads them up to seconds. Of all commands only
+Why: a frame of 5 MiB holds 870 000 message ids or 2.6 million strings, which take protobuf and its readers up to seconds. Of all commands only
 those two list more than thousands of things in earnest.
 Invariants: what a command of `LARGE_BYTES` or less holds is not looked at; the parts of a list name its ids in order, each id once, and carry all its
 other fields.

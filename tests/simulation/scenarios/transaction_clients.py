@@ -145,7 +145,7 @@ async def feed(history: History, topic: str, environment: Environment) -> None:
 
 
 async def feed_mixed(history: History, topic: str, environment: Environment) -> None:
-    """Publish messages with keys for ever: some are delayed, and some come in chunks."""
+    """Publish messages with keys until cancelled: some are delayed, and some come in chunks."""
     client, clock = RecordingClient(history, environment), environment.clock
     name = f"{environment.name}-{environment.life}"
     producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=None, chunking=True))

@@ -100,7 +100,7 @@ async def _check(server: Server, roles: Collection[str]) -> None:
 
 
 def test_every_route_answers_exactly_the_roles_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A route without a row fails, and a row without a route; whoever is refused has changed nothing, and no body was read before."""
+    """A route without a row fails, and a row without a route; a refused role has changed nothing, and no body was read before."""
 
     async def run() -> None:
         async with secured_server(tmp_path, monkeypatch) as server:

@@ -150,7 +150,7 @@ async def _check(server: Server, roles: Collection[str]) -> None:
 
 
 def test_every_command_answers_exactly_the_roles_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command without a row fails, and a row without a command; whoever is refused has changed nothing in the store."""
+    """A command without a row fails, and a row without a command; a refused role has changed nothing in the store."""
     assert {*COMMAND_ROWS} == {*Type.keys()}
 
     async def run() -> None:

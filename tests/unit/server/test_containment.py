@@ -33,7 +33,7 @@ from tests.unit.server.test_ownership import until
 OTHER = "persistent://public/default/other"
 STARTERS = {"create_task", "ensure_future", "call_later", "call_at"}
 ITEM = "contained: one topic, bundle, namespace, file or participant loses a round"
-ASKED = "its error is the answer to whoever asked"
+ASKED = "its error is the answer to the caller"
 CONNECTION = "ends or delays one connection"
 CARRIED = "runs what is contained by its name below, or again and again"
 LIFE = "its failure means that the claim, the log or the lease is lost, or that memory and log disagree"

@@ -147,7 +147,7 @@ def test_missing_last_slots_are_named_where_their_length_is_known() -> None:
 
 
 def test_no_fence_hides_a_file_that_is_missing_as_a_whole() -> None:
-    """Its predecessor's seal tells of it: the fence goes to the place behind it."""
+    """Its predecessor's seal announces it: the fence goes to the place behind it."""
 
     async def script() -> None:
         service = MemoryService()

@@ -51,7 +51,7 @@ def test_positions_before_all_are_none_of_a_sidecar() -> None:
 
 @given(EPOCHS, st.integers(1, 50))
 def test_a_term_gives_each_id_once_and_rising(epoch: int, count: int) -> None:
-    """Whoever asks: the children of a split share the ids of their epoch."""
+    """The children of a split share the ids of their epoch."""
     ids = LedgerIds(epoch)
     given_ids = [ids.take() for _ in range(count)]
     assert given_ids == sorted(set(given_ids))

@@ -124,7 +124,7 @@ async def noted_lengths(store: MetadataStore, views: ClusterViews, incarnation: 
 def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[int, int]) -> None:
     """The end of a log is missed by nobody who reads it: what is known to have been there is looked for. Raises CorruptData.
 
-    Known are files that were noted as sealed, one whose predecessor's seal tells of it, and what was durable when a term began. (So of a file
+    Known are files that were noted as sealed, one that its predecessor's seal announces, and what was durable when a term began. (So of a file
     nothing is known only until the one before it is sealed.) Where a loss was accepted the log ends.
     The collector takes none of them while a record's chain is open in this log.
     """
