@@ -24,8 +24,8 @@ LARGE_BYTES = 16 << 10
 """Up to here a command is decoded as it is: it cannot hold more fields than `FIELDS_MAX`."""
 FIELDS_MAX = 40_000
 """Of a command that is decoded at once, those of messages in it included: 10 to 20 ms."""
-PART_IDS_MAX = 1_000
-"""Message ids of one part of a list: with all that follows from them about 10 ms."""
+PART_IDS_MAX = 250
+"""Message ids of one part of a list: with all that follows from them 2 to 3 ms."""
 PART_BYTES_MAX = LARGE_BYTES
 LISTS = {api.BaseCommand.ACK: 3, api.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: 2}
 """Commands that list message ids, and the number of that field."""

@@ -283,9 +283,9 @@ def test_a_long_list_gives_others_their_turns(tmp_path: Path) -> None:
     """No turn of the loop acknowledges more than a part of it; it is answered once, after all of it, and what follows it is handled behind."""
 
     async def script(broker: Broker, peer: Peer) -> None:
-        scene = await scene_of(broker, peer, 2 * 4 * PART_IDS_MAX)
+        scene = await scene_of(broker, peer, 2 * 16 * PART_IDS_MAX)
         await peer.subscribe(subType=SHARED)
-        named = random.Random(1).sample(scene.ids[::2], 4 * PART_IDS_MAX)
+        named = random.Random(1).sample(scene.ids[::2], 16 * PART_IDS_MAX)
         cursor = (await host_of(broker)).subscriptions["s"].core.cursor
         peer.write(requests.ack(1, named, request_id=7) + commands.PING)
         left = [cursor.backlog]

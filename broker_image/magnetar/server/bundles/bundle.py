@@ -124,6 +124,7 @@ class OwnedBundle:
         self._dirty: dict[SubscriptionHost, list[Callable[[], None]]] = {}
         """Cursors with what is not in the log, and who wants to hear when it is."""
         self._dirty_timer: asyncio.TimerHandle | None = None
+        self._confirming = False
         self._last_written = recovered.records, context.clock.monotonic()
         self.topics: dict[str, TopicHost] = {}
 
@@ -258,15 +259,18 @@ class OwnedBundle:
         self._write_dirty_in(self.context.settings.ack_write_delay_s)
 
     def confirm_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
-        """As `write_cursor`; while there is no space it waits in the cursor, so that the log's queue does not grow by every acknowledgement.
+        """As `write_cursor`, in the next turn of the loop, with what else comes of this cursor in this one.
 
-        Confirmations beyond CONFIRMATIONS_MAX are given up: the consumer asks again.
+        While there is no space it waits in the cursor, so that the log's queue does not grow by every acknowledgement. Confirmations beyond
+        CONFIRMATIONS_MAX are given up then: the consumer asks again.
         """
-        if self.context.log.space.stalled is None or not self.serving:
-            with contextlib.suppress(LimitExceeded):  # then it waits as well
-                self.write_cursor(subscription, confirmed)
-            return
         waiting = self._dirty.setdefault(subscription, [])
+        if self.context.log.space.stalled is None or not self.serving:
+            waiting.append(confirmed)
+            if not self._confirming:
+                self._confirming = True
+                asyncio.get_running_loop().call_soon(self._write_awaited)
+            return
         if len(waiting) < CONFIRMATIONS_MAX:
             waiting.append(confirmed)
         self._write_dirty_in(DIRTY_RETRY_S)
@@ -290,8 +294,18 @@ class OwnedBundle:
         else:
             self._write_dirty()
 
+    def _write_awaited(self) -> None:
+        self._confirming = False
+        awaited = {subscription: confirmed for subscription, confirmed in self._dirty.items() if confirmed}
+        for subscription in awaited:
+            del self._dirty[subscription]
+        self._write(awaited)
+
     def _write_dirty(self) -> None:
         dirty, self._dirty = self._dirty, {}
+        self._write(dirty)
+
+    def _write(self, dirty: dict[SubscriptionHost, list[Callable[[], None]]]) -> None:
         for subscription, confirmed in dirty.items():
             try:
                 self._append_deltas(subscription, confirmed)

@@ -39,7 +39,9 @@ ACK_SETS_PER_COMMAND_MAX = 16
 """Ack sets of the greatest length that one ACK may have, all its ids together: 4 million messages."""
 IDS_IN_TRANSACTION_MAX = 1_500
 """Of one ACK in a transaction, which is carried out at once."""
-HELD_AT_ONCE_MAX = 1_000
+PART_REST_S = 0.001
+"""Between two parts of a long list; what others have asked for takes several turns of the loop."""
+HELD_AT_ONCE_MAX = 250
 """Messages that one consumer gives back before others get their turn."""
 TRACKED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 """Types that know which consumer holds what."""
@@ -89,7 +91,7 @@ async def take_list(connection: Connection, parts: Iterator[bytes | None]) -> No
     whole, previous = api.CommandAck(), None
     try:
         for part in parts:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0 if part is None else PART_REST_S)
             if part is None:
                 continue
             command = commands.decode_command(part)

@@ -50,9 +50,11 @@ ENTRY_METADATA_SINCE = 18
 """Protocol version."""
 ACK_SPAN_BYTES_MIN = 60
 """Shorter ones, of a few entries, are parsed: that is as fast."""
-TURN_COST_MAX = 64 << 10
+TURN_COST_MAX = 16 << 10
 """Of the commands of one connection that are handled before others get their turn, a few milliseconds: of each its size twice, and one of these."""
-SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 32, 32, 1024, 1024
+TURN_REST_S = 0.001
+"""Between two turns of one connection, unless it publishes: what others have asked for takes several turns of the loop."""
+SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 8, 96, 256, 1024
 """What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a request that gets a task of its own."""
 SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
 CONNECT_BYTES_MAX = 64 * 1024
@@ -213,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if left <= 0 and not self._closing:
                 self._begin_turn()
-                asyncio.get_running_loop().call_soon(self._end_turn)
+                asyncio.get_running_loop().call_later(0 if kind == SEND else TURN_REST_S, self._end_turn)
                 return
         if group is not None and not self._closing:
             group.publish()

@@ -53,7 +53,7 @@ from magnetar.transactions.records import Action, Change, Decided, Ended, Opened
 
 log = structlog.get_logger(__name__)
 
-DRIVEN_AT_ONCE_MAX, DRIVEN_PER_TURN_MAX = 1000, 64
+DRIVEN_AT_ONCE_MAX, DRIVEN_PER_TURN_MAX = 1000, 8
 """Participants that are being told, and those that begin to be told in one turn of the loop: in a standalone server each is work of this loop."""
 RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
 TICK_LEAST_S = 0.05

@@ -37,7 +37,7 @@ BODY_S = 60.0
 """Time for the whole body of a request."""
 STALL_S = 60.0
 """Time in which a peer that reads no more must go on reading."""
-SLICE_BYTES = 8 << 10
+SLICE_BYTES = 1 << 10
 """Of what a peer has sent, what one turn of the loop looks at: it may be a chunk of one byte after the other."""
 CERTIFICATE = "magnetar.certificate"
 """Key of an ASGI scope: the client's `PeerCertificate`, if the connection is one by TLS."""
@@ -61,7 +61,7 @@ class _Protocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._phase: Any = h11.IDLE
-        self._unread = b""
+        self._unread = memoryview(b"")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -85,18 +85,18 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._unread:  # a turn for it is on its way, and the application has let reading go on meanwhile
-            self._unread += data
+            self._unread = memoryview(bytes(self._unread) + data)
             self.transport.pause_reading()
         else:
-            self._unread = data
+            self._unread = memoryview(data)
             self._take_slice()
 
     def _take_slice(self, *, paused: bool = False) -> None:
         part, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
         if self.transport.is_closing():
-            self._unread = b""
+            self._unread = memoryview(b"")
             return
-        super().data_received(part)
+        super().data_received(bytes(part))
         self._follow()
         if self._unread:
             self.transport.pause_reading()
