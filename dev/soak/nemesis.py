@@ -215,7 +215,9 @@ class Nemesis:
         http = next(iter(self._cluster.brokers.values())).http_url
         spaces = sorted({topic.removeprefix("persistent://").rpartition("/")[0] for topic in self._topics})
         try:
-            _, status = request("GET", f"{http}/magnetar/v1/status", REST_TIMEOUT_S)
+            code, status = request("GET", f"{http}/magnetar/v1/status", REST_TIMEOUT_S)
+            if code != 200:
+                return ("no answer",)
             bundles = [row for row in status["bundles"] if row["bundle"].rpartition("/")[0] in spaces and row["state"] == "Owned"]
             if not bundles or len(bundles) >= BUNDLES_MAX:
                 return ("skipped",)
