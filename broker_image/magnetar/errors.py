@@ -332,6 +332,10 @@ class StorageFull(StorageError):
     """No space is left on durable storage; what was asked for may be tried again once there is."""
 
 
+class RestoreAwaited(StorageError):
+    """The metadata store is empty, or its restore is not finished: nobody joins it before it is."""
+
+
 class RestoresExhausted(StorageError):
     """The metadata store of this storage was restored so often that message ids have no room for one more restore number."""
 

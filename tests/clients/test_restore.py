@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.cluster import Cluster, request, wait_for
+from tests.clients.cluster import LEASE_S, Cluster, request, wait_for
 from tests.clients.conftest import QUIET
+from tests.clients.load import Load
+from tests.clients.rest import Admin
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +27,10 @@ PAYLOAD = b"x" * (48 << 10)
 """As many of these as fill a log file and a half, so that files roll, chains are shortened and manifests change."""
 RECEIVE_MS = 60_000
 EXIT_S = 240
+OUTAGE_GAP_S_MAX = 2.0
+"""Between two receipts while etcd is away and then empty: nobody waits for it."""
+PAUSE_S_MAX = 15.0
+"""What docs/restore.md promises; about one second on a quiet machine."""
 Id = tuple[int, int]
 
 
@@ -147,6 +154,11 @@ def destroy_etcd(cluster: Cluster) -> None:
     """Everything is killed, and etcd's data is gone."""
     for broker in cluster.brokers.values():
         broker.kill()
+    empty_etcd(cluster)
+
+
+def empty_etcd(cluster: Cluster) -> None:
+    """Etcd is killed, its data is gone, and an empty one answers in its place."""
     [etcd] = cluster.members
     etcd.kill()
     shutil.rmtree(cluster.directory / "etcd-0" / "data")
@@ -196,6 +208,44 @@ def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> N
     record.check(cluster.service_url)
     record.publish(cluster.service_url, 2)
     record.check(cluster.service_url)
+
+
+@pytest.mark.etcd
+def test_brokers_serve_until_the_restore_and_pause_for_seconds(running_cluster: Cluster) -> None:
+    """No process is stopped or started for it: under traffic an empty etcd takes the lost one's place, and is filled under the brokers."""
+    cluster = running_cluster
+    cluster.repair()
+    copies = cluster.directory / "volume" / "backups"
+    before = set(copies.glob("*"))
+    Admin(cluster.brokers[cluster.entry]).call("POST", "namespaces/public/default/deduplication", True)
+    wait_for("a copy with that policy", lambda: bool(set(copies.glob("*")) - before))
+    load = Load(cluster.service_url, [f"served-{number}" for number in range(TOPICS)], cluster.directory / "client-served.log")
+    store, volume = cluster.members[0].endpoint.replace("http://", "etcd://"), str(cluster.directory / "volume")
+
+    def goes_on(since: float) -> bool:
+        return not load.silent(since)
+
+    with load:
+        wait_for("a receipt on every topic", lambda: goes_on(0.0))
+        processes = {name: broker.pid for name, broker in cluster.brokers.items()}
+        former = {name: cluster.incarnation(name) for name in cluster.brokers}
+        empty_etcd(cluster)
+        lost = time.monotonic()
+        wait_for(
+            "receipts for longer than leases last", lambda: time.monotonic() > lost + 2 * LEASE_S and goes_on(lost + 2 * LEASE_S)
+        )
+        assert load.gap(load.topics, lost, time.monotonic()) < OUTAGE_GAP_S_MAX
+        assert {name: cluster.incarnation(name) for name in cluster.brokers} == former, "none has ended for the empty store"
+        since = time.monotonic()
+        assert "Restored from backups/" in metadata("rebuild", "--store", store, "--volume", volume)
+        now = time.monotonic()
+        wait_for("receipts again", lambda: goes_on(now))
+        pause_s = load.gap(load.topics, since, time.monotonic())
+        print(f"  pause of senders: {pause_s:.2f} s", flush=True)
+        assert pause_s < PAUSE_S_MAX
+        cluster.wait_healthy()
+        assert {name: broker.pid for name, broker in cluster.brokers.items() if broker.running} == processes
+    load.verify()
 
 
 def test_a_standalone_server_does_not_start_over_its_own_log(tmp_path: Path) -> None:

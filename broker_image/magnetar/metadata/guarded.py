@@ -1,23 +1,28 @@
 """A store that must still be the one that was joined.
 
-Owns: `GuardedStore`, which adds one condition to every change. Imports: metadata siblings, errors.
-Why: a store that was lost and begins anew, or was restored, knows nothing of those who live on from before; their comparisons could hold by
-chance, and what they find missing they would begin anew.
-Invariants: no change is made, and no key is said not to be there, once the guard does not hold any more; whoever asked gets an error, and
-`on_replaced` is told, once.
+Owns: `GuardedStore`, which adds one condition to every change. Imports: asyncio, metadata siblings, errors.
+Why: a store that was lost and begins empty, or was restored, knows nothing of incarnations from before; their comparisons could hold by
+chance, and what they find missing they would create again.
+Invariants: no change is made, no key is said not to be there, and no list is complete, once the guard does not hold any more; callers get an error.
+While the guard is missing the store is one that waits for its restore, which is as good as none: StoreUnavailable, and whoever has a claim in storage
+goes on under it. Any other value is another store: `on_replaced` is called, once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from magnetar.errors import StoreError
+from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.core import holds
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put, RangeResult, TxnResult, WatchBatch
 
+PAUSE_S = 0.5
+"""Callers try again as soon as they have an error: a store that does not answer keeps them longer."""
+
 
 class GuardedStore:
-    """The store behind `guard`; leases and watches pass through, and reads that find something."""
+    """The store behind `guard`; leases and watches pass through, and reads of a key that is there."""
 
     def __init__(self, store: MetadataStore, guard: Compare, on_replaced: Callable[[str], None]) -> None:
         self._store, self._guard, self._on_replaced = store, guard, on_replaced
@@ -29,16 +34,17 @@ class GuardedStore:
         if result.succeeded:
             return result
         guarded = next((item for item in result.current if item.key == self._guard.key), None)
-        self._check(guarded)
+        await self._check(guarded)
         return TxnResult(False, result.revision, tuple(item for item in result.current if item.key != self._guard.key))
 
-    def _check(self, guarded: KeyValue | None) -> None:
-        """Raises StoreError, having told so, if this value of the guard's key does not satisfy it."""
+    async def _check(self, guarded: KeyValue | None) -> None:
+        """Raises StoreUnavailable if the guard's key is missing, StoreError, having called `on_replaced`, if it has another value."""
         if holds(self._guard, guarded):
             return
-        reason = (
-            f"the metadata store was replaced: {self._guard.key} is {guarded.value if guarded is not None else 'missing'!r} in it"
-        )
+        if guarded is None:
+            await asyncio.sleep(PAUSE_S)
+            raise StoreUnavailable(f"the metadata store waits for its restore: {self._guard.key} is missing in it; restore it")
+        reason = f"the metadata store was replaced: {self._guard.key} is {guarded.value!r} in it"
         if not self._told:
             self._told = True
             self._on_replaced(reason)
@@ -54,11 +60,16 @@ class GuardedStore:
         """As the store's; that something is not there is believed only of the store that was joined."""
         item = await self._store.get(key)
         if item is None:
-            self._check(await self._store.get(self._guard.key))
+            await self._check(await self._store.get(self._guard.key))
         return item
 
     async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
-        return await self._store.range(prefix, limit=limit)
+        """As the store's, of the store that was joined: what is not in it is not anywhere."""
+        result = await self._store.range(prefix, limit=limit)
+        await self._check(
+            await self._store.get(self._guard.key)
+        )  # after it: a store that was replaced never becomes the one before again
+        return result
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         return self._store.watch(prefix, from_revision)

@@ -428,6 +428,7 @@ class Broker:
         while not self._ended.done():
             try:
                 await self._log.check_claim()  # who has been fenced does not come back
+                await self._store.get(keys.RESTORE)  # an empty store has nothing to bind a lease to
                 await self.leader.stop()
                 await self._lease.stop(revoke=False)
                 self._lease = self._ports.lease(self._lease_lost)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from magnetar.clock import Clock
-from magnetar.errors import StorageError
+from magnetar.errors import RestoreAwaited, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.guarded import GuardedStore
 from magnetar.metadata.records import RESTORE_STRIDE, BackupRecord, ClusterRecord, NamespaceRecord, RestoreRecord
@@ -81,10 +81,10 @@ def guarded(store: MetadataStore, restore: int, on_replaced: Callable[[str], Non
 
 
 async def check_restore(volume: Volume, restore: int) -> None:
-    """Raises StorageError unless `restore`, the store's number, is the storage's: also after our claim, for a restore that began meanwhile."""
+    """Raises RestoreAwaited unless `restore`, the store's number, is the storage's: also after our claim, for a restore that began meanwhile."""
     known = await read_restore_number(volume)
     if restore != known:
-        raise StorageError(
+        raise RestoreAwaited(
             f"restore number: the metadata store has {restore}, the storage {known}: a restore is under way or was not finished, or the store "
             "is older than the last one; wait for it, or run `magnetar metadata restore --in-place` with all brokers stopped"
         )
@@ -95,7 +95,7 @@ async def _refuse_lost_store(store: MetadataStore, volume: Volume, storage_id: s
         return
     if await store.get(keys.CLUSTER) is not None:
         return  # the first broker of a new cluster was quicker: the record comes before its log
-    raise StorageError(
+    raise RestoreAwaited(
         f"the metadata store is empty, but storage {storage_id} holds the logs of a cluster: the store was lost, or another one is configured; "
         "to go on from storage run `magnetar metadata restore FILE` with a backup, or `magnetar metadata rebuild` without one"
     )

@@ -22,7 +22,7 @@ import structlog
 from magnetar.admin.application import create_application
 from magnetar.admin.store_routes import store_router
 from magnetar.clock import Clock, SystemClock, back_off_s
-from magnetar.errors import InvalidRequest, MagnetarError, StorageFull, StoreUnavailable
+from magnetar.errors import InvalidRequest, MagnetarError, RestoreAwaited, StorageFull, StoreUnavailable
 from magnetar.garbage import GarbageSchedule
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
@@ -202,15 +202,15 @@ class BrokerProcess:
     async def _serve(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
         """One incarnation after another."""
         failures = 0
-        started_once = store_was_away = False
+        started_once = store_was_away = awaits_restore = False
         coordinator = self.coordinator
         while not self._stopping.is_set():
             broker = Broker(ports, identity, self._options.settings, coordinator.begin if coordinator is not None else None)
             self.broker = broker
             try:
                 await broker.start(store_was_away)
-                failures = 0 if store_was_away else failures  # nothing of ours was broken then
-                started_once, store_was_away = True, False
+                failures = 0 if store_was_away or awaits_restore else failures  # nothing of ours was broken then
+                started_once, store_was_away, awaits_restore = True, False, False
                 ready_at = self._clock.monotonic()
                 if self._on_ready is not None:
                     self._on_ready(broker)
@@ -227,6 +227,13 @@ class BrokerProcess:
                 # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.
                 log.warning("broker.waits_for_store", error=str(error))
                 store_was_away = True
+            except RestoreAwaited as error:
+                if not (started_once or store_was_away or awaits_restore):
+                    await self._close(broker)
+                    raise
+                # The store was lost while this process ran. Its restore fences everybody, so that nobody is only on the way back.
+                log.warning("broker.waits_for_restore", error=str(error))
+                store_was_away, awaits_restore = False, True
             except StorageFull as error:
                 # Not even the reserve has room for a start. Nothing is left behind by an attempt, and the next one may find space.
                 log.error("broker.waits_for_space", error=str(error))
@@ -242,7 +249,7 @@ class BrokerProcess:
                 return
             await self._close(broker)
             failures += 1
-            longest_s = STORE_WAIT_MAX_S if store_was_away else RESTART_MAX_S
+            longest_s = STORE_WAIT_MAX_S if store_was_away or awaits_restore else RESTART_MAX_S
             await asyncio.sleep(self.back_off_s(failures, longest_s))
 
     async def _close(self, broker: Broker) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from magnetar.clock import Clock
+from magnetar.metadata.guarded import GuardedStore
 from magnetar.metadata.records import BundleRecord
+from magnetar.metadata.store import Compare, KeyValue, Operation, TxnResult
 from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.storage import rebuilding, restoring
 from magnetar.storage.fencing import SealedFile
@@ -77,9 +79,29 @@ def manifests_are_forgotten(patch: Patch) -> None:
     patch.setattr(rebuilding, "_needed", all_usable)
 
 
+def an_empty_store_is_believed(patch: Patch) -> None:
+    """Incarnations from before the loss write into the empty store, and take it at its word."""
+
+    async def transact(self: GuardedStore, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        return await self._store.transact(compares, operations)
+
+    async def check(_self: GuardedStore, _guarded: KeyValue | None) -> None:
+        return
+
+    patch.setattr(GuardedStore, "transact", transact)
+    patch.setattr(GuardedStore, "_check", check)
+
+
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
-    for bug in (number_is_not_raised, logs_are_not_asked, oldest_copy_is_taken, terms_begin_without_a_copy, manifests_are_forgotten)
+    for bug in (
+        number_is_not_raised,
+        logs_are_not_asked,
+        oldest_copy_is_taken,
+        terms_begin_without_a_copy,
+        manifests_are_forgotten,
+        an_empty_store_is_believed,
+    )
 }
 
 

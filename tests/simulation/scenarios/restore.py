@@ -1,9 +1,10 @@
 """The metadata store is lost in the middle of everything, and brought back.
 
 Owns: the scenario `run(seed)`: the tracer's brokers and clients on a bad day; at some moment the store is copied, at a later one it is destroyed
-while brokers crash, go on under their claims, or stand still; then it is restored from the copy, from the brokers' own copies in storage, from
-storage alone, or put back as an old snapshot and brought in line. With some seeds it is lost once more. The bad day goes on, heals, and
-everything is read back: invariants 1 to 4 and 9.
+while brokers crash, go on under their claims, or stand still; after a while of serving over an empty store it is restored from the copy, from the
+brokers' own copies in storage, from storage alone, or put back as an old snapshot and brought in line; or it is not lost at all, and replaced by
+force under brokers that are registered in it. No broker is stopped for a restore. With some seeds it is lost once more. The bad day goes on, heals,
+and everything is read back: invariants 1 to 4 and 9.
 Imports: the kernel, the tracer's cluster and clients, storage.restoring.
 """
 
@@ -27,11 +28,12 @@ from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, Evidence
 
 COPIED_S = (2.0, 8.0)
 LOST_AFTER_S = (0.5, 8.0)
+EMPTY_S = (0.0, 6.0)
 AGAIN_S = 4.0
 TROUBLE_S = 18.0
 RESTORE_TRIES_MAX = 40
 RESTORE_TIMEOUT_S = 15.0
-WAYS = ("copy", "kept copy", "storage alone", "in place")
+WAYS = ("copy", "kept copy", "storage alone", "in place", "by force")
 
 
 def run(seed: int) -> History:
@@ -44,6 +46,7 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
     history, reading, seeker = History(), Reading(), Seeker(TOPICS[2])
     chance = random.Random(f"{seed}/restore")
     losses = [WAYS[(seed + number) % len(WAYS)] for number in range(2 if seed % 3 == 0 else 1)]
+    served_on = 0
     settings = small(metadata_backup_interval_s=2.0)
     with Cluster(seed, history, FAULTS, settings=settings, exercise=True) as cluster:
         cluster.evidence.expected += ("the metadata store was replaced",)
@@ -58,7 +61,12 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
             copy = cluster.complete(_copy(cluster), within_s=30.0)
             snapshot = cluster.store.core.snapshot()
             cluster.run(chance.uniform(*LOST_AFTER_S))
-            _lose_store(cluster, chance, snapshot if way == "in place" else None)
+            if way != "by force":
+                _lose_store(cluster, chance, snapshot if way == "in place" else None)
+            if way not in ("in place", "by force"):
+                before = history.acknowledged
+                cluster.run(chance.uniform(*EMPTY_S))
+                served_on += history.acknowledged - before
             cluster.complete(_bring_back(cluster, way, copy), within_s=60.0)
             cluster.let_restart(BROKERS)
             cluster.evidence.counts[f"restored from {way}"] += 1
@@ -68,6 +76,7 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
         finish(cluster, probe, read_back, partial(judge, history, reading))
         evidence = cluster.evidence
     evidence.counts["message"] = history.acknowledged
+    evidence.counts["message over an empty store"] = served_on
     return history, evidence
 
 

@@ -9,18 +9,21 @@ from pathlib import Path
 import pytest
 
 from magnetar.clock import SystemClock
-from magnetar.errors import StorageError, StoreError
+from magnetar.errors import RestoreAwaited, StorageError, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.backup import read_backup
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import BackupReportRecord, ClusterRecord, NamespaceRecord, RestoreRecord
 from magnetar.metadata.store import Put
+from magnetar.names import TopicName
+from magnetar.server.broker import STORE_RETRY_S
 from magnetar.server.joining import check_restore, guarded, join_cluster
 from magnetar.storage import names
 from magnetar.storage.backups import keep_backup, list_backups
 from magnetar.storage.posix import PosixVolume
 from magnetar.storage.restore_number import raise_restore_number, read_restore_number
-from tests.unit.server.brokers import open_peer, running_broker, volume_in
+from magnetar.storage.restoring import restore_store
+from tests.unit.server.brokers import TOPIC, open_peer, running_broker, volume_in
 
 CLOCK = SystemClock()
 Script = Callable[[MemoryStore, PosixVolume], Awaitable[None]]
@@ -122,7 +125,7 @@ def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Path) -> 
 
 
 def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> None:
-    """The store is replaced by an empty one, and then by a restored one: every change is refused, and said once."""
+    """An empty store in its place is as good as none, whatever is asked of it; a restored one is another, which is said once."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         joined = await join_cluster(store, volume, CLOCK)
@@ -133,13 +136,16 @@ def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> No
         assert await ours.delete("tenants/a") is False
         assert told == []
         await store.delete(keys.RESTORE)
-        with pytest.raises(StoreError, match="was replaced"):
-            await ours.put("tenants/a", b"2")
+        for asked in (ours.put("tenants/a", b"2"), ours.get("tenants/b"), ours.range("tenants/")):
+            with pytest.raises(StoreUnavailable, match="waits for its restore"):
+                await asked
+        assert told == []
         await store.put(keys.RESTORE, RestoreRecord(1).encode())
         with pytest.raises(StoreError, match="was replaced"):
             await ours.transact((), (Put("tenants/a", b"2"),))
-        with pytest.raises(StoreError, match="was replaced"):
-            await ours.get("tenants/a")
+        for asked in (ours.get("tenants/a"), ours.range("tenants/")):
+            with pytest.raises(StoreError, match="was replaced"):
+                await asked
         assert await store.get("tenants/a") is None
         assert len(told) == 1
 
@@ -180,25 +186,33 @@ def test_a_wrong_volume_is_refused(tmp_path: Path) -> None:
     run(tmp_path, script)
 
 
-def test_a_broker_whose_store_is_replaced_serves_until_its_next_change_and_ends_with_it(tmp_path: Path) -> None:
-    """It is the store that refuses, so it does not matter how late the broker comes; its next incarnation is not let in."""
+def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(tmp_path: Path) -> None:
+    """It changes nothing in the empty store, registers in it as nobody, and loses nothing; no new broker is let in."""
 
     async def script() -> None:
         store = MemoryStore(CLOCK)
         async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
             await peer.lookup()
             await peer.produce()
-            empty = MemoryStore(CLOCK)
-            store._core = empty._core
-            await peer.send(b"under the claim")
-            before = await store.range("")
-            with pytest.raises(StoreError, match="was replaced"):
+            store._core = MemoryStore(CLOCK)._core
+            broker._lease_lost("test")
+            await peer.send(b"under the claim", 0)
+            with pytest.raises(StoreUnavailable, match="waits for its restore"):
                 await broker.context.store.put("tenants/a", b"{}")
-            assert "was replaced" in await broker.ended()
-            assert await store.range("") == before
+            await asyncio.sleep(2 * STORE_RETRY_S)  # for several tries to register
+            await peer.send(b"still", 1)
+            assert broker.ready
+            assert (await store.range("")).items == ()
             async with volume_in(tmp_path) as volume:
-                with pytest.raises(StorageError, match="metadata rebuild"):
+                with pytest.raises(RestoreAwaited, match="metadata rebuild"):
                     await join_cluster(store, volume, CLOCK)
+                await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
+            assert "claim" in await broker.ended()
+            assert (await store.range(keys.INCARNATIONS)).items == ()
+        async with running_broker(tmp_path, store=store, name="broker-1") as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            core = (await broker.ownership.serving(await broker.ownership.bundle_of(TopicName.parse(TOPIC)))).topics[TOPIC].core
+            assert core.ledgers.end - core.ledgers.first == 2
         await store.close()
 
     asyncio.run(script())

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from magnetar.errors import Fenced, MagnetarError, StorageFull, StoreUnavailable
+from magnetar.errors import Fenced, MagnetarError, RestoreAwaited, StorageFull, StoreUnavailable
 from magnetar.network import AsyncioNetwork
 from magnetar.server.broker import BrokerIdentity, BrokerPorts
 from magnetar.server.bundles.load import ProcessUsage
@@ -60,7 +60,7 @@ class CoordinatorProcess(BrokerProcess):
 
     async def _lives(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
         """One life after another."""
-        failures, started_once = 0, False
+        failures, started_once, store_was_away = 0, False, False
         while not self._stopping.is_set():
             life = self._life = Coordinator(ports, identity, self._options.settings, self.metrics)
             longest_s = RESTART_MAX_S
@@ -71,6 +71,12 @@ class CoordinatorProcess(BrokerProcess):
             except (StoreUnavailable, Fenced) as error:
                 # The store may come up after us, or somebody else was quicker: keep trying, alive but not ready.
                 log.warning("coordinator.tries_again", error=str(error))
+                longest_s, store_was_away = STORE_WAIT_MAX_S, True
+            except RestoreAwaited as error:
+                if not (started_once or store_was_away):
+                    await life.close()
+                    raise
+                log.warning("coordinator.waits_for_restore", error=str(error))
                 longest_s = STORE_WAIT_MAX_S
             except StorageFull as error:
                 log.error("coordinator.waits_for_space", error=str(error))
