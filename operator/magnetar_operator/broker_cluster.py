@@ -71,31 +71,32 @@ async def reconcile(world: World, key: Key) -> float | None:
         observed = await observe(world, cluster, live=True)
     observed = replace(observed, restore=await metadata_restoring.look(world, cluster, observed))
     stored = await metadata_restoring.begin(world, stored, observed.restore)
-    stopped = observed.restore.is_held
+    held_fleet = observed.restore.is_held
     moves = plan_moves(cluster, observed, world.clock.wall_ms())
-    await _tell(world, cluster, () if stopped else moves.story.before)
-    problems = [*secured.problems, *([] if stopped else await _apply_cordons(world, cluster, moves))]
+    await _tell(world, cluster, () if held_fleet else moves.story.before)
+    problems = [*secured.problems, *([] if held_fleet else await _apply_cordons(world, cluster, moves))]
     seen = await see_credentials(world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name)))
     security = await secure_clients(world, cluster)
     problems += [*seen.problems, *security.all_problems]
     authority = authority_known(security, observed.child("ConfigMap", names.security(cluster.name)))
-    replicas, shape = moves.scale.replicas, observed.etcd_shape
+    shape = observed.etcd_shape
+    replicas = _present(cluster, observed) if held_fleet else moves.scale.replicas
     observed = await _with_listener_services(world, cluster, observed, replicas)
     have = observed.children
-    wanted = desired(cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority, stopped=stopped)
+    wanted = desired(cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority)
     wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking, names.security(cluster.name))
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)
-    roll = RollPlan() if stopped else held(_plan_roll(cluster, observed, moves), security.blocking)
+    roll = RollPlan() if held_fleet else held(_plan_roll(cluster, observed, moves), security.blocking)
     await restart(world, cluster, observed.pods, roll)
-    if not security.blocking and not stopped:
+    if not security.blocking and not held_fleet:
         await _replace(world, observed, moves)
     await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
     if observed.state is not None:
         problems += await ensure_users(world, secured)
         await topic_namespace.see_store(world, cluster)
-    await _tell(world, cluster, () if stopped else moves.story.after)
+    await _tell(world, cluster, () if held_fleet else moves.story.after)
     for problem in (*moves.problems, *([observed.copies_problem] if observed.copies_problem is not None else [])):
         await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
     problems += moves.problems
@@ -174,6 +175,12 @@ async def _read_state(
 def _plan_roll(cluster: BrokerCluster, observed: Observed, moves: Moves) -> RollPlan:
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
     return roll_of(observed.pods, brokers, moves.scale.replicas, scaling=moves.holds_rolls, awaits=_store_awaited(observed))
+
+
+def _present(cluster: BrokerCluster, observed: Observed) -> int:
+    """How many brokers the set has; what a store that is being restored says of them is worth nothing."""
+    brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
+    return int(brokers["spec"]["replicas"]) if brokers is not None else cluster.spec.replicas
 
 
 def _store_awaited(observed: Observed) -> str:

@@ -101,13 +101,13 @@ class Reason(enum.Enum):
     )
     RESTORING = (
         "MetadataRestoring",
-        "The metadata store is restored, as spec.etcd.managed.restore asks; brokers and coordinators are stopped meanwhile.",
-        "Wait; if it lasts, status.restore says for what.",
+        "The metadata store is restored, as spec.etcd.managed.restore asks; brokers serve until it is filled, and pause for some seconds then.",
+        "Wait; if it lasts, status.restore says for what. Nothing is scaled or restarted meanwhile.",
     )
     RESTORE_FAILED = (
         "MetadataRestoreFailed",
-        "The restore of the metadata store failed; brokers and coordinators stay stopped.",
-        "The log of the pod named says why. Correct it and write another word into restore.request; or remove restore to start the brokers.",
+        "The restore of the metadata store failed. Brokers that it has fenced wait; nothing is scaled or restarted.",
+        "The log of the pod named says why. Correct it and write another token into restore.request; or remove restore.",
     )
     RESTORE_REFUSED = (
         "MetadataRestoreRefused",
@@ -338,7 +338,8 @@ class Reason(enum.Enum):
     ETCD_DATA_LOST = (
         "EtcdDataLost",
         "The volumes of so many etcd members are empty that the metadata store is lost; no message is.",
-        "Bring the volumes back, or ask for a restore with spec.etcd.managed.restore: docs/restore.md, A managed etcd that is lost.",
+        "Brokers go on serving. Bring the volumes back, or ask for a restore with spec.etcd.managed.restore, which pauses topics for some seconds "
+        "(magnetar plan says how long): docs/restore.md, A managed etcd that is lost.",
     )
     ETCD_NO_SPACE = (
         "EtcdOutOfSpace",

@@ -40,12 +40,10 @@ def desired(
     shape: EtcdShape | None = None,
     *,
     authority: bool = False,
-    stopped: bool = False,
 ) -> list[Manifest]:
     """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do and for addresses;
     `credentials` is the digest of the storage's ("" = it has none); `shape` is that of managed etcd (None = what the spec wants in the end);
-    `authority`: the secret of the clients' TLS has one; `stopped`: no broker may run for now, and what clients outside reach them by stays (a service
-    that is made again has another address)."""
+    `authority`: the secret of the clients' TLS has one."""
     managed = cluster.spec.etcd.managed
     etcd: list[Manifest] = []
     if managed is not None:
@@ -69,5 +67,5 @@ def desired(
         broker_config(cluster),
         *security_config(cluster, authority=authority),
         disruption_budget(cluster),
-        broker_set(cluster, defaults, 0 if stopped else replicas, credentials),
+        broker_set(cluster, defaults, replicas, credentials),
     ]

@@ -1,21 +1,26 @@
 """Restoring a cluster's metadata store by request: what comes next.
 
 Owns: that decision. Imports: conditions, models. Pure.
-Invariants: a request is carried out once, whatever ends in between; nothing is stopped for a request while etcd is intact or may come back, unless
-it is forced; the store is filled only while no broker and no coordinator exists, and they come back only when it says that it is filled; what was
-refused, has failed or is done stays so until another request is made.
+Invariants: a request is carried out once, whatever ends in between; nothing is begun for a request while etcd is intact or may come back, unless
+it is forced; what was refused, has failed or is done stays so until another request is made. Brokers and coordinators stay as they are: over an empty
+store they serve under their claims, the command that fills it fences them, and what it has not finished admits nobody (`magnetar.server.joining`). So
+the pause of their clients begins with that fence, and is announced before.
 """
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.models.etcd import MetadataRestore, RestoreStatus
 
-SHOWN_MAX = 5
 MESSAGE_LENGTH_MAX = 500
+PAUSE_MIN_S, PAUSE_PER_BUNDLE_S = 5, 0.03
+"""From the fence until a client has its receipts again: the end of the old incarnations and the start of new ones; what each bundle adds on one
+broker (measured: docs/restore.md)."""
 
 
 class Phase(enum.StrEnum):
@@ -23,7 +28,6 @@ class Phase(enum.StrEnum):
 
     NONE = ""
     WAITING = "Waiting"
-    STOPPING = "Stopping"
     BEGINNING = "Beginning"
     FILLING = "Filling"
     RESTORED = "Restored"
@@ -31,7 +35,7 @@ class Phase(enum.StrEnum):
     REFUSED = "Refused"
 
 
-UNDER_WAY = frozenset({Phase.STOPPING, Phase.BEGINNING, Phase.FILLING})
+UNDER_WAY = frozenset({Phase.BEGINNING, Phase.FILLING})
 _ENDED = frozenset({Phase.RESTORED, Phase.FAILED, Phase.REFUSED})
 
 
@@ -47,9 +51,9 @@ class Etcd(enum.Enum):
 class RestoreView:
     """One look.
 
-    `told`: the status as it is. `intact`: the store holds a cluster. `identity`: the etcd's clusterId, as it was last known. `clients`: pods of
-    brokers and coordinators that exist; `registered`: brokers that the store knows as living. `filled_for`: the request that the store was
-    filled for. `pod`: phase of the pod that fills it ("" = there is none), `words`: its last ones.
+    `told`: the status as it is. `intact`: the store holds a cluster. `identity`: the etcd's clusterId, as it was last known. `pause_s`: the pause
+    that is to be expected. `filled_for`: the request that the store was filled for. `pod`: phase of the pod that fills it ("" = there is none),
+    `words`: its last ones, or what keeps it from starting.
     """
 
     asked: MetadataRestore | None
@@ -57,8 +61,7 @@ class RestoreView:
     etcd: Etcd = Etcd.ANSWERS
     intact: bool = False
     identity: str = ""
-    clients: tuple[str, ...] = ()
-    registered: int = 0
+    pause_s: int = 0
     filled_for: str = ""
     pod: str = ""
     words: str = ""
@@ -73,7 +76,7 @@ class RestorePlan:
 
     @property
     def is_held(self) -> bool:
-        """Whether brokers and coordinators must not exist."""
+        """Whether the fleet stays as it is, and nothing is written into the store but by the pod that fills it."""
         return is_held(self.status)
 
     @property
@@ -99,8 +102,13 @@ class RestorePlan:
 
 
 def is_held(status: RestoreStatus) -> bool:
-    """Whether brokers and coordinators must not exist: also after a failure, when the store may be half filled."""
+    """Whether the fleet stays as it is, and nothing else is written into the store: also after a failure, when it may be half filled."""
     return Phase(status.phase) in UNDER_WAY | {Phase.FAILED}
+
+
+def pause_s(bundles: Iterable[int]) -> int:
+    """How long clients are to expect no receipts, in seconds; `bundles`: of each broker."""
+    return math.ceil(PAUSE_MIN_S + PAUSE_PER_BUNDLE_S * max(bundles, default=0))
 
 
 def plan_restore(view: RestoreView) -> RestorePlan:
@@ -112,7 +120,9 @@ def plan_restore(view: RestoreView) -> RestorePlan:
             return RestorePlan(told)
         phase = told.phase if told.phase == Phase.RESTORED else Phase.NONE
         return RestorePlan(told if phase else RestoreStatus(replaces=told.replaces))
-    known = told if told.request == asked.request else RestoreStatus(request=asked.request, replaces=told.replaces)
+    known = told
+    if told.request != asked.request:
+        known = RestoreStatus(request=asked.request, replaces=told.replaces, pause_seconds=view.pause_s)
     if known.phase in _ENDED:
         return RestorePlan(known)
     if view.filled_for == asked.request:
@@ -127,21 +137,22 @@ def plan_restore(view: RestoreView) -> RestorePlan:
 
 def _carry_out(view: RestoreView, known: RestoreStatus) -> RestorePlan:
     """A request that nothing speaks against."""
-    if view.clients:
-        shown = ", ".join(sorted(view.clients)[:SHOWN_MAX])
-        return _to(known, Phase.STOPPING, f"waiting for the end of {shown}")
+    pause = f"then no topic is served for about {known.pause_seconds} s" if known.pause_seconds else "then there is a pause"
     if view.etcd is Etcd.LOST:
         begun = known.model_copy(update={"replaces": view.identity or known.replaces})
-        return _to(begun, Phase.BEGINNING, "an empty etcd is begun in the place of the lost one")
+        return _to(
+            begun,
+            Phase.BEGINNING,
+            f"an empty etcd is begun in the place of the lost one; brokers serve until it is filled, {pause}",
+        )
     if view.etcd is Etcd.AWAY:
-        return _to(known, Phase.BEGINNING, "waiting for etcd to answer")
-    if view.registered:
-        return _to(known, Phase.STOPPING, "waiting for the leases of the brokers that were stopped")
+        return _to(known, Phase.BEGINNING, f"waiting for etcd to answer; brokers serve until it is filled, {pause}")
     if view.pod == "Failed":
         return _to(known, Phase.FAILED, f"the pod that fills the store has failed: {view.words or 'see its log'}")
     if view.pod == "Succeeded":
         return _to(known, Phase.FILLING, "the pod that fills the store has ended; the store has not said so yet")
-    plan = _to(known, Phase.FILLING, "a pod fills the metadata store")
+    held_up = f" ({view.words})" if view.words else ""
+    plan = _to(known, Phase.FILLING, f"a pod fills the metadata store{held_up}; brokers serve until it fences them, {pause}")
     # The phase is durable before the pod is made.
     return RestorePlan(plan.status, makes_pod=not view.pod and view.told == plan.status)
 

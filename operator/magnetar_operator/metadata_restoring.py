@@ -1,6 +1,6 @@
 """Restoring a cluster's metadata store by request, within a pass.
 
-Owns: the look that the plan is made on, and its effects but for the brokers' number. Imports: world, metadata_restore, builders.
+Owns: the look that the plan is made on, and its effects. Imports: world, metadata_restore, builders.
 Invariants: the status is written before what it says is done; a cluster without a request, or whose request has ended, costs no request to the API
 server.
 """
@@ -8,17 +8,15 @@ server.
 from __future__ import annotations
 
 from magnetar_operator import names
-from magnetar_operator.broker_pods import name_of
+from magnetar_operator.broker_pods import name_of, trouble_of
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.restore_pod import restore_pod, restore_pod_name
 from magnetar_operator.cluster_status import Observed
 from magnetar_operator.conditions import Reason
-from magnetar_operator.metadata_restore import Etcd, Phase, RestorePlan, RestoreView, plan_restore
+from magnetar_operator.metadata_restore import Etcd, Phase, RestorePlan, RestoreView, pause_s, plan_restore
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.resources import POD
 from magnetar_operator.world import World
-
-_STOPPED = (names.BROKER, names.COORDINATOR)
 
 
 async def look(world: World, cluster: BrokerCluster, observed: Observed) -> RestorePlan:
@@ -28,10 +26,8 @@ async def look(world: World, cluster: BrokerCluster, observed: Observed) -> Rest
     ended = told.phase in (Phase.RESTORED, Phase.FAILED, Phase.REFUSED)
     if (asked is None and told.phase != Phase.FILLING) or (asked is not None and asked.request == told.request and ended):
         return plan_restore(RestoreView(asked, told))
-    request = asked.request if asked is not None else told.request
-    # The API server itself says who could still change the store.
-    pods = await world.api.list(POD, cluster.namespace, names.selector_text({names.CLUSTER: cluster.name}))
-    pod = next((pod for pod in pods if name_of(pod) == restore_pod_name(cluster, request)), None)
+    name = restore_pod_name(cluster, asked.request if asked is not None else told.request)
+    pod = next((pod for pod in await _pods(world, cluster, names.RESTORE) if name_of(pod) == name), None)
     state = observed.state
     return plan_restore(
         RestoreView(
@@ -40,11 +36,10 @@ async def look(world: World, cluster: BrokerCluster, observed: Observed) -> Rest
             etcd=_etcd(observed),
             intact=state is not None and bool(state.storage_id),
             identity=cluster.status.etcd.cluster_id,
-            clients=tuple(name_of(pod) for pod in pods if _is_client(pod)),
-            registered=len(state.incarnations) if state is not None else 0,
+            pause_s=pause_s(broker.bundles for broker in cluster.status.brokers),
             filled_for=state.restored_for if state is not None else "",
             pod=pod.get("status", {}).get("phase", "Pending") if pod is not None else "",
-            words=_last_words(pod),
+            words=_words(pod),
         )
     )
 
@@ -56,17 +51,15 @@ def _etcd(observed: Observed) -> Etcd:
     return Etcd.ANSWERS if observed.state is not None and life is not None and life.seen.members is not None else Etcd.AWAY
 
 
-def _is_client(pod: Manifest) -> bool:
-    is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return pod["metadata"].get("labels", {}).get(names.COMPONENT) in _STOPPED and not is_over
-
-
-def _last_words(pod: Manifest | None) -> str:
-    for item in (pod or {}).get("status", {}).get("containerStatuses", []):
+def _words(pod: Manifest | None) -> str:
+    """The pod's last ones, or what keeps it from starting."""
+    if pod is None:
+        return ""
+    for item in pod.get("status", {}).get("containerStatuses", []):
         lines = str(item.get("state", {}).get("terminated", {}).get("message", "")).strip().splitlines()
         if lines:
             return lines[-1]
-    return str((pod or {}).get("status", {}).get("message", ""))
+    return trouble_of(pod)
 
 
 async def begin(world: World, cluster: BrokerCluster, plan: RestorePlan) -> BrokerCluster:
@@ -74,6 +67,8 @@ async def begin(world: World, cluster: BrokerCluster, plan: RestorePlan) -> Brok
     before, now = cluster.status.restore, plan.status
     if now == before:
         return cluster
+    if now.phase == Phase.RESTORED:
+        await _end_back_off(world, cluster)
     told = cluster.status.model_copy(update={"restore": now})
     await world.write_status(cluster, told)
     if now.phase != before.phase and now.phase:
@@ -83,6 +78,20 @@ async def begin(world: World, cluster: BrokerCluster, plan: RestorePlan) -> Brok
         else:
             await world.events.normal(cluster, reason.word, f"{now.phase}: {now.message}")
     return cluster.model_copy(update={"status": told})
+
+
+async def _end_back_off(world: World, cluster: BrokerCluster) -> None:
+    """Replace pods that the empty store has refused: their kubelet may wait five minutes before another try. Raises KubernetesError."""
+    for pod in [*await _pods(world, cluster, names.BROKER), *await _pods(world, cluster, names.COORDINATOR)]:
+        waiting = [item.get("state", {}).get("waiting", {}) for item in pod.get("status", {}).get("containerStatuses", [])]
+        if any(found.get("reason") == "CrashLoopBackOff" for found in waiting) and await world.api.delete(pod):
+            await world.events.normal(cluster, "Restarting", f"{name_of(pod)} was refused before the metadata store was restored")
+
+
+async def _pods(world: World, cluster: BrokerCluster, component: str) -> list[Manifest]:
+    """From the API server itself. Raises KubernetesError."""
+    labels = {names.CLUSTER: cluster.name, names.COMPONENT: component}
+    return await world.api.list(POD, cluster.namespace, names.selector_text(labels))
 
 
 async def fill(world: World, cluster: BrokerCluster, plan: RestorePlan) -> None:

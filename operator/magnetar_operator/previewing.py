@@ -14,6 +14,7 @@ from typing import Any
 from magnetar_operator import names
 from magnetar_operator.builders.object import Defaults, Manifest
 from magnetar_operator.desired import Identity, desired, identity_of
+from magnetar_operator.metadata_restore import Phase, pause_s
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.planning import DELETABLE_KINDS, Change, differences
 from magnetar_operator.rolling import difference_of
@@ -122,5 +123,20 @@ def _notes(old: BrokerCluster | None, new: BrokerCluster) -> Iterator[str]:
         yield "spec.autoscaling is enabled and writes spec.replicas too: leave replicas out of the manifest"
     if old is not None and old.spec.replicas and not new.spec.replicas:
         yield "no broker is left: topics are not served until replicas is raised again; their messages stay"
+    yield from _restore_notes(new)
     for pending in old.status.pending_restarts if old is not None else ():
         yield f"{pending.name} is going to be restarted already ({pending.reason})"
+
+
+def _restore_notes(new: BrokerCluster) -> Iterator[str]:
+    """What a restore of the metadata store costs that is asked for and has not ended."""
+    asked = new.spec.etcd.managed.restore if new.spec.etcd.managed is not None else None
+    told = new.status.restore
+    if asked is None or (asked.request == told.request and told.phase not in (Phase.NONE, Phase.WAITING)):
+        return
+    pause = pause_s(broker.bundles for broker in new.status.brokers)
+    yield (
+        f"the metadata store is restored for request {asked.request}"
+        + (", whatever it holds" if asked.force else " if it is lost")
+        + f": brokers serve until it is filled, then no topic is served for about {pause} s; transactions wait from the loss on"
+    )

@@ -74,6 +74,8 @@ class ClusterStore:
         self._views = {prefix: RecordView(store, prefix, self._changed, clock, self._viewed) for prefix in VIEWED}
         self._viewing: list[asyncio.Task[None]] = []
         self._closed = False
+        self.restoring = False
+        """Whether nothing is written but by the pod that fills the store."""
 
     async def record(self, key: str) -> KeyValue | None:
         """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision. Raises as `read`."""
@@ -163,6 +165,8 @@ class ClusterStore:
         Raises NotLeading, StoreError, and at once StoreAway while the store takes nothing; TimeoutError.
         """
         self._require_leadership()
+        if self.restoring:
+            raise StoreUnavailable("the metadata store is being restored, and nothing else is written to it until that has ended")
         with self._asking(self._writes):
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 guard = await self._guard()

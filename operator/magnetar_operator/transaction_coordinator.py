@@ -83,24 +83,26 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     if _is_grave(resource, observed):
         observed = await observe(world, resource, cluster, live=True)
     scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
-    problems = await _write_record(world, resource, cluster, observed, scale)
+    held_fleet = is_held(cluster.status.restore)
+    problems = [] if held_fleet else await _write_record(world, resource, cluster, observed, scale)
     seen = await see_credentials(world, cluster, resource, _set_of(resource, observed))
     security = await see_security(world, cluster, coordinator_hosts(resource.name, resource.namespace))
     await tell(world, resource, security)
     problems += [*seen.problems, *security.all_problems]
-    stopped = is_held(cluster.status.restore)
-    if stopped:
+    replicas, stateful_set = scale.replicas, _set_of(resource, observed)
+    if held_fleet:
         problems.append(
-            Problem(Reason.RESTORING, f"the metadata store of {cluster.reference} is restored; coordinators are stopped")
+            Problem(Reason.RESTORING, f"the metadata store of {cluster.reference} is restored; transactions wait for it")
         )
-    observed = await _with_listener_services(world, resource, cluster, observed, scale.replicas)
+        replicas = int(stateful_set["spec"]["replicas"]) if stateful_set is not None else replicas
+    observed = await _with_listener_services(world, resource, cluster, observed, replicas)
     have = observed.children
-    wanted = desired_coordinators(resource, cluster, world.defaults, scale.replicas, have, seen.digest, stopped=stopped)
+    wanted = desired_coordinators(resource, cluster, world.defaults, replicas, have, seen.digest)
     wanted = held_back(wanted, observed.children, names.coordinator_set(resource.name), security.blocking)
     problems += await apply_children(world, resource, wanted, observed.children)
     unknown = unknown_listener(resource, cluster)
     problems += [unknown] if unknown is not None else []
-    roll = held(_plan_roll(resource, observed, scale), security.blocking)
+    roll = RollPlan() if held_fleet else held(_plan_roll(resource, observed, scale), security.blocking)
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
     await _write_status(world, resource, cluster, observed, scale, roll, problems, security.findings)

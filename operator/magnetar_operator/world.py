@@ -28,6 +28,7 @@ from magnetar_operator.conditions import Finding, Reason, Type, merged
 from magnetar_operator.etcd_credentials import EtcdCredentials
 from magnetar_operator.events import Events
 from magnetar_operator.kubernetes_api import KubernetesApi
+from magnetar_operator.metadata_restore import is_held
 from magnetar_operator.models.base import API_VERSION, Condition, CustomResource, StatusModel, sentence_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.topic_namespace import TopicNamespace
@@ -86,7 +87,9 @@ class World:
         tls = await self.credentials.of(cluster)
         if self.cache.get(cluster.kind, cluster.namespace, cluster.name) is None:
             raise StoreUnavailable(f"{cluster.reference} is gone")  # who has waited for so long must not open it again
-        return self.stores.of((cluster.namespace, cluster.name), etcd_endpoints(cluster), tls)
+        store = self.stores.of((cluster.namespace, cluster.name), etcd_endpoints(cluster), tls)
+        store.restoring = is_held(cluster.status.restore)
+        return store
 
     def retain_stores(self) -> None:
         """Close the stores of clusters that are gone."""

@@ -19,6 +19,7 @@ from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.etcd_tls import TlsFiles
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import ClusterRecord, TenantRecord
+from magnetar.names import NamespaceName
 from magnetar.server.joining import join_cluster
 from magnetar.storage.backups import keep_backup
 from magnetar.storage.opening import open_volume
@@ -28,7 +29,7 @@ from tests.apiserver.etcd_stage import EtcdKubelet
 from tests.apiserver.stage import Kubelet, Scene, running_operator, until
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 240.0
+TIMEOUT_S = 90.0
 CLOCK = SystemClock()
 TENANT = "tenants/shop"
 LISTENERS = [{"name": "nodes", "type": "NodePort"}]
@@ -94,8 +95,8 @@ def run_pod(scene: Scene, pod: dict[str, Any], storage: Path, certificates: Path
 def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_alone(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Brokers and coordinators are gone before the store is filled and come back after, by the same addresses; another operator takes over in
-    between."""
+    """Pods of brokers and coordinators stay what they are, but one that the empty store has refused; the pause is said before the pod is made that
+    brings it; nothing else is written into the empty store; another operator takes over in between."""
     etcd = EtcdKubelet(scene, tmp_path)
     etcd.play_dns(monkeypatch)
     path, storage, certificates = scene.path("brokerclusters", "main"), tmp_path / "storage", tmp_path / "operator-tls"
@@ -113,9 +114,16 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
         found = scene.stateful_set("tx-coordinator")
         return found["spec"]["replicas"] if found is not None else None
 
-    def clients() -> list[str]:
-        found = [pod["metadata"]["name"] for pod in scene.pods()]
-        return [name for name in found if name.startswith(("main-broker-", "tx-coordinator-"))]
+    def clients() -> dict[str, str]:
+        found = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in scene.pods()}
+        return {name: uid for name, uid in found.items() if name.startswith(("main-broker-", "tx-coordinator-"))}
+
+    def refuse(kubelet: Kubelet, name: str) -> None:
+        """What is reported of a process that has ended again and again."""
+        state = {"waiting": {"reason": "CrashLoopBackOff"}}
+        said = {"name": "coordinator", "image": "i", "imageID": "i", "ready": False, "restartCount": 4, "state": state}
+        kubelet.says[name] = {"containerStatuses": [said]}
+        kubelet.sick.add(name)
 
     def entrances() -> list[str]:
         found = [scene.get(scene.core("services", name)) for name in ENTRANCES]
@@ -151,21 +159,35 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
     async def scenario() -> None:
         async with AsyncExitStack() as hands:
             await hands.enter_async_context(etcd.at_work())
-            for stateful_set in ("main-broker", "tx-coordinator"):
-                await hands.enter_async_context(Kubelet(scene, stateful_set).at_work())
+            brokers, coordinator = Kubelet(scene, "main-broker"), Kubelet(scene, "tx-coordinator")
+            for kubelet in (brokers, coordinator):
+                await hands.enter_async_context(kubelet.at_work())
             async with running_operator(scene.namespace, "one"):
                 await lose_an_intact_store()
                 before = entrances()
                 assert len(before) == len(ENTRANCES)
+                pods = clients()
+                scene.create("TopicNamespace", "late", {"clusterRef": {"name": "main"}, "tenant": "shop", "namespace": "late"})
                 restore("tuesday")
                 (pod,) = await until("a pod that fills the store", restorers, TIMEOUT_S)
-                assert clients() == []
-                assert entrances() == before
+                said = [message for message in scene.events("MetadataRestoring") if "is served for about 5 s" in message]
+                assert {message.partition(":")[0] for message in said} == {"Beginning", "Filling"}
+                assert scene.cluster()["status"]["restore"]["pauseSeconds"] == 5
+                assert (clients(), scene.replicas(), coordinators()) == (pods, 1, 1)
+                scene.merge(path, {"spec": {"replicas": 3}})
             async with running_operator(scene.namespace, "two"):
                 assert phase() == "Filling"
+                waits = lambda: scene.condition(scene.path("topicnamespaces", "late"), "Ready").get("message", "")  # noqa: E731
+                await until("the namespace waits", lambda: "being restored" in waits(), TIMEOUT_S)
+                assert await in_store(keys.namespace(NamespaceName("shop", "late"))) is None
+                assert (clients(), scene.replicas()) == (pods, 1), "nobody joins a store that is being filled"
+                refuse(coordinator, "tx-coordinator-0")
                 await asyncio.to_thread(run_pod, scene, pod, storage, certificates)
                 await until("the end", lambda: phase() == "Restored", TIMEOUT_S)
-                await until("brokers and coordinators", lambda: (scene.replicas(), coordinators()) == (1, 1), TIMEOUT_S)
+                await until("what was asked for meanwhile", lambda: scene.replicas() == 3, TIMEOUT_S)
+                another = lambda: clients().get("tx-coordinator-0") not in (None, pods["tx-coordinator-0"])  # noqa: E731
+                await until("another pod in the place of the one that was refused", another, TIMEOUT_S)
+                assert clients()["main-broker-0"] == pods["main-broker-0"]
                 assert entrances() == before
                 assert await in_store(TENANT) == TenantRecord().encode()
                 assert await in_store(keys.RESTORE_REQUEST) is not None

@@ -81,7 +81,8 @@ def restore_command(
     ] = False,
     force: Force = False,
 ) -> None:
-    """Fill a lost store from a copy, and from storage what happened since. All brokers must be stopped."""
+    """Fill a lost store from a copy, and from storage what happened since. Brokers may run over an empty store: they are fenced, and go on by
+    themselves. With --in-place they must be stopped."""
     if bool(file) == in_place:
         raise InvalidRequest("restore: name a FILE, or use --in-place for a store that was restored already")
     _run(_restore(file, Place(store, store_tls, volume, data_dir), in_place, force))
@@ -102,7 +103,8 @@ def rebuild_command(
     ] = "",
     force: Force = False,
 ) -> None:
-    """Fill a lost store from storage alone: the newest copy that brokers keep there, and what happened since. All brokers must be stopped."""
+    """Fill a lost store from storage alone: the newest copy that brokers keep there, and what happened since. Brokers may run over an empty store:
+    they are fenced, and go on by themselves."""
     if copy and without_copy:
         raise InvalidRequest("rebuild: name a copy with --copy, or use none with --without-copy")
     _run(_rebuild(Place(store, store_tls, volume, data_dir), without_copy, copy, request, force))
@@ -175,7 +177,7 @@ async def _rebuild(place: Place, without_copy: bool, copy: str, request: str, fo
 
     async with _open_both(place) as (opened, storage, clock):
         if request and await is_restored_for(opened, request):
-            print(f"The store was restored for request {request} already. Start the brokers.")
+            print(f"The store was restored for request {request} already. Start brokers that do not run.")
             return
         found = None if without_copy else await _copy_in(storage, copy)
         backup, source = found if found is not None else (None, "storage alone")
@@ -210,7 +212,7 @@ def _print(restored: Any) -> None:
         print(f"WARNING {warning}")
     print(
         f"Restored from {restored.source}: {len(restored.store.items)} keys, {len(restored.store.bundles)} bundles, restore number "
-        f"{restored.number}. Start the brokers."
+        f"{restored.number}. Start brokers that do not run."
     )
 
 

@@ -37,11 +37,9 @@ def desired_coordinators(
     replicas: int,
     observed: Children,
     credentials: str = "",
-    *,
-    stopped: bool = False,
 ) -> list[Manifest]:
     """Every child, in the order of dependence. `replicas` comes from the scaling plan; `observed` gives what exists, for addresses; `credentials` is
-    the digest of the storage's ("" = it has none); `stopped`: no coordinator may run for now, and what clients outside reach them by stays."""
+    the digest of the storage's ("" = it has none)."""
     fleet = coordinators_of(resource, cluster)
     return [
         _account(resource),
@@ -51,7 +49,7 @@ def desired_coordinators(
         _policy(resource, cluster),
         _config(resource),
         _budget(resource),
-        _stateful_set(resource, cluster, defaults, 0 if stopped else replicas, credentials),
+        _stateful_set(resource, cluster, defaults, replicas, credentials),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The pod that fills a metadata store anew.
+"""The pod that fills a metadata store again.
 
 Owns: it. Imports: builders siblings, names, models. Pure.
 Invariants: its name is a function of the cluster and the request, so that it is made once; it shows the operator's certificate, because a copy holds
@@ -50,7 +50,8 @@ def restore_pod(cluster: BrokerCluster, defaults: Defaults, asked: MetadataResto
         "env": storage_environment(cluster),
         # Its last words are the pod's message, which status.restore repeats.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}},
+        # Brokers serve meanwhile: it has to find room beside them.
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": container_security(),
         "volumeMounts": [
             *storage_mounts(cluster), {"name": "tmp", "mountPath": "/tmp"}, *client_mounts(cluster, names.OPERATOR_USER),
@@ -71,12 +72,19 @@ def restore_pod(cluster: BrokerCluster, defaults: Defaults, asked: MetadataResto
             "enableServiceLinks": False,
             **pull_secrets(cluster),
             "securityContext": pod_security(),
+            "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_beside_brokers(cluster)]}},
             "containers": [container],
             "volumes": [
                 *storage_volumes(cluster), {"name": "tmp", "emptyDir": {}}, *client_volumes(cluster, names.OPERATOR_USER),
             ],
         },
     }  # fmt: skip
+
+
+def _beside_brokers(cluster: BrokerCluster) -> Manifest:
+    """A volume that one node can mount is on theirs."""
+    chosen = {"labelSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)}, "topologyKey": "kubernetes.io/hostname"}
+    return {"weight": 100, "podAffinityTerm": chosen}
 
 
 def _source(source: str) -> list[str]:

@@ -21,8 +21,8 @@ class MetadataRestore(Model):
         min_length=1,
         max_length=60,
         pattern=r"^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$",
-        description="A word of yours, such as a date. Each one is carried out once: a new word asks anew. Brokers and coordinators are stopped "
-        "meanwhile.",
+        description="A restore token of yours, such as a date. Each one is carried out once; another one asks again. Brokers serve until "
+        "the store is filled, and pause for some seconds then.",
     )
     source: str = Field(
         default="",
@@ -43,10 +43,13 @@ class RestoreStatus(StatusModel):
     request: str = Field(default="", description="The request that this speaks of.")
     phase: str = Field(
         default="",
-        description="Waiting: for etcd, or until it is known to be lost; Stopping: brokers and coordinators; Beginning: an etcd that answers "
-        "is awaited; Filling: a pod fills it; Restored, Failed or Refused: the end.",
+        description="Waiting: for etcd, or until it is known to be lost; Beginning: an etcd that answers is awaited; Filling: a pod fills it; "
+        "Restored, Failed or Refused: the end.",
     )
     replaces: str = Field(default="", description="The lost etcd, by its clusterId, in whose place an empty one was begun.")
+    pause_seconds: int = Field(
+        default=0, description="How long topics are not served, about, from the moment at which the pod fences the brokers."
+    )
     message: str = Field(default="", description="What is awaited, was done, or went wrong.")
 
 

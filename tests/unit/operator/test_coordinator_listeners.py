@@ -16,7 +16,7 @@ from magnetar_operator.coordinators_state import CoordinatorsState
 from magnetar_operator.coordinators_status import ObservedCoordinators, derive
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.planning import Update, plan, sealed
+from magnetar_operator.planning import plan, sealed
 from magnetar_operator.rolling import RollPlan
 from tests.unit.operator.samples import DEFAULTS, cluster, coordinators
 
@@ -62,16 +62,6 @@ def test_each_coordinator_has_a_service_of_each_listener() -> None:
     assert services["tx-coordinator-1-nodes"]["ports"][0]["nodePort"] == 30702
     allowed = made["NetworkPolicy", "tx-coordinator"]["spec"]["ingress"][0]["ports"]
     assert {port["port"] for port in allowed} == set(ports.values())
-
-
-def test_coordinators_that_are_stopped_keep_their_services() -> None:
-    """A restore of the store takes the pods away, and nothing else: a service that is made again has another address."""
-    resource, running = coordinators(replicas=2, listeners=WAYS), stored()
-    running |= _updated(running)
-    wanted = desired_coordinators(resource, CLUSTER, DEFAULTS, 2, running, stopped=True)
-    (update,) = plan(wanted, running, "tc-1")
-    assert isinstance(update, Update)
-    assert [(change.path, change.new) for change in update.changes] == [("spec.replicas", 0)]
 
 
 def test_a_coordinator_is_told_its_own_addresses_in_the_spelling_that_it_reads() -> None:

@@ -13,7 +13,7 @@ from magnetar_operator.builders.listeners import PATH, address_of, brokers_of, l
 from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.models import API_VERSION, parse_manifest
-from magnetar_operator.planning import Remove, Update, plan, sealed
+from magnetar_operator.planning import Remove, plan, sealed
 from tests.unit.operator.samples import DEFAULTS, cluster
 
 LISTENERS: list[dict[str, Any]] = [
@@ -47,15 +47,6 @@ def data_of(observed: dict[Identity, dict[str, Any]], replicas: int = 2) -> dict
         if identity_of(manifest) == ("ConfigMap", "main-broker-listeners")
     ]
     return dict(config["data"])
-
-
-def test_brokers_that_are_stopped_keep_their_addresses() -> None:
-    """A restore of the store takes the pods away, and nothing else: a service that is made again has another address."""
-    running, resource = children(), cluster(listeners=LISTENERS)
-    steps = plan(desired(resource, DEFAULTS, 2, running, stopped=True), running, "u-1")
-    (update,) = (step for step in steps if not (isinstance(step, Update) and step.manifest["kind"] == "ConfigMap"))
-    assert isinstance(update, Update)
-    assert [(change.path, change.new) for change in update.changes] == [("spec.replicas", 0)]
 
 
 def test_each_broker_has_a_service_of_each_listener_and_each_listener_one_to_begin_with() -> None:

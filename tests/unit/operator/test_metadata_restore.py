@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +14,17 @@ from magnetar_operator.cluster_state import ClusterState
 from magnetar_operator.cluster_status import Observed, derive, findings_of
 from magnetar_operator.conditions import Reason, Type
 from magnetar_operator.etcd_view import is_known
-from magnetar_operator.metadata_restore import UNDER_WAY, Etcd, Phase, RestorePlan, RestoreView, is_held, plan_restore
+from magnetar_operator.metadata_restore import (
+    PAUSE_MIN_S,
+    UNDER_WAY,
+    Etcd,
+    Phase,
+    RestorePlan,
+    RestoreView,
+    is_held,
+    pause_s,
+    plan_restore,
+)
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.etcd import MetadataRestore, RestoreStatus
 from magnetar_operator.rolling import RollPlan
@@ -50,13 +60,26 @@ def test_an_intact_store_is_left_alone_for_good_unless_another_request_forces_it
     assert phase_of(plan_restore(RestoreView(again, refused.status, Etcd.ANSWERS, intact=True))) is Phase.FILLING
 
 
-def test_nobody_is_stopped_while_etcd_may_come_back() -> None:
-    waits = plan_restore(RestoreView(ASKED, NEW, Etcd.AWAY, clients=("main-broker-0",)))
+def test_nothing_is_begun_while_etcd_may_come_back() -> None:
+    waits = plan_restore(RestoreView(ASKED, NEW, Etcd.AWAY))
     assert (phase_of(waits), waits.is_held, waits.is_active) == (Phase.WAITING, False, True)
     assert phase_of(plan_restore(RestoreView(ASKED, waits.status, Etcd.ANSWERS, intact=True))) is Phase.REFUSED
-    assert phase_of(plan_restore(RestoreView(ASKED, waits.status, Etcd.LOST, clients=("b",)))) is Phase.STOPPING
-    forced = plan_restore(RestoreView(FORCED, waits.status, Etcd.AWAY, clients=("b",)))
-    assert (phase_of(forced), forced.is_held) == (Phase.STOPPING, True)
+    assert phase_of(plan_restore(RestoreView(ASKED, waits.status, Etcd.LOST))) is Phase.BEGINNING
+    forced = plan_restore(RestoreView(FORCED, waits.status, Etcd.AWAY))
+    assert (phase_of(forced), forced.is_held) == (Phase.BEGINNING, True)
+
+
+def test_the_pause_is_said_before_it_comes() -> None:
+    """With the request, before etcd is begun and before the pod is made; what it was reckoned from is gone with the store then."""
+    begins = plan_restore(RestoreView(ASKED, NEW, Etcd.LOST, pause_s=pause_s((0, 300))))
+    assert begins.progress is not None
+    assert begins.progress.message.endswith("brokers serve until it is filled, then no topic is served for about 14 s")
+    fills = plan_restore(RestoreView(ASKED, begins.status, pause_s=pause_s(())))
+    assert (fills.makes_pod, fills.status.pause_seconds) == (False, 14)
+    assert fills.status.message.endswith("brokers serve until it fences them, then no topic is served for about 14 s")
+    waits = plan_restore(RestoreView(ASKED, fills.status, pod="Pending", words="not scheduled: 0/1 nodes are available"))
+    assert "(not scheduled: 0/1 nodes are available)" in waits.status.message
+    assert pause_s(()) == pause_s((0,)) == PAUSE_MIN_S
 
 
 def test_the_lost_etcd_is_named_before_an_empty_one_takes_its_place() -> None:
@@ -73,20 +96,14 @@ def test_the_lost_etcd_is_named_before_an_empty_one_takes_its_place() -> None:
     assert is_known(begun), "the permission has no effect on any other etcd"
 
 
-def test_the_store_is_filled_only_when_nobody_is_left_who_could_change_it() -> None:
-    def at(**changes: object) -> RestorePlan:
-        return plan_restore(replace(RestoreView(ASKED, NEW), **changes))  # type: ignore[arg-type]
-
-    assert phase_of(at(clients=("main-broker-0",))) is Phase.STOPPING
-    assert phase_of(at(registered=1)) is Phase.STOPPING
-    first = at()
-    assert (phase_of(first), first.makes_pod) == (Phase.FILLING, False), "the phase is written before the pod is made"
-    assert at(told=first.status).makes_pod
-    assert not at(told=first.status, pod="Running").makes_pod
-    assert phase_of(at(told=first.status, pod="Running", clients=("main-broker-0",))) is Phase.STOPPING
+def test_the_phase_is_written_before_the_pod_is_made_and_the_pod_once() -> None:
+    first = plan_restore(RestoreView(ASKED, NEW))
+    assert (phase_of(first), first.makes_pod) == (Phase.FILLING, False)
+    assert plan_restore(RestoreView(ASKED, first.status)).makes_pod
+    assert not plan_restore(RestoreView(ASKED, first.status, pod="Running")).makes_pod
 
 
-def test_a_failure_keeps_brokers_stopped_until_the_request_is_another_or_withdrawn() -> None:
+def test_a_failure_holds_the_fleet_until_the_request_is_another_or_withdrawn() -> None:
     filling = RestoreStatus(request="monday", phase="Filling")
     failed = plan_restore(RestoreView(ASKED, filling, pod="Failed", words="nothing was written: x is missing"))
     assert (phase_of(failed), failed.is_held) == (Phase.FAILED, True)
@@ -118,8 +135,7 @@ class Cluster:
     etcd: Etcd
     intact: bool
     status: RestoreStatus = NEW
-    brokers: int = 2
-    registered: int = 2
+    serving: bool = True
     held: bool = False
     identity: str = "old"
     filled_for: str = ""
@@ -129,12 +145,11 @@ class Cluster:
 
     def operate(self) -> None:
         """One pass; it may end after any of its effects."""
-        clients = tuple(f"main-broker-{ordinal}" for ordinal in range(self.brokers))
         answers = self.etcd is Etcd.ANSWERS
         plan = plan_restore(
             RestoreView(
-                self.asked, self.status, self.etcd, self.intact and answers, self.identity, clients, self.registered if answers else 0,
-                self.filled_for if answers else "", self.pod,
+                self.asked, self.status, self.etcd, self.intact and answers, self.identity,
+                filled_for=self.filled_for if answers else "", pod=self.pod,
             )
         )  # fmt: skip
         effects = self.chance.choice((0, 1, 2, 3))
@@ -149,15 +164,10 @@ class Cluster:
     def live(self) -> None:
         """Whatever happens by itself, in any order."""
         happens = self.chance.random
-        if self.held and self.brokers and happens() < 0.5:
-            self.brokers -= 1
-        if not self.held and self.brokers < 2 and happens() < 0.5:
-            self.brokers += 1
-            self.registered += self.intact
-        if self.registered > self.brokers and happens() < 0.5:
-            self.registered -= 1
+        if not self.serving and self.intact and happens() < 0.5:
+            self.serving = True
         if self.etcd is Etcd.LOST and self.status.replaces == self.identity and happens() < 0.5:
-            self.etcd, self.identity, self.intact, self.registered, self.filled_for = Etcd.ANSWERS, "new", False, 0, ""
+            self.etcd, self.identity, self.intact, self.filled_for = Etcd.ANSWERS, "new", False, ""
         if self.pod == "Running" and self.etcd is Etcd.ANSWERS:
             self._work()
 
@@ -167,9 +177,9 @@ class Cluster:
             self.pod = ""
         elif self.chance.random() < 0.5:
             if self.filled_for != self.asked.request:
-                assert self.brokers == 0, "somebody serves over a store that is being filled"
+                assert self.status.phase == Phase.FILLING, "nobody said that a pause comes"
                 self.fills += 1
-                self.intact, self.filled_for = True, self.asked.request
+                self.serving, self.intact, self.filled_for = False, True, self.asked.request
             self.pod = "Succeeded" if self.chance.random() < 0.7 else ""
 
 
@@ -185,15 +195,16 @@ def test_a_request_is_carried_out_once_whatever_ends_in_between(
     for _ in range(500):
         model.operate()
         model.live()
-        if model.status.phase == Phase.RESTORED and model.brokers == 2:
+        assert model.serving or model.fills, "brokers serve until the store is filled"
+        if model.status.phase == Phase.RESTORED and model.serving and not model.held:
             break
-    assert (model.status.phase, model.fills, model.brokers, model.intact) == ("Restored", 1, 2, True)
+    assert (model.status.phase, model.fills, model.serving, model.intact) == ("Restored", 1, True, True)
     assert model.identity == ("new" if etcd is Etcd.LOST else "old")
-    assert set(model.phases) >= {Phase.STOPPING, Phase.FILLING, Phase.RESTORED}
+    assert set(model.phases) >= {Phase.FILLING, Phase.RESTORED}
     for _ in range(20):
         model.operate()
         model.live()
-    assert (model.fills, model.brokers) == (1, 2)
+    assert (model.fills, model.serving, model.held) == (1, True, False)
 
 
 # --- what follows -----------------------------------------------------------------------------------------------------------------
@@ -227,7 +238,7 @@ def test_the_pod_is_made_once_per_request_and_shows_the_operators_certificate() 
 def test_conditions_and_status_tell_the_story() -> None:
     state = ClusterState("5e" * 16, {}, {}, {})
     for phase, kind, reason in (
-        (Phase.STOPPING, Type.PROGRESSING, Reason.RESTORING),
+        (Phase.BEGINNING, Type.PROGRESSING, Reason.RESTORING),
         (Phase.WAITING, Type.DEGRADED, Reason.RESTORE_WAITS),
         (Phase.FAILED, Type.DEGRADED, Reason.RESTORE_FAILED),
     ):

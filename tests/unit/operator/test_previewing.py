@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.models.etcd import RestoreStatus
 from magnetar_operator.planning import Change
 from magnetar_operator.previewing import Leaving, field_changes, preview
 from tests.unit.operator.samples import cluster
@@ -63,3 +64,13 @@ def test_fields_that_went_are_changes_too() -> None:
     assert field_changes({"config": {"a": "1"}, "replicas": 2}, {"config": {}, "replicas": 3}) == [
         Change("spec.replicas", 2, 3), Change("spec.config.a", "1", None),
     ]  # fmt: skip
+
+
+def test_the_pause_of_a_restore_is_shown_before_it_is_asked_for() -> None:
+    asked = running(2, etcd={"managed": {"restore": {"request": "monday"}}})
+    (note,) = preview(running(2), asked).notes
+    assert "restored for request monday if it is lost: brokers serve until it is filled, then no topic is served for about" in note
+    forced = running(2, etcd={"managed": {"restore": {"request": "monday", "force": True}}})
+    assert "whatever it holds" in preview(running(2), forced).notes[0]
+    done = asked.status.model_copy(update={"restore": RestoreStatus(request="monday", phase="Restored")})
+    assert preview(asked, asked.model_copy(update={"status": done})).notes == ()
