@@ -3,7 +3,8 @@
 Owns: `EtcdLife`, the view that plans are made on, which image the pods get, and status.etcd. Imports: broker_pods, conditions, etcd siblings,
 builders, models. Pure.
 Invariants: fields that a kubelet has not written yet are absent, not errors; the same view gives the same status, and sizes in it change only with
-a tenth of themselves, so that a steady state writes none; a new image of the start container alone restarts nobody.
+a tenth of themselves, so that a steady state writes none; clients are given other endpoints only while etcd is as wanted; a new image of the start
+container alone restarts nobody.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from magnetar_operator import broker_pods, etcd_start, names
 from magnetar_operator.builders.etcd_set import START, EtcdShape, etcd_set
-from magnetar_operator.builders.object import Defaults, Manifest
+from magnetar_operator.builders.object import Defaults, Manifest, member_endpoints
 from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.etcd_admin import Figures, Sighting
 from magnetar_operator.etcd_members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart
@@ -209,11 +210,13 @@ def status_of(cluster: BrokerCluster, managed: ManagedEtcd, plan: EtcdPlan, seen
     """status.etcd. What cannot be seen now stays as it was."""
     before = cluster.status.etcd
     identity = next((f"{figures.cluster:x}" for figures in seen.figures.values()), "") if seen.members is not None else ""
+    as_wanted = seen.members is not None and plan.step is None and plan.reason is None
     sizes = [(figures.size // _MIB, figures.used // _MIB) for figures in seen.figures.values()]
     size, used = max(sizes, default=(before.database_mib, before.used_mib))
     return EtcdStatus(
         cluster_id=identity or before.cluster_id,
         members=tuple(_member(cluster, seen, ordinal) for ordinal in sorted(ordinals)),
+        endpoints=member_endpoints(cluster, managed.replicas) if as_wanted else before.endpoints,
         database_mib=_steady(before.database_mib, size),
         used_mib=_steady(before.used_mib, used),
         quota_mib=managed.quota_mib,

@@ -13,6 +13,7 @@ from typing import Any
 
 from magnetar_operator import names
 from magnetar_operator.builders.object import Defaults, Manifest
+from magnetar_operator.conditions import counted
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.metadata_restore import Phase, pause_s
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -62,8 +63,9 @@ def field_changes(old: Any, new: Any, path: str = "spec") -> list[Change]:
 
 def preview(old: BrokerCluster | None, new: BrokerCluster) -> Preview:
     """What the operator would do. `old` is None for a cluster that does not exist; both carry the status that was read."""
-    wanted = desired(new, OPERATORS, new.spec.replicas, {})
-    have = {identity_of(child): child for child in desired(old, OPERATORS, old.spec.replicas, {})} if old is not None else {}
+    wanted = desired(_in_the_end(new), OPERATORS, new.spec.replicas, {})
+    before = desired(_in_the_end(old), OPERATORS, old.spec.replicas, {}) if old is not None else []
+    have = {identity_of(child): child for child in before}
     objects = tuple(_objects(wanted, have))
     return Preview(
         objects=objects,
@@ -72,6 +74,12 @@ def preview(old: BrokerCluster | None, new: BrokerCluster) -> Preview:
         joining=_joining(old, new),
         notes=tuple(_notes(old, new)),
     )
+
+
+def _in_the_end(cluster: BrokerCluster) -> BrokerCluster:
+    """With the endpoints of etcd that clients are given when its members are as wanted."""
+    etcd = cluster.status.etcd.model_copy(update={"endpoints": ()})
+    return cluster.model_copy(update={"status": cluster.status.model_copy(update={"etcd": etcd})})
 
 
 def _objects(wanted: list[Manifest], have: dict[Identity, Manifest]) -> Iterator[ObjectChange]:
@@ -123,6 +131,14 @@ def _notes(old: BrokerCluster | None, new: BrokerCluster) -> Iterator[str]:
         yield "spec.autoscaling is enabled and writes spec.replicas too: leave replicas out of the manifest"
     if old is not None and old.spec.replicas and not new.spec.replicas:
         yield "no broker is left: topics are not served until replicas is raised again; their messages stay"
+    members = [
+        cluster.spec.etcd.managed.replicas
+        for cluster in (old, new)
+        if cluster is not None and cluster.spec.etcd.managed is not None
+    ]
+    if len(set(members)) > 1:
+        voters = counted(members[-1], "healthy voting member", "healthy voting members")
+        yield f"brokers and coordinators are restarted when etcd has {voters}, not before"
     yield from _restore_notes(new)
     for pending in old.status.pending_restarts if old is not None else ():
         yield f"{pending.name} is going to be restarted already ({pending.reason})"

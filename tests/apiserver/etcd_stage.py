@@ -45,6 +45,8 @@ class EtcdKubelet:
         self._binary = binary("etcd")
         self._refusal = ""
         self._turn = threading.Lock()
+        self.pending: set[str] = set()
+        """Pods that are not started, as if no node had room for them."""
         self.ended: list[str] = []
         """Pods in the order of their ends."""
         self._processes: dict[str, tuple[str, subprocess.Popen[bytes] | None]] = {}
@@ -102,7 +104,8 @@ class EtcdKubelet:
         self._sync_secrets()
         for name in wanted:
             pod = pods.get(name) or self._make(name, found, revision)
-            self._run(name, pod)
+            if name not in self.pending:
+                self._run(name, pod)
         ready = sum(self._is_ready(name) for name in wanted)
         status = {
             "replicas": len(wanted), "readyReplicas": ready, "updateRevision": revision, "currentRevision": revision,

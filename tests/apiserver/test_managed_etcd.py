@@ -15,7 +15,7 @@ from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.etcd_tls import TlsBytes
 from magnetar_operator import broker_cluster, etcd_rotation, etcd_start, names
 from tests.apiserver.etcd_stage import SET, EtcdKubelet
-from tests.apiserver.stage import Scene, running_operator, until, writes
+from tests.apiserver.stage import Kubelet, Scene, running_operator, until, writes
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 240.0
@@ -94,6 +94,53 @@ def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says
             assert etcd_of(scene)["clusterId"] == identity
             scene.merge(path, {"metadata": {"annotations": {"magnetar.io/begin-etcd": identity}}})
             await until("another etcd", lambda: settled(scene, 1) and etcd_of(scene)["clusterId"] != identity, TIMEOUT_S)
+
+    asyncio.run(scenario())
+
+
+def test_brokers_are_restarted_once_when_new_members_work_and_once_when_they_are_gone(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while a member that they would be given is still pending: a restart then would come again, and might come up without the store."""
+    kubelet, brokers = EtcdKubelet(scene, tmp_path), Kubelet(scene)
+    kubelet.play_dns(monkeypatch)
+    kubelet.pending.add("main-etcd-2")
+    path = scene.path("brokerclusters", "main")
+    pods: list[str] = []
+
+    def store() -> str:
+        """Where the set's next pod looks for etcd; pods so far into `pods`."""
+        pods.extend(pod["metadata"]["uid"] for pod in scene.pods() if pod["metadata"]["name"] == "main-broker-0")
+        arguments = (scene.stateful_set() or {})["spec"]["template"]["spec"]["containers"][0]["args"]
+        return str(arguments[arguments.index("--store") + 1])
+
+    def restarted(count: int) -> bool:
+        """So many pods have followed the first, and the last has the newest template."""
+        wanted, found = store(), [pod for pod in scene.pods() if pod["metadata"]["name"] == "main-broker-0"]
+        return len(set(pods)) == count + 1 and len(found) == 1 and wanted in found[0]["spec"]["containers"][0]["args"]
+
+    def scale(members: int) -> None:
+        scene.merge(path, {"spec": {"etcd": {"managed": {"replicas": members}}}})
+
+    async def scenario() -> None:
+        async with kubelet.at_work(), brokers.at_work(), running_operator(scene.namespace):
+            scene.create("BrokerCluster", "main", {"replicas": 1})
+            await until("one member and a broker", lambda: settled(scene, 1) and restarted(0), TIMEOUT_S)
+            alone = store()
+            scale(3)
+            voter = lambda: roles(scene).get("main-etcd-1") == "Follower" and "main-etcd-2" in roles(scene)  # noqa: E731
+            await until("the second votes, the third is awaited", voter, TIMEOUT_S)
+            for _ in range(5):
+                assert (store(), len(set(pods))) == (alone, 1)
+                await asyncio.sleep(0.5)
+            kubelet.pending.clear()
+            await until("three members", lambda: store() == alone and settled(scene, 3), TIMEOUT_S)
+            await until("one restart", lambda: restarted(1), TIMEOUT_S)
+            assert store().count(",") == 2
+            scale(1)
+            await until("one member again", lambda: settled(scene, 1) and len(roles(scene)) == 1, TIMEOUT_S)
+            await until("another restart", lambda: restarted(2), TIMEOUT_S)
+            assert store() == alone
 
     asyncio.run(scenario())
 

@@ -62,8 +62,8 @@ async def restore_store(
 ) -> Restored:
     """Fill the store from `backup` (None: from storage alone; `in_place`: from what the store itself holds) and from storage.
 
-    The store remembers `request` ("" = nothing) from the moment on at which brokers accept it. Brokers that run are fenced: the pause of their clients
-    begins then. Raises InvalidRequest for what `force` would allow, or must be corrected first; StoreError, StorageError.
+    The store remembers `request` ("" = nothing) from the moment on at which brokers accept it. Brokers that run are fenced: then the pause of
+    their clients begins. Raises InvalidRequest for what `force` would allow, or must be corrected first; StoreError, StorageError.
     """
     storage_id = await _storage_id(volume)
     if in_place:

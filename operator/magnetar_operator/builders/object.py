@@ -97,14 +97,20 @@ def claim_name(cluster: BrokerCluster) -> str:
 
 
 def etcd_endpoints(cluster: BrokerCluster) -> tuple[str, ...]:
-    """host:port of the cluster's metadata store."""
+    """host:port of the cluster's metadata store, as its clients are given it: a managed etcd's change when it is as wanted, because each change
+    restarts every client."""
     external, managed = cluster.spec.etcd.external, cluster.spec.etcd.managed
     if external is not None:
         return external.endpoints
-    if managed is None or managed.replicas == 1:
+    return cluster.status.etcd.endpoints or member_endpoints(cluster, managed.replicas if managed is not None else 1)
+
+
+def member_endpoints(cluster: BrokerCluster, members: int) -> tuple[str, ...]:
+    """host:port of a managed etcd of so many members."""
+    if members == 1:
         return (names.etcd_endpoint(cluster.name, cluster.namespace),)
     # Every member by its name: one that hangs is left for another at once, not when its connection is found dead.
-    hosts = (names.etcd_member_host(cluster.name, cluster.namespace, ordinal) for ordinal in range(managed.replicas))
+    hosts = (names.etcd_member_host(cluster.name, cluster.namespace, ordinal) for ordinal in range(members))
     return tuple(f"{host}:{names.ETCD_CLIENT_PORT}" for host in hosts)
 
 

@@ -83,6 +83,12 @@ class EtcdStatus(StatusModel):
 
     cluster_id: str = Field(default="", description="Identity of this etcd; another one is never begun in its place unasked.")
     members: tuple[EtcdMemberStatus, ...] = Field(default=(), description="Every member.", json_schema_extra=BY_NAME)
+    endpoints: tuple[str, ...] = Field(
+        default=(),
+        description="The host:port by which brokers and coordinators reach it. Another number of members changes them, and restarts their pods once, "
+        "when all members that are wanted vote and are healthy.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
     database_mib: int = Field(default=0, description="Size of the largest member's database, in MiB, roughly.")
     used_mib: int = Field(default=0, description="How much of it is in use, in MiB, roughly.")
     quota_mib: int = Field(default=0, description="The size at which etcd refuses writes, in MiB.")

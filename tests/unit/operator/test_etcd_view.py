@@ -7,7 +7,7 @@ from typing import Any
 
 from magnetar_operator import etcd_start, names
 from magnetar_operator.builders.etcd_set import EtcdShape
-from magnetar_operator.builders.object import Defaults
+from magnetar_operator.builders.object import Defaults, etcd_endpoints
 from magnetar_operator.conditions import Reason
 from magnetar_operator.desired import desired, identity_of
 from magnetar_operator.etcd_admin import Figures, Sighting
@@ -124,3 +124,26 @@ def test_sizes_in_the_status_change_only_with_a_tenth_of_themselves() -> None:
     assert status_of(second, ManagedEtcd(), EtcdPlan(1), seen(215), [0]) == status
     assert status_of(second, ManagedEtcd(), EtcdPlan(1), seen(230), [0]).database_mib == 230
     assert status_of(second, ManagedEtcd(), EtcdPlan(1), Sighting(None, {}), [0]).cluster_id == "c0"
+
+
+def test_clients_are_given_new_members_when_all_of_them_vote_and_not_before() -> None:
+    """Brokers are restarted by another address: once on the way up and once on the way down, at the end of each; never for a member that is down."""
+    one, three = ManagedEtcd(), ManagedEtcd(replicas=3)
+    seen, unseen = Sighting((Member(1, 0),), {}), Sighting(None, {})
+    found = cluster(etcd={"managed": {"replicas": 1}})
+    given: list[tuple[str, ...]] = []
+    for managed, reason, look in (
+        (one, Reason.STORE_STARTING, unseen), (one, None, seen), (three, Reason.ETCD_SCALING, seen), (three, Reason.ETCD_NO_QUORUM, unseen),
+        (three, None, seen), (three, Reason.ETCD_MEMBER_DOWN, seen), (three, None, unseen), (one, Reason.ETCD_SCALING, seen), (one, None, seen),
+    ):  # fmt: skip
+        etcd = status_of(found, managed, EtcdPlan(managed.replicas, reason=reason), look, [0])
+        found = cluster(etcd={"managed": {"replicas": managed.replicas}})
+        found = found.model_copy(update={"status": found.status.model_copy(update={"etcd": etcd})})
+        given.append(etcd_endpoints(found))
+    service = ("main-etcd.shop.svc:2379",)
+    members = tuple(f"main-etcd-{ordinal}.main-etcd.shop.svc:2379" for ordinal in range(3))
+    assert given == [service] * 4 + [members] * 4 + [service]
+
+
+def test_a_new_cluster_begins_with_the_members_that_it_will_have() -> None:
+    assert len(etcd_endpoints(cluster(etcd={"managed": {"replicas": 3}}))) == 3

@@ -74,3 +74,15 @@ def test_the_pause_of_a_restore_is_shown_before_it_is_asked_for() -> None:
     assert "whatever it holds" in preview(running(2), forced).notes[0]
     done = asked.status.model_copy(update={"restore": RestoreStatus(request="monday", phase="Restored")})
     assert preview(asked, asked.model_copy(update={"status": done})).notes == ()
+
+
+def test_another_number_of_etcd_members_restarts_brokers_in_the_end() -> None:
+    """Also where the status still has the addresses of before, which are what pods have now."""
+    told = {"etcd": {"endpoints": ["main-etcd.shop.svc:2379"]}, "brokers": [{"name": "main-broker-0", "phase": "Ready"}]}
+    one, three = (
+        found.model_copy(update={"status": found.status.model_validate(told)})
+        for found in (cluster(replicas=1, etcd={"managed": {"replicas": members}}) for members in (1, 3))
+    )
+    shown = preview(one, three)
+    assert shown.restarts == (("main-broker-0", "Template"),)
+    assert shown.notes == ("brokers and coordinators are restarted when etcd has 3 healthy voting members, not before",)
