@@ -14,7 +14,7 @@ from dataclasses import replace
 import structlog
 
 from magnetar.errors import StoreError
-from magnetar_operator import broker_pods, etcd_life, metadata_restoring, names, topic_namespace
+from magnetar_operator import broker_pods, etcd_life, metadata_restoring, names, namespace_release
 from magnetar_operator.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.builders.listeners import brokers_of, listener_services
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
@@ -57,7 +57,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         world.retain_stores()
         world.autoscaling.forget(f"{key.namespace}/{key.name}")
         world.credentials.ends.pop((key.namespace, key.name), None)
-        topic_namespace.look_at_all(world, key.namespace, key.name, gone=True)
+        namespace_release.look_at_all(world, key.namespace, key.name, gone=True)
         return None
     if cluster.metadata.deletion_timestamp:
         return None  # children go with their owner; volumes stay
@@ -95,7 +95,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
     if observed.state is not None:
         problems += await ensure_users(world, secured)
-        await topic_namespace.see_store(world, cluster)
+        await namespace_release.see_store(world, cluster)
     await _tell(world, cluster, () if held_fleet else moves.story.after)
     for problem in (*moves.problems, *([observed.copies_problem] if observed.copies_problem is not None else [])):
         await world.events.once(cluster, "Warning", problem.reason.word, problem.message)

@@ -16,7 +16,16 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from magnetar.errors import MagnetarError
-from magnetar_operator import broker_cluster, data_job, names, passes, topic_namespace, transaction_coordinator, withdrawing
+from magnetar_operator import (
+    broker_cluster,
+    data_job,
+    names,
+    namespace_release,
+    passes,
+    topic_namespace,
+    transaction_coordinator,
+    withdrawing,
+)
 from magnetar_operator.builders.etcd_tls import client_secret
 from magnetar_operator.conditions import Reason
 from magnetar_operator.metrics import OperatorMetrics, PassMetrics
@@ -167,7 +176,7 @@ class Controller:
             await self._promoted.wait()
             try:
                 await self.enqueue_all()
-                for key in [*await topic_namespace.orphans(self._world), *await withdrawing.orphans(self._world)]:
+                for key in [*await namespace_release.orphans(self._world), *await withdrawing.orphans(self._world)]:
                     self._queue.add(key)
             except KubernetesError as error:
                 log.warning("resync.failed", error=str(error))

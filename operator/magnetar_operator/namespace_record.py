@@ -93,6 +93,11 @@ def released_record(current: NamespaceRecord) -> NamespaceRecord:
     return replace(current, owner="", owned=())
 
 
+def cleared_record(current: NamespaceRecord) -> NamespaceRecord:
+    """The record without an owner and without what the owner set."""
+    return replace(released_record(current), policies=with_fields(current.policies, dict.fromkeys(current.owned)))
+
+
 # --- the tenant ---------------------------------------------------------------------------------------------------------------
 
 

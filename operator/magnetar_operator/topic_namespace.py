@@ -1,17 +1,16 @@
 """Reconciling a `TopicNamespace`.
 
 Owns: the order of steps, who may act, and writing the records of namespace and tenant. Imports: world, namespace_record, namespace_deletion,
-magnetar.metadata, models, conditions.
+namespace_release, magnetar.metadata, models, conditions.
 Invariants: of several resources for one tenant and namespace the oldest acts and the others say so: the record names the one that acts, so that a
-resource is compared with that one alone; a resource that is gone, or was made again for something else, owns nothing for long of what it spoke for;
-fields that this resource does not set are never touched; what has changed between reading and writing a record is read again, never written over;
-what may exist in a namespace that cannot be read counts as existing.
+resource is compared with that one alone; fields that this resource does not set are never touched; what has changed between reading and writing a
+record is read again, never written over; what may exist in a namespace that cannot be read counts as existing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -24,7 +23,6 @@ from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName, NamespaceName
 from magnetar_operator import namespace_deletion
-from magnetar_operator.builders.object import etcd_endpoints
 from magnetar_operator.conditions import Blocked, Finding, Reason, Type, counted
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
@@ -36,15 +34,12 @@ from magnetar_operator.namespace_record import (
     living_bundles,
     owner_text,
     record_changes,
-    released_record,
-    released_tenant,
     seniority,
     tenant_changes,
     told,
 )
-from magnetar_operator.object_cache import claim_slot
-from magnetar_operator.refusals import KubernetesError, NotLeading
-from magnetar_operator.resources import BROKER_CLUSTER, TOPIC_NAMESPACE
+from magnetar_operator.namespace_release import release, release_former, release_system
+from magnetar_operator.resources import TOPIC_NAMESPACE
 from magnetar_operator.stores import ClusterStore
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused
@@ -52,8 +47,6 @@ from magnetar_operator.world import InvalidResource, World, is_paused
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R", bound=Record)
-DECODED_AT_ONCE = 200
-SWEEP_ATTEMPTS = 3
 LOOK_AT_RIVAL_S = 3.0
 LOOK_AT_CLUSTER_S = 30.0
 """A cluster that comes has its namespaces looked at: `see_store`."""
@@ -78,10 +71,11 @@ async def reconcile(world: World, key: Key) -> float | None:
     try:
         resource = await world.read(key, TopicNamespace)
     except InvalidResource as error:
+        await release_system(world, key)
         await namespace_deletion.finalize_unreadable(world, key, error)
         return None
     if resource is None:
-        await _release(world, key)
+        await release(world, key)
         return None
     if resource.metadata.deletion_timestamp:
         return await namespace_deletion.finalize(world, resource, lambda: _cluster_store(world, resource))
@@ -93,7 +87,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     news: list[News] = []
     try:
         store = await _own_store(world, resource)
-        await _release_former(world, resource, store)
+        await release_former(world, resource, store)
         record = await _ensure_record(world, resource, store, news)
         owns_tenant, conflict = await _ensure_tenant(world, resource, store, news)
     except Blocked as blocked:
@@ -173,7 +167,7 @@ async def _own_store(world: World, resource: TopicNamespace) -> ClusterStore:
         return await _cluster_store(world, resource)
     except Blocked as blocked:
         if blocked.reason in (Reason.CLUSTER_MISSING, Reason.NOT_ALLOWED) and not resource.status.applied_generation:
-            await _release_former(world, resource, None)
+            await release_former(world, resource, None)
         raise
 
 
@@ -327,168 +321,3 @@ async def _replace(store: ClusterStore, key: str, item: KeyValue | None, wanted:
         raise Blocked.by_store(error) from error
     if not written:
         raise Blocked(Reason.STORE_UNAVAILABLE, f"{key} was changed at the same moment; trying again", 0.2)
-
-
-# --- resources that are gone --------------------------------------------------------------------------------------------------
-
-
-async def _release(world: World, key: Key) -> None:
-    """Have a resource that is gone own nothing: what it set stays, and is anybody's. Raises StoreError, TimeoutError, NotLeading."""
-    for store in world.stores.opened():
-        await _release_in(store, key.namespace, key.name)
-        store.claims.pop((key.namespace, key.name), None)
-
-
-async def _release_former(world: World, resource: TopicNamespace, current: ClusterStore | None) -> None:
-    """Have the resource own nothing of what one of its name spoke for before it; `current` is its own store, if it has one. Raises NotLeading.
-
-    A store that does not answer holds nobody up: whatever is left there is found again.
-    """
-    stores = [(store, resource if store is current else None) for store in world.stores.opened()]
-    for store, living in stores:
-        try:
-            await _release_in(store, resource.namespace, resource.name, living)
-        except (StoreError, TimeoutError) as error:
-            log.warning("former.not_released", owner=owner_text(resource), error=str(error) or "no answer in time")
-
-
-async def _release_in(store: ClusterStore, namespace: str, resource: str, living: TopicNamespace | None = None) -> None:
-    """The same in one store, but for what the `living` resource speaks for there. Raises StoreError, TimeoutError, NotLeading."""
-    owner, kept = f"{namespace}/{resource}", _spoken_for(living) if living is not None else set()
-    claims = store.claims.get((namespace, resource), set())
-    for name in claims - kept:
-        if name.namespace:
-            await _disown(store, keys.namespace(name), NamespaceRecord, owner, released_record)
-        if _tenant_of(name) not in kept:
-            await _disown(store, keys.tenant(name.tenant), TenantRecord, owner, released_tenant)
-        claims.discard(name)
-
-
-def _tenant_of(name: NamespaceName) -> NamespaceName:
-    """How a tenant's record stands among the claims."""
-    return NamespaceName(name.tenant, "")
-
-
-def _spoken_for(resource: TopicNamespace) -> set[NamespaceName]:
-    """What the resource owns, or sees to itself that it owns no longer."""
-    tenant = {_tenant_of(resource.spec.name)} if resource.spec.tenant_fields() or resource.status.owns_tenant else set()
-    return {resource.spec.name} | tenant
-
-
-Owned = TypeVar("Owned", NamespaceRecord, TenantRecord)
-
-
-async def _disown(store: ClusterStore, key: str, kind: type[Owned], owner: str, released: Callable[[Owned], Owned]) -> None:
-    """Raises StoreError, TimeoutError, NotLeading."""
-    item = await store.read(key)
-    if item is None:
-        return
-    current = kind.decode(item.value)
-    if current.owner == owner:
-        unchanged = Compare(key, "mod", "=", item.mod_revision)
-        if not await store.write((unchanged,), (Put(key, released(current).encode()),)):
-            raise StoreError(f"{key} was changed at the same moment; trying again")
-
-
-async def orphans(world: World) -> list[Key]:
-    """Resources that own a record of some cluster and do not exist, or speak for something else.
-
-    They went, or were made again, while no operator looked. They are to be reconciled, which releases what they own. A store that does not answer, or
-    whose credentials cannot be read, is left to the next time. Raises NotLeading.
-    """
-    found = []
-    for at in world.keys(BROKER_CLUSTER.kind):
-        if world.refused(at.namespace):
-            continue
-        try:
-            cluster = await world.cluster(at.namespace, at.name)
-            found += await _orphans_of(world, cluster, await world.store_of(cluster)) if cluster is not None else []
-        except NotLeading:
-            raise
-        except (InvalidResource, StoreError, KubernetesError) as error:
-            log.warning("orphans.unknown", cluster=f"{at.namespace}/{at.name}", error=str(error))
-    return found
-
-
-async def see_store(world: World, cluster: BrokerCluster) -> None:
-    """A cluster's store answers: once, have what waits for the cluster looked at, and what resources that went without it have left there.
-
-    Raises KubernetesError, NotLeading.
-    """
-    store = await world.store_of(cluster)
-    if cluster.metadata.uid not in store.swept:
-        for key in await _orphans_of(world, cluster, store):
-            world.look_at(key)
-        look_at_all(world, cluster.namespace, cluster.name, gone=False)
-
-
-def look_at_all(world: World, namespace: str, name: str, *, gone: bool) -> None:
-    """A cluster has come or gone: have those of its TopicNamespaces see it that say otherwise."""
-    for found in world.referring(namespace, name):
-        if (found.standing[1] == Reason.CLUSTER_MISSING.word) != gone:
-            world.look_at(Key(found.kind, *found.name))
-
-
-async def _orphans_of(world: World, cluster: BrokerCluster, store: ClusterStore) -> list[Key]:
-    """As `orphans`, of one cluster; none if its store does not answer."""
-    owners = await _owners(store)
-    if owners is None:
-        return []
-    store.swept.add(cluster.metadata.uid)
-    found = []
-    for number, (owner, owned) in enumerate(owners.items()):
-        if number % DECODED_AT_ONCE == 0:
-            await asyncio.sleep(0)
-        namespace, _, resource = owner.partition("/")
-        if world.namespaces and namespace not in world.namespaces:
-            continue
-        if former := await _former(world, cluster, namespace, resource, owned):
-            store.claims.setdefault((namespace, resource), set()).update(former)
-            found.append(Key(TOPIC_NAMESPACE.kind, namespace, resource))
-    return found
-
-
-async def _former(
-    world: World, cluster: BrokerCluster, namespace: str, resource: str, owned: set[NamespaceName]
-) -> set[NamespaceName]:
-    """What of the records that name this resource as their owner it does not speak for (any more)."""
-    shown = world.cache.get(TOPIC_NAMESPACE.kind, namespace, resource)
-    if shown is None:
-        return owned
-    if all(claim_slot((cluster.namespace, cluster.name), name.tenant, name.namespace) in shown.slots for name in owned):
-        return set()  # nearly always, and nothing is decoded for it
-    try:
-        living = await world.read(Key(TOPIC_NAMESPACE.kind, namespace, resource), TopicNamespace)
-        target = await world.cluster(*living.cluster_key) if living is not None else None
-    except InvalidResource:
-        return set()
-    if living is None or target is None or etcd_endpoints(target) != etcd_endpoints(cluster):
-        return owned
-    return owned - _spoken_for(living)
-
-
-async def _owners(store: ClusterStore) -> dict[str, set[NamespaceName]] | None:
-    """Owners in a cluster's records, each with what it owns (a tenant as a namespace of no name); None if the store does not answer."""
-    for _ in range(SWEEP_ATTEMPTS):
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                tenants = (await store.reader.range(keys.TENANTS)).items
-                namespaces = (await store.reader.range(keys.NAMESPACES)).items
-            return await _owners_among(tenants, namespaces)
-        except (StoreError, TimeoutError) as error:
-            log.warning("orphans.unknown", error=str(error) or "no answer in time")
-    return None
-
-
-async def _owners_among(tenants: Sequence[KeyValue], namespaces: Sequence[KeyValue]) -> dict[str, set[NamespaceName]]:
-    """Raises StoreError for a record that cannot be read."""
-    owners: dict[str, set[NamespaceName]] = {}
-    for item in tenants:
-        if owner := TenantRecord.decode(item.value).owner:
-            owners.setdefault(owner, set()).add(NamespaceName(item.key.removeprefix(keys.TENANTS), ""))
-    for number, item in enumerate(namespaces):
-        if number % DECODED_AT_ONCE == 0:
-            await asyncio.sleep(0)  # of ten thousand records nobody's reconciliation waits for the last
-        if owner := NamespaceRecord.decode(item.value).owner:
-            owners.setdefault(owner, set()).add(NamespaceName.parse(item.key.removeprefix(keys.NAMESPACES)))
-    return owners

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,20 +14,23 @@ from magnetar.metadata import keys
 from magnetar.metadata.etcd import TlsMaterial
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import CoordinatorSetRecord, NamespaceRecord
-from magnetar.names import NamespaceName, initial_boundaries
-from magnetar_operator import topic_namespace, withdrawing
+from magnetar.names import SYSTEM_NAMESPACE, NamespaceName, initial_boundaries
+from magnetar_operator import namespace_release, topic_namespace, withdrawing
 from magnetar_operator.etcd_credentials import EtcdCredentials
+from magnetar_operator.kubernetes_api import KubernetesApi
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.models.base import API_VERSION
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.object_cache import ObjectCache, shown
 from magnetar_operator.refusals import ApiRefused, KubernetesError, NotLeading
+from magnetar_operator.resources import Resource
 from magnetar_operator.stores import Cluster, ClusterStore, Stores
 from magnetar_operator.work_queue import Key
-from magnetar_operator.world import World
+from magnetar_operator.world import InvalidResource, World
 from tests.unit.operator.samples import DEFAULTS
 
 CLOSED, OPEN = "closed", "open"
+TTL = "message_ttl_in_seconds"
 FORBIDDEN = ApiRefused("secrets is forbidden", 403)
 
 
@@ -54,6 +58,9 @@ class InMemory(Stores):
         assert tls is None, f"{cluster} at {endpoints} has no TLS"
         return self.store
 
+    def opened(self) -> list[ClusterStore]:
+        return [self.store]
+
 
 async def world_of(secrets: Secrets, refused: str = "") -> World:
     """A cluster in either namespace, and records of resources in `OPEN` that are gone."""
@@ -73,7 +80,7 @@ async def world_of(secrets: Secrets, refused: str = "") -> World:
 
 
 async def swept(world: World) -> list[Key]:
-    return [*await topic_namespace.orphans(world), *await withdrawing.orphans(world)]
+    return [*await namespace_release.orphans(world), *await withdrawing.orphans(world)]
 
 
 ORPHANS = [Key("TopicNamespace", OPEN, "orders"), Key("TransactionCoordinator", OPEN, "tx")]
@@ -103,8 +110,39 @@ def test_a_cluster_in_a_namespace_that_may_not_be_read_is_not_tried() -> None:
 
 def test_who_does_not_lead_any_more_sweeps_no_further() -> None:
     async def script() -> None:
-        for sweep in (topic_namespace.orphans, withdrawing.orphans):
+        for sweep in (namespace_release.orphans, withdrawing.orphans):
             with pytest.raises(NotLeading):
                 await sweep(await world_of(Secrets(NotLeading("another one leads"))))
+
+    asyncio.run(script())
+
+
+def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_brokers_namespace() -> None:
+    """It exists and does not fit the model: its owner record goes, with what it had set there; fields of others stay."""
+
+    class Readable(KubernetesApi):
+        """Has nothing more to say of the resource."""
+
+        def __init__(self) -> None: ...
+
+        async def get(self, resource: Resource, namespace: str, name: str) -> None: ...
+
+    async def script() -> None:
+        world = replace(await world_of(Secrets(FORBIDDEN)), api=Readable())
+        store = await world.store_of(BrokerCluster.model_validate(world.cache.get("BrokerCluster", OPEN, "main").manifest))  # type: ignore[union-attr]
+        spec = {"clusterRef": {"name": "main"}, "tenant": "pulsar", "namespace": "system", "policies": {TTL: 1}}
+        metadata = {"name": "system", "namespace": OPEN, "uid": "s", "resourceVersion": "2"}
+        world.cache.put(shown({"apiVersion": API_VERSION, "kind": "TopicNamespace", "metadata": metadata, "spec": spec}))
+        key, system = Key("TopicNamespace", OPEN, "system"), keys.namespace(SYSTEM_NAMESPACE)
+        policies = {TTL: 1, "max_topics_per_namespace": 7}
+        record = NamespaceRecord(initial_boundaries(2), policies, f"{OPEN}/system", (f"policies.{TTL}",))
+        await store.reader.put(system, record.encode())
+        assert await namespace_release.orphans(world) == [*ORPHANS[:1], key]
+        with pytest.raises(InvalidResource, match="belongs to the brokers"):
+            await topic_namespace.reconcile(world, key)
+        item = await store.reader.get(system)
+        assert item is not None
+        assert NamespaceRecord.decode(item.value) == NamespaceRecord(record.boundaries, {"max_topics_per_namespace": 7})
+        assert await namespace_release.orphans(world) == ORPHANS[:1]
 
     asyncio.run(script())
