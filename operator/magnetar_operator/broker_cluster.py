@@ -21,7 +21,7 @@ from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.client_security import SeenSecurity, authority_known, secure_clients
 from magnetar_operator.cluster_state import ClusterState, read_cluster_state
-from magnetar_operator.cluster_status import Observed, derive, findings_of
+from magnetar_operator.cluster_status import Observed, derive, findings_of, troubles_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.etcd_access import ensure_users, secure
@@ -35,6 +35,8 @@ from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.scale_story import Told
 from magnetar_operator.scaling import CORDON_REASON, REPLACE_REASON
 from magnetar_operator.storage_credentials import secrets_again_s, see_credentials
+from magnetar_operator.storage_expansion import hold_claim, missing_classes
+from magnetar_operator.troubles import listed
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
 
@@ -85,6 +87,8 @@ async def reconcile(world: World, key: Key) -> float | None:
     have = observed.children
     wanted = desired(cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority)
     wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking, names.security(cluster.name))
+    wanted, held_claim = await hold_claim(world, cluster, wanted, observed.children)
+    problems += [*held_claim, *await missing_classes(world, cluster, observed.children, observed.etcd_pods)]
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)
@@ -243,7 +247,9 @@ async def _write_status(
     conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *autoscaled.findings, *security.findings])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in cluster.status.conditions)
     status = derive(cluster, observed, roll, conditions)
-    await world.write_status(stored, status.model_copy(update={"scaling": moves.story.status, "autoscaling": autoscaled.status}))
+    troubles = listed(cluster.status.troubles, troubles_of(cluster, observed, problems), world.clock.wall_ms())
+    update = {"scaling": moves.story.status, "autoscaling": autoscaled.status, "troubles": troubles}
+    await world.write_status(stored, status.model_copy(update=update))
     if findings[-1].holds and not was_ready:
         await world.events.normal(cluster, "Ready", findings[-1].message)
 

@@ -121,13 +121,14 @@ def first_trouble(pods: Sequence[Manifest]) -> str:
     return next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in pods if not is_ready(pod) and trouble_of(pod)), "")
 
 
-def first_problem(pods: Sequence[Manifest]) -> Problem | None:
-    """What keeps the first pod that does not come up by itself from being ready, and what to do."""
-    for pod in sorted_by_ordinal(pods):
-        problem = problem_of(pod) if not (is_ready(pod) or is_terminating(pod)) else None
-        if problem is not None:
-            return Problem(problem.reason, f"{name_of(pod)}: {problem.message}. {problem.reason.remedy}")
-    return None
+def pod_problems(pods: Sequence[Manifest]) -> list[Problem]:
+    """What keeps each pod that does not come up by itself from being ready, and what to do."""
+    found = [(name_of(pod), problem_of(pod)) for pod in sorted_by_ordinal(pods) if not (is_ready(pod) or is_terminating(pod))]
+    return [
+        Problem(problem.reason, f"{name}: {problem.message}. {problem.reason.remedy}", name)
+        for name, problem in found
+        if problem is not None
+    ]
 
 
 def lost_nodes_problem(nodes: LostNodes) -> Problem | None:

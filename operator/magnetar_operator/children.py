@@ -55,7 +55,7 @@ async def apply_children(
         except NamespaceTerminating:
             raise  # nothing else can be made either
         except ApiRefused as error:
-            problem = Problem(Reason.REFUSED, str(error))
+            problem = Problem(Reason.REFUSED, str(error), _part(step))
             await world.events.once(owner, "Warning", Reason.REFUSED.word, str(error), part=_part(step))
         if problem is not None:
             problems.append(problem)
@@ -76,7 +76,7 @@ async def _perform(world: World, owner: CustomResource, step: Step) -> Problem |
     if isinstance(step, Taken):
         message = f"{part} exists and belongs to {step.owner or 'somebody else'}"
         await world.events.once(owner, "Warning", Reason.NAME_TAKEN.word, f"{message}. {Reason.NAME_TAKEN.remedy}", part=part)
-        return Problem(Reason.NAME_TAKEN, message)
+        return Problem(Reason.NAME_TAKEN, message, part)
     if isinstance(step, Remove):
         if await world.api.delete(step.observed):
             await world.events.normal(owner, "Removed", f"{part} is not wanted any more")

@@ -13,20 +13,20 @@ from magnetar_operator import names
 from magnetar_operator.broker_pods import (
     LostNodes,
     first_leaving,
-    first_problem,
     first_trouble,
     is_ready,
     lost_nodes_problem,
     name_of,
     node_addresses,
     phase_of,
+    pod_problems,
     sorted_by_ordinal,
 )
 from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.listeners import brokers_of, listener_statuses, pending_listener
 from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.cluster_state import ClusterState
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted, standing
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted
 from magnetar_operator.desired import Identity
 from magnetar_operator.etcd_rotation import Phase
 from magnetar_operator.etcd_view import EtcdLife
@@ -35,8 +35,10 @@ from magnetar_operator.metadata_restore import RestorePlan
 from magnetar_operator.models.base import Condition
 from magnetar_operator.models.broker_cluster import BrokerCluster, BrokerClusterStatus, BrokerStatus, Endpoints, PendingRestart
 from magnetar_operator.models.etcd import RestoreStatus
+from magnetar_operator.models.storage import ClaimStatus
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import ScalePlan
+from magnetar_operator.troubles import ranked, standing
 
 _NO_RESTORE = RestorePlan(RestoreStatus())
 
@@ -61,6 +63,11 @@ class Observed:
         """What the managed etcd's set is to be."""
         return self.etcd.shape if self.etcd is not None else EtcdShape()
 
+    @property
+    def etcd_pods(self) -> tuple[Manifest, ...]:
+        """Those of the managed etcd."""
+        return self.etcd.pods if self.etcd is not None else ()
+
     def child(self, kind: str, name: str) -> Manifest | None:
         return self.children.get((kind, name))
 
@@ -78,7 +85,6 @@ def findings_of(
         or (etcd.progress if etcd is not None else None)
         or _rotation(cluster)
     )
-    degraded = next(iter([*problems, *(etcd.problems if etcd is not None else ()), *_degradation(cluster, observed)]), None)
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
     elif ready:
@@ -86,7 +92,7 @@ def findings_of(
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_BROKER)
     complete = counted(wanted, "broker is ready", "brokers are ready") if wanted else Reason.STOPPED.meaning
-    return standing(available, progress, degraded, complete)
+    return standing(available, progress, troubles_of(cluster, observed, problems), complete)
 
 
 def _rotation(cluster: BrokerCluster) -> Problem | None:
@@ -121,11 +127,22 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
     return Problem(Reason.STARTING, message)
 
 
-def _degradation(cluster: BrokerCluster, observed: Observed) -> list[Problem]:
+def troubles_of(cluster: BrokerCluster, observed: Observed, problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Everything that is wrong, the gravest first; `problems` are those that this pass met."""
     unreadable = observed.state is None and cluster.status.storage_id
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
-    found = (store, lost_nodes_problem(observed.lost_nodes), _storage_problem(cluster, observed), first_problem(observed.pods))
-    return [problem for problem in (observed.restore.problem, *found, observed.copies_problem) if problem is not None]
+    alone = (observed.restore.problem, store, lost_nodes_problem(observed.lost_nodes), _storage_problem(cluster, observed))
+    etcd = observed.etcd
+    return ranked(
+        [
+            *problems,
+            *(etcd.problems if etcd is not None else ()),
+            *(problem for problem in alone if problem is not None),
+            *pod_problems(observed.etcd_pods),
+            *pod_problems(observed.pods),
+            *([observed.copies_problem] if observed.copies_problem is not None else ()),
+        ]
+    )
 
 
 def _storage_problem(cluster: BrokerCluster, observed: Observed) -> Problem | None:
@@ -161,6 +178,7 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         etcd_authority=cluster.status.etcd_authority,
         etcd=observed.etcd.status if observed.etcd is not None else cluster.status.etcd,
         storage_id=(state.storage_id if state is not None else "") or cluster.status.storage_id,
+        storage=_claim_status(cluster, observed),
         restore=observed.restore.status,
         metadata_copy=copy_status(cluster, state.copies if state is not None else None),
         endpoints=_endpoints(cluster),
@@ -168,6 +186,18 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         brokers=tuple(brokers),
         pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
         conditions=conditions,
+    )
+
+
+def _claim_status(cluster: BrokerCluster, observed: Observed) -> ClaimStatus:
+    claim = observed.child("PersistentVolumeClaim", names.storage_claim(cluster.name))
+    if claim is None:
+        return ClaimStatus()
+    return ClaimStatus(
+        claim=names.storage_claim(cluster.name),
+        storage_class_name=claim["spec"].get("storageClassName", ""),
+        size=claim["spec"]["resources"]["requests"]["storage"],
+        capacity=claim.get("status", {}).get("capacity", {}).get("storage", ""),
     )
 
 

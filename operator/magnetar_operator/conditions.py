@@ -119,6 +119,16 @@ class Reason(enum.Enum):
         "The volume claim is not bound.",
         "Check the claim's events, its class and its access mode.",
     )
+    STORAGE_CLASS_MISSING = (
+        "StorageClassNotFound",
+        "A volume claim waits for a StorageClass that does not exist.",
+        "Make the StorageClass, or delete the claim, which holds nothing yet, and the cluster, and make it with a class that exists.",
+    )
+    STORAGE_NOT_EXPANDABLE = (
+        "StorageNotExpandable",
+        "spec.storage.volumeClaim.size is more than the claim has, and its StorageClass cannot expand it; the claim stays as it is.",
+        "Set size back to what status.storage.capacity says; or set allowVolumeExpansion of the StorageClass, if its provisioner can expand.",
+    )
     STARTING = "BrokersStarting", "Brokers are being made or are not ready yet.", "Wait; if it lasts, look at the pods named."
     NO_BROKER = "NoBroker", "No broker takes traffic.", "Look at the pods' events and logs."
     STOPPED = "Stopped", "spec.replicas is 0.", "Raise spec.replicas to serve again."
@@ -263,8 +273,8 @@ class Reason(enum.Enum):
     )
     NOT_EMPTY = (
         "NotEmpty",
-        "deletionPolicy Delete met a namespace that holds topics, or may.",
-        "Its data stays; delete the topics first, or set the annotation magnetar.io/skip-finalizer to keep them.",
+        "deletionPolicy Delete met a namespace that holds topics, or may; the deletion waits two minutes for them to go.",
+        "Its data stays; delete the topics first, or set the annotation magnetar.io/skip-finalizer to true to keep them.",
     )
     DELETING = "Deleting", "The namespace is empty and about to be deleted.", "Wait."
     COORDINATORS_STARTING = (
@@ -401,41 +411,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that keeps an object from being as desired."""
+    """Something that keeps an object from being as desired; `about` names which of several parts ("" = the whole)."""
 
     reason: Reason
     message: str
+    about: str = ""
 
 
-def standing(available: Finding, progress: Problem | None, degraded: Problem | None, complete: str) -> list[Finding]:
-    """Available, Progressing, Degraded and Ready of something that runs: what is wrong outranks what is under way, and either keeps it from being
-    Ready; `complete` is what Ready says otherwise."""
-    blocker = degraded or progress
-    return [
-        available,
-        _finding(Type.PROGRESSING, progress),
-        _finding(Type.DEGRADED, degraded),
-        Finding(Type.READY, False, blocker.reason, blocker.message)
-        if blocker
-        else Finding(Type.READY, True, Reason.AS_DESIRED, complete),
-    ]
-
-
-def obstructed(problem: Problem) -> list[Finding]:
-    """For a resource that cannot act at all."""
-    return [
-        _finding(Type.DEGRADED, problem),
-        Finding(Type.READY, False, problem.reason, problem.message),
-    ]
-
-
-def _finding(kind: Type, problem: Problem | None) -> Finding:
-    if problem is None:
-        return Finding(kind, False, Reason.AS_DESIRED, _NOTHING[kind])
-    return Finding(kind, True, problem.reason, problem.message)
-
-
-_NOTHING = {Type.PROGRESSING: "Nothing is under way.", Type.DEGRADED: "Nothing needs repair."}
+NOTHING = {Type.PROGRESSING: "Nothing is under way.", Type.DEGRADED: "Nothing needs repair."}
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -14,19 +14,19 @@ from magnetar_operator import names
 from magnetar_operator.broker_pods import (
     LostNodes,
     first_leaving,
-    first_problem,
     first_trouble,
     is_ready,
     lost_nodes_problem,
     name_of,
     node_addresses,
     phase_of,
+    pod_problems,
     sorted_by_ordinal,
 )
 from magnetar_operator.builders.coordinator_set import coordinators_of
 from magnetar_operator.builders.listeners import addresses_of, pending_listener
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted, standing
+from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted
 from magnetar_operator.coordinator_scaling import CoordinatorPlan
 from magnetar_operator.coordinators_state import CoordinatorsState
 from magnetar_operator.desired import Identity
@@ -39,6 +39,7 @@ from magnetar_operator.models.transaction_coordinator import (
     TransactionCoordinatorStatus,
 )
 from magnetar_operator.rolling import RollPlan
+from magnetar_operator.troubles import ranked, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,6 @@ def findings_of(
     wanted = resource.spec.replicas
     ready = sum(map(is_ready, observed.pods))
     progress = _progress(resource, cluster, observed, scale, roll, ready)
-    degraded = next(iter([*problems, *_degradation(resource, observed)]), None)
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
     elif ready:
@@ -74,7 +74,7 @@ def findings_of(
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_COORDINATOR)
     complete = counted(wanted, "coordinator answers", "coordinators answer") if wanted else Reason.STOPPED.meaning
-    return standing(available, progress, degraded, complete)
+    return standing(available, progress, troubles_of(resource, observed, problems), complete)
 
 
 def _progress(
@@ -108,11 +108,14 @@ def _progress(
     return Problem(Reason.COORDINATORS_STARTING, message)
 
 
-def _degradation(resource: TransactionCoordinator, observed: ObservedCoordinators) -> list[Problem]:
+def troubles_of(
+    resource: TransactionCoordinator, observed: ObservedCoordinators, problems: Iterable[Problem]
+) -> tuple[Problem, ...]:
+    """Everything that is wrong, the gravest first; `problems` are those that this pass met."""
     unreadable = observed.state is None and resource.status.announced
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
-    found = (store, lost_nodes_problem(observed.lost_nodes), first_problem(observed.pods))
-    return [problem for problem in found if problem is not None]
+    alone = [problem for problem in (store, lost_nodes_problem(observed.lost_nodes)) if problem is not None]
+    return ranked([*problems, *alone, *pod_problems(observed.pods)])
 
 
 def derive(

@@ -46,7 +46,7 @@ def owned_by(pods: Iterable[Manifest], uids: Iterable[str]) -> list[Manifest]:
 
 def not_started(pods: Sequence[Manifest]) -> Problem | None:
     """What keeps the first of these pods that has not begun to run from it, and what to do."""
-    return broker_pods.first_problem([pod for pod in pods if _phase_of(pod) == "Pending"])
+    return next(iter(broker_pods.pod_problems([pod for pod in pods if _phase_of(pod) == "Pending"])), None)
 
 
 def any_runs(pods: Sequence[Manifest]) -> bool:

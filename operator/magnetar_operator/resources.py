@@ -38,6 +38,7 @@ class Resource:
 
 POD = Resource("Pod", "v1", "pods")
 NODE = Resource("Node", "v1", "nodes", namespaced=False)
+STORAGE_CLASS = Resource("StorageClass", "storage.k8s.io/v1", "storageclasses", namespaced=False)
 EVENT = Resource("Event", "v1", "events")
 CONFIG_MAP = Resource("ConfigMap", "v1", "configmaps")
 SECRET = Resource("Secret", "v1", "secrets")

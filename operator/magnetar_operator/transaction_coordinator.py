@@ -23,12 +23,13 @@ from magnetar_operator.builders.listeners import listener_services
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.children import apply_children, read_children
 from magnetar_operator.client_security import see_security, tell
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, obstructed
+from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.coordinator_scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
 from magnetar_operator.coordinators_state import CoordinatorsState, read_coordinators
-from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of
+from magnetar_operator.coordinators_status import ObservedCoordinators, derive, findings_of, troubles_of
 from magnetar_operator.desired import Identity, identity_of
 from magnetar_operator.metadata_restore import is_held
+from magnetar_operator.models.base import Trouble
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 from magnetar_operator.outages import NO_ANSWER
@@ -36,6 +37,7 @@ from magnetar_operator.planning import held_back
 from magnetar_operator.pod_care import delete_lost, lost_nodes, restart, roll_of
 from magnetar_operator.rolling import RollPlan, held
 from magnetar_operator.storage_credentials import secrets_again_s, see_credentials
+from magnetar_operator.troubles import listed, obstructed
 from magnetar_operator.withdrawing import withdraw, withdraw_elsewhere
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import InvalidResource, World, is_paused, parsed
@@ -72,7 +74,8 @@ async def _serve(world: World, resource: TransactionCoordinator) -> float:
     if cluster is None or obstacle is not None:
         assert obstacle is not None
         await world.events.once(resource, "Warning", obstacle.reason.word, obstacle.message)
-        await _write_conditions(world, resource, obstructed(obstacle))
+        troubles = listed(resource.status.troubles, [obstacle], world.clock.wall_ms())
+        await _write_conditions(world, resource, obstructed(obstacle), troubles=troubles)
         return OBSTACLE_RETRY_S
     return await _act(world, resource, cluster)
 
@@ -230,12 +233,14 @@ async def _write_record(
     return []
 
 
-async def _write_conditions(world: World, resource: TransactionCoordinator, findings: list[Finding]) -> None:
-    """Only these conditions; the rest of the status stays what it was when this resource last acted."""
+async def _write_conditions(
+    world: World, resource: TransactionCoordinator, findings: list[Finding], **changes: tuple[Trouble, ...]
+) -> None:
+    """Only these conditions and changes; the rest of the status stays what it was when this resource last acted."""
     told = {finding.type.value for finding in findings}
     kept = [condition for condition in resource.status.conditions if condition.type not in told]
     new = world.conditions(resource, resource.status.conditions, findings)
-    await world.write_status(resource, resource.status.model_copy(update={"conditions": (*kept, *new)}))
+    await world.write_status(resource, resource.status.model_copy(update={"conditions": (*kept, *new), **changes}))
 
 
 async def _write_status(
@@ -251,7 +256,9 @@ async def _write_status(
     findings = findings_of(resource, cluster, observed, scale, roll, problems)
     conditions = world.conditions(resource, resource.status.conditions, [*findings, *certificate])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in resource.status.conditions)
-    await world.write_status(resource, derive(resource, cluster, observed, roll, conditions))
+    troubles = listed(resource.status.troubles, troubles_of(resource, observed, problems), world.clock.wall_ms())
+    status = derive(resource, cluster, observed, roll, conditions)
+    await world.write_status(resource, status.model_copy(update={"troubles": troubles}))
     if scale.reason is Reason.TRANSACTIONS_OPEN:
         await world.events.once(resource, "Normal", scale.reason.word, scale.message)
     if findings[-1].holds and not was_ready:

@@ -219,10 +219,18 @@ class ControlPlane:
 
 
 def rendered_rights(release: str, namespace: str, *arguments: str) -> str:
-    """The chart's templates/rbac.yaml for a release."""
+    """The chart's roles of a release's operator."""
+    # helm refuses to show a template that renders nothing.
+    parts = ["rbac"] if "rbac.readStorageClasses=false" in ",".join(arguments) else ["rbac", "storage-classes"]
+    only = [word for part in parts for word in ("--show-only", f"templates/{part}.yaml")]
+    return rendered(release, namespace, *only, *arguments)
+
+
+def rendered(release: str, namespace: str, *arguments: str) -> str:
+    """The chart for a release."""
     chart = [binary("helm"), "template", release, str(ROOT / "charts/magnetar"), "--namespace", namespace]
-    only = ["--show-only", "templates/rbac.yaml", "--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
-    return subprocess.run([*chart, *only, *arguments], capture_output=True, text=True, check=True).stdout
+    always = ["--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
+    return subprocess.run([*chart, *always, *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def _trusting() -> ssl.SSLContext:

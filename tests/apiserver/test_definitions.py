@@ -27,6 +27,11 @@ SPECS: dict[str, dict[str, Any]] = {
 
 REFUSED = [
     ("BrokerCluster", {"image": {"repository": "x"}}, "set repository and tag together"),
+    ("BrokerCluster", {"image": {"repository": "x", "tag": "latest"}}, "image.tag is latest"),
+    ("BrokerCluster", {"etcd": {"managed": {"image": "etcd:latest"}}}, "image has the tag latest"),
+    ("BrokerCluster", {"resources": {"requests": {"cpu": 1}, "limits": {"cpu": "999m"}}}, "a request is above its limit"),
+    ("BrokerCluster", {"resources": {"limits": {"memory": "256Mi"}}}, "a request is above its limit"),
+    ("TransactionCoordinator", {"resources": {"limits": {"memory": "1e6"}}}, "a request is above its limit"),
     ("BrokerCluster", {"etcd": {}}, "set exactly one of managed and external"),
     ("BrokerCluster", {"etcd": {"managed": {}, "external": {"endpoints": ["a:1"]}}}, "set exactly one of managed and external"),
     (
@@ -193,9 +198,21 @@ def test_the_scale_subresource_and_the_columns_work(control_plane: ControlPlane,
     assert scaled.returncode == 0, scaled.stderr
     assert control_plane.must("GET", path(namespace, "BrokerCluster", "main"))["spec"]["replicas"] == 4
     shown = control_plane.kubectl("get", "-n", namespace, "magnetar").stdout
-    assert shown.split()[:8] == ["NAME", "DESIRED", "CURRENT", "BROKERS", "READY", "READY", "REASON", "AGE"]
+    assert shown.split()[:9] == ["NAME", "DESIRED", "CURRENT", "BROKERS", "READY", "READY", "REASON", "PAUSED", "AGE"]
     explained = control_plane.kubectl("explain", "brokercluster.spec.drainTimeoutSeconds")
     assert "hand its bundles over" in explained.stdout
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_paused_resource_is_seen_in_the_list(control_plane: ControlPlane, namespace: str, kind: str) -> None:
+    """Whether or not an operator has looked at it since."""
+    pause = {"metadata": {"annotations": {"magnetar.io/paused": "true"}}}
+    for name in ("paused", "works"):
+        control_plane.must("POST", path(namespace, kind), manifest(kind, name))
+    control_plane.must("PATCH", path(namespace, kind, "paused"), pause, "application/merge-patch+json")
+    head, *rows = control_plane.kubectl("get", "-n", namespace, kind.lower()).stdout.splitlines()
+    at = head.index("PAUSED")
+    assert {row.split()[0]: row[at : at + len("PAUSED")].strip() for row in rows} == {"paused": "true", "works": ""}
 
 
 @pytest.mark.parametrize(

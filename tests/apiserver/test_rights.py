@@ -33,6 +33,8 @@ pytestmark = pytest.mark.slow
 
 ACCOUNT = OPERATOR_USER.rpartition(":")[2]
 SCOPED_ACCOUNT = SCOPED_USER.rpartition(":")[2]
+ONLY_ROLES = "rbac.sparkRole=false,rbac.readNodes=false,rbac.readStorageClasses=false"
+"""Values of an operator that has no right beyond the namespaces that it watches."""
 
 _OF_ADMISSION = "asked by admission about owner references that block deletion, not by a request"
 _OF_MISFITS = "a stored object that does not fit the model (definitions of another version) is read again to write its condition"
@@ -75,10 +77,9 @@ def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsew
 ) -> None:
     """watchNamespaces: a real operator works with Roles alone; the next namespace is closed to it."""
     everywhere = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
-    rendered = rendered_rights(
-        "scoped", SCOPED_NAMESPACE, "--set", f"watchNamespaces={{{namespace}}},rbac.sparkRole=false,rbac.readNodes=false"
-    )
-    assert granted(rendered, SCOPED_ACCOUNT) == everywhere - {Right("", "nodes", "get")}
+    rendered = rendered_rights("scoped", SCOPED_NAMESPACE, "--set", f"watchNamespaces={{{namespace}}},{ONLY_ROLES}")
+    of_no_namespace = {Right("", "nodes", "get"), Right("storage.k8s.io", "storageclasses", "get")}
+    assert granted(rendered, SCOPED_ACCOUNT) == everywhere - of_no_namespace
     assert "ClusterRoleBinding" not in rendered
     make_namespace(control_plane, SCOPED_NAMESPACE)
     applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
@@ -127,9 +128,7 @@ def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
     for name in (SCOPED_NAMESPACE, gone, half):
         make_namespace(control_plane, name)
     watched = ",".join((namespace, gone, half))
-    rendered = rendered_rights(
-        "scoped", SCOPED_NAMESPACE, "--set", f"watchNamespaces={{{watched}}},rbac.sparkRole=false,rbac.readNodes=false"
-    )
+    rendered = rendered_rights("scoped", SCOPED_NAMESPACE, "--set", f"watchNamespaces={{{watched}}},{ONLY_ROLES}")
     applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
     assert applied.returncode == 0, applied.stderr
     monkeypatch.setenv("KUBECONFIG", str(control_plane.scoped_kubeconfig))

@@ -60,8 +60,9 @@ def _resource(item: Manifest) -> dict[str, Any]:
         }
         for condition in item.get("status", {}).get("conditions", [])
     ]
-    metadata = item["metadata"]
-    return {"kind": item["kind"], "namespace": metadata["namespace"], "name": metadata["name"], "conditions": conditions}
+    metadata, troubles = item["metadata"], item.get("status", {}).get("troubles", [])
+    name = {"kind": item["kind"], "namespace": metadata["namespace"], "name": metadata["name"]}
+    return {**name, "conditions": conditions, "troubles": troubles}
 
 
 def problems_of(resources: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -75,7 +76,10 @@ def problems_of(resources: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             wrong = degraded if degraded is not None and degraded["status"] == "True" else None
         if wrong is not None:
-            found.append(f"{resource['kind']} {resource['namespace']}/{resource['name']}: {wrong['reason']}: {wrong['message']}")
+            # The list says of each what the condition says of the first.
+            told = resource["troubles"] if len(resource["troubles"]) > 1 else [wrong]
+            name = f"{resource['kind']} {resource['namespace']}/{resource['name']}"
+            found += [f"{name}: {one['reason']}: {one.get('message', '')}" for one in told]
     return found
 
 
@@ -94,6 +98,7 @@ def rows_of(resources: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...
         others = [conditions[kind] for kind in TOLD if kind in conditions]
         # A reason that Ready gives already is not said twice.
         shown = [first, *(one for one in others if one["status"] == "True" and one["reason"] != first["reason"])]
+        shown += [{"type": "Degraded", "status": "True", "message": "", **one} for one in resource["troubles"][1:]]
         for number, one in enumerate(shown):
             name = f"{resource['kind']} {resource['namespace']}/{resource['name']}" if number == 0 else ""
             rows.append((name, one["type"], one["status"], one["reason"], one["message"]))

@@ -106,6 +106,19 @@ class Condition(StatusModel):
     observed_generation: int = Field(default=0, description="Generation of the object that this condition speaks of.")
 
 
+class Trouble(StatusModel):
+    """One thing that is wrong."""
+
+    reason: str = Field(description="One word for programs, as in conditions.")
+    about: str = Field(default="", description="The pod or object concerned; absent = the resource as a whole.")
+    message: str = Field(default="", description="A sentence for people: what is, and what to do.")
+    since: str = Field(description="When it was first seen, RFC 3339.", json_schema_extra={"format": "date-time"})
+
+
+TROUBLES: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+TROUBLES_DESCRIPTION = (
+    "Everything that is wrong, the gravest first: at most 20, and 5 of one reason. Degraded names the first and counts them."
+)
 CONDITIONS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 

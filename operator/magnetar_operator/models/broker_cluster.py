@@ -15,12 +15,15 @@ from pydantic import Field, model_validator
 from magnetar_operator.models.base import (
     CONDITIONS,
     NAME_LENGTH_MAX,
+    TROUBLES,
+    TROUBLES_DESCRIPTION,
     Condition,
     CustomResource,
     Model,
     Quantity,
     Rule,
     StatusModel,
+    Trouble,
     immutable,
 )
 from magnetar_operator.models.broker_config import BrokerConfig
@@ -29,7 +32,8 @@ from magnetar_operator.models.listeners import Listeners, ListenerStatus
 from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 from magnetar_operator.models.security import Auth, Tls
-from magnetar_operator.models.storage import SecretReference, Storage, VolumeClaim
+from magnetar_operator.models.storage import KEEPS_SIZE, ClaimStatus, SecretReference, Storage, VolumeClaim
+from magnetar_operator.quantities import amount
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-coordinator", "-coordinators", "-etcd", "-storage")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -44,12 +48,19 @@ class Image(Model):
             "image: set repository and tag together, or neither (then the operator's own image is used)",
             lambda image: (image.repository == "") == (image.tag == ""),
         ),
+        Rule(
+            "self.tag != 'latest'",
+            "image.tag is latest: two brokers of one cluster could then run different versions; set a fixed tag",
+            lambda image: image.tag != "latest",
+        ),
     )
 
     repository: str = Field(
         default="", max_length=400, description="Repository without a tag, for example registry.example/magnetar."
     )
-    tag: str = Field(default="", max_length=128, description="A fixed tag; `latest` would make two brokers of one cluster differ.")
+    tag: str = Field(
+        default="", max_length=128, description="A fixed tag; `latest` is refused, because two brokers of one cluster could differ."
+    )
     pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
         default="", description="When nodes pull the image; empty = as the operator was told."
     )
@@ -79,6 +90,14 @@ class EtcdStorage(Model):
 
 class ManagedEtcd(Model):
     """An etcd that the operator runs beside the brokers."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.image) || !self.image.endsWith(':latest')",
+            "image has the tag latest: members could then run different versions; name a fixed one",
+            lambda etcd: not etcd.image.endswith(":latest"),
+        ),
+    )
 
     replicas: Literal[1, 3] = Field(
         default=1, description="Members: 1, or 3 to go on without a pause when one fails. May change while the cluster serves."
@@ -154,8 +173,22 @@ class Etcd(Model):
     external: ExternalEtcd | None = Field(default=None, description="Use an etcd that exists.")
 
 
+def _within_limits(resources: Resources) -> bool:
+    known = resources.limits
+    return all((amount(value) or 0) <= (amount(known[name]) or 0) for name, value in resources.requests.items() if name in known)
+
+
 class Resources(Model):
     """Compute resources of a container."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.requests.all(name, !(name in self.limits) || "
+            "quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)",
+            "resources: a request is above its limit, so that no pod could be made; lower requests (which have defaults) or raise limits",
+            _within_limits,
+        ),
+    )
 
     requests: dict[str, Quantity] = Field(
         default={"cpu": "250m", "memory": "512Mi"}, max_length=16, description="What the scheduler reserves."
@@ -293,6 +326,7 @@ class BrokerClusterStatus(StatusModel):
     )
     etcd: EtcdStatus = Field(default_factory=EtcdStatus, description="The managed etcd.")
     storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
+    storage: ClaimStatus = Field(default_factory=ClaimStatus, description="The claim that the operator made for the messages.")
     restore: RestoreStatus = Field(
         default_factory=RestoreStatus, description="The restore of the metadata store that was last asked for."
     )
@@ -322,6 +356,7 @@ class BrokerClusterStatus(StatusModel):
     autoscaling: AutoscalingStatus = Field(
         default_factory=AutoscalingStatus, description="What the autoscaler decided last, and why."
     )
+    troubles: tuple[Trouble, ...] = Field(default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES)
     conditions: tuple[Condition, ...] = Field(
         default=(),
         description="Available, Progressing, Degraded, Ready; Autoscaling if it is enabled, Certificate with spec.tls.",
@@ -343,6 +378,7 @@ class BrokerCluster(CustomResource):
             f"metadata.name: the endings {', '.join(RESERVED_SUFFIXES)} are taken by the parts of other clusters",
             lambda cluster: not cluster.name.endswith(RESERVED_SUFFIXES),
         ),
+        KEEPS_SIZE,
     )
 
     spec: BrokerClusterSpec = BrokerClusterSpec()

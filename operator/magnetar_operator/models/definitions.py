@@ -44,6 +44,8 @@ def _condition(kind: str, field: str) -> str:
 _AGE = Column("Age", ".metadata.creationTimestamp", "date")
 _READY = Column("Ready", _condition("Ready", "status"))
 _REASON = Column("Reason", _condition("Ready", "reason"))
+# The annotation itself: it stops the operator whether or not one runs.
+_PAUSED = Column("Paused", r".metadata.annotations.magnetar\.io/paused")
 _MESSAGE = Column("Message", _condition("Ready", "message"), priority=1)
 
 NAMINGS = {
@@ -54,7 +56,7 @@ NAMINGS = {
             Column("Desired", ".spec.replicas", "integer"),
             Column("Current", ".status.replicas", "integer"),
             Column("Brokers Ready", ".status.readyReplicas", "integer"),
-            _READY, _REASON, Column("Service", ".status.endpoints.serviceUrl", priority=1), _MESSAGE, _AGE,
+            _READY, _REASON, _PAUSED, Column("Service", ".status.endpoints.serviceUrl", priority=1), _MESSAGE, _AGE,
         ),
         scalable=True,
     ),
@@ -66,7 +68,7 @@ NAMINGS = {
             Column("Desired", ".spec.replicas", "integer"),
             Column("Current", ".status.replicas", "integer"),
             Column("Announced", ".status.announced", "integer"),
-            _READY, _REASON, _MESSAGE, _AGE,
+            _READY, _REASON, _PAUSED, _MESSAGE, _AGE,
         ),
         scalable=True,
     ),
@@ -78,7 +80,7 @@ NAMINGS = {
             Column("Tenant", ".spec.tenant"),
             Column("Namespace", ".spec.namespace"),
             Column("Bundles", ".status.bundles", "integer"),
-            _READY, _REASON, _MESSAGE, _AGE,
+            _READY, _REASON, _PAUSED, _MESSAGE, _AGE,
         ),
     ),
     "DataJob": Naming(
@@ -89,7 +91,7 @@ NAMINGS = {
             Column("Cluster", ".spec.clusterRef.name"),
             Column("Topic", ".spec.compaction.topic"),
             Column("State", ".status.state"),
-            _REASON,
+            _REASON, _PAUSED,
             Column("Run", ".status.run"),
             Column("Attempt", ".status.attempt", "integer"),
             Column("Driver", ".status.driverPod", priority=1), _MESSAGE, _AGE,

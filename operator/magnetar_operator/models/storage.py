@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from magnetar_operator.models.base import Model, Quantity, Rule, immutable
+from magnetar_operator.models.base import Model, Quantity, Rule, StatusModel, immutable
 
 
 class SecretReference(Model):
@@ -28,10 +28,6 @@ class VolumeClaim(Model):
             "volumeClaim: set either existingClaim or storageClassName, not both",
             lambda claim: claim.existing_claim == "" or claim.storage_class_name == "",
         ),
-        Rule(
-            "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
-            "volumeClaim.size: a claim cannot shrink; give the old size or more",
-        ),
     )
 
     existing_claim: str = Field(
@@ -47,7 +43,8 @@ class VolumeClaim(Model):
         json_schema_extra=immutable("a claim cannot change its class"),
     )
     size: Quantity = Field(
-        default="10Gi", description="Capacity of the claim; may only grow, and only if the class allows expansion."
+        default="10Gi",
+        description="Capacity of the claim; may grow, if its class allows expansion, and go back to what the claim has.",
     )
     access_modes: tuple[Literal["ReadWriteMany", "ReadWriteOnce"], ...] = Field(
         default=("ReadWriteMany",),
@@ -56,6 +53,31 @@ class VolumeClaim(Model):
         description="ReadWriteMany for brokers on several nodes; ReadWriteOnce keeps all of them on one node.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"} | immutable("a claim cannot change its access modes"),
     )
+
+
+class ClaimStatus(StatusModel):
+    """The claim that the operator made for the messages."""
+
+    claim: str = Field(default="", description="Its name.")
+    storage_class_name: str = Field(default="", description="Its StorageClass; empty = it has none.")
+    size: str = Field(default="", max_length=32, description="What it asks for.")
+    capacity: str = Field(default="", max_length=32, description="What its volume has; empty = it is not bound.")
+
+
+_OLD, _NEW = "oldSelf.spec.storage.volumeClaim", "self.spec.storage.volumeClaim"
+
+
+def _at_least(size: str) -> str:
+    return f"quantity(string({_NEW}.size)).compareTo(quantity({size})) >= 0"
+
+
+KEEPS_SIZE = Rule(
+    f"!has({_NEW}) || !has({_OLD}) || {_at_least(f'string({_OLD}.size)')} || (has(self.status) && has(self.status.storage) && ("
+    + " || ".join(f"has(self.status.storage.{part}) && {_at_least(f'self.status.storage.{part}')}" for part in ("size", "capacity"))
+    + "))",
+    "spec.storage.volumeClaim.size: a claim cannot shrink; give the old size or more, or what status.storage says that the claim has",
+)
+"""Of the whole resource, for its status says what the claim really has: a size that it never got may be taken back."""
 
 
 class S3Credentials(Model):

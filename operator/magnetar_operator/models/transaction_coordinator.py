@@ -16,11 +16,14 @@ from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar_operator.models.base import (
     CONDITIONS,
     NAME_LENGTH_MAX,
+    TROUBLES,
+    TROUBLES_DESCRIPTION,
     Condition,
     CustomResource,
     Model,
     Rule,
     StatusModel,
+    Trouble,
 )
 from magnetar_operator.models.broker_cluster import PendingRestart, Resources
 from magnetar_operator.models.broker_config import CoordinatorConfig
@@ -104,6 +107,7 @@ class TransactionCoordinatorStatus(StatusModel):
         description="Pods to be restarted, and why.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
+    troubles: tuple[Trouble, ...] = Field(default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES)
     conditions: tuple[Condition, ...] = Field(
         default=(),
         description="Available, Progressing, Degraded, Ready; Certificate if the cluster has spec.tls.",

@@ -130,11 +130,17 @@ def test_chart_and_operator_agree(helm: str) -> None:
     assert settings.lease_name in str(leases["rules"])
 
 
-def test_a_namespaced_operator_gets_no_cluster_wide_rights_but_nodes(helm: str) -> None:
+def test_a_namespaced_operator_gets_no_cluster_wide_rights_but_nodes_and_storage_classes(helm: str) -> None:
+    """Each can be turned off."""
     found = documents(helm, *IMAGE, "--set", "watchNamespaces={shop,lab}")
     bound = {d["roleRef"]["name"] for d in found if d["kind"] == "ClusterRoleBinding"}
-    (cluster_role,) = (d for d in found if d["kind"] == "ClusterRole" and d["metadata"]["name"] in bound)
-    assert cluster_role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    rules = [rule for d in found if d["kind"] == "ClusterRole" and d["metadata"]["name"] in bound for rule in d["rules"]]
+    assert sorted(rules, key=str) == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+        {"apiGroups": ["storage.k8s.io"], "resources": ["storageclasses"], "verbs": ["get"]},
+    ]
+    off = "watchNamespaces={shop},rbac.readNodes=false,rbac.readStorageClasses=false"
+    assert not [d for d in documents(helm, *IMAGE, "--set", off) if d["kind"] == "ClusterRoleBinding"]
     roles = {d["metadata"]["namespace"] for d in found if d["kind"] == "Role" and d["metadata"]["name"] == "magnetar-operator"}
     assert roles == {"shop", "lab", "magnetar-system"}
 

@@ -96,3 +96,22 @@ def test_what_is_wrong_is_a_problem_and_what_is_under_way_is_not(tmp_path: Path,
         ("DataJob shop/new", "Ready", "Unknown", ""),
     ]
     assert left_out == "2 TopicNamespaces Ready"
+
+
+def test_every_trouble_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The condition names the gravest; the others are not hidden behind it."""
+    troubles = [
+        {"reason": "EtcdNoQuorum", "message": "one of three", "since": "2026-01-01T00:00:00Z"},
+        {"reason": "PodCrashing", "about": "main-broker-0", "message": "exit code 1", "since": "2026-01-01T00:00:00Z"},
+    ]
+    conditions = ("Degraded", "True", "EtcdNoQuorum"), ("Ready", "False", "EtcdNoQuorum")
+    acting(tmp_path, monkeypatch, [resource("BrokerCluster", "main", *conditions, storageId=STORAGE, troubles=troubles)])
+    found, _ = look("", "", STORAGE)
+    assert problems_of(found) == [
+        "BrokerCluster shop/main: EtcdNoQuorum: one of three",
+        "BrokerCluster shop/main: PodCrashing: exit code 1",
+    ]
+    assert [row[1:] for row in rows_of(found)[0]] == [
+        ("Ready", "False", "EtcdNoQuorum", "EtcdNoQuorum!"),
+        ("Degraded", "True", "PodCrashing", "exit code 1"),
+    ]

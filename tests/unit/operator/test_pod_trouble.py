@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar_operator.broker_pods import LAST_WORDS_MAX, first_problem, problem_of
+from magnetar_operator.broker_pods import LAST_WORDS_MAX, pod_problems, problem_of
 from magnetar_operator.cluster_status import Observed, findings_of
 from magnetar_operator.conditions import Finding, Reason
 from magnetar_operator.coordinator_scaling import CoordinatorPlan
@@ -107,19 +107,19 @@ def test_last_words_are_bounded_and_the_growing_pause_is_no_news() -> None:
     assert len(crashed[0].message) < LAST_WORDS_MAX + 60
 
 
-def test_the_first_pod_that_needs_help_is_named_with_the_remedy() -> None:
-    """Not one that is ready, and not one that goes anyway."""
+def test_every_pod_that_needs_help_is_named_with_the_remedy() -> None:
+    """In their order; not one that is ready, and not one that goes anyway."""
     leaving = pod("main-broker-0", **PULLS)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    found = first_problem(
+    found = pod_problems(
         [pod("main-broker-10", **PULLS), leaving, pod("main-broker-1", ready=True), pod("main-broker-2", **UNSCHEDULABLE)]
     )
-    assert found is not None
-    assert (found.reason, found.message) == (
-        Reason.POD_UNSCHEDULABLE,
-        f"main-broker-2: not scheduled: Unschedulable: 0/3 nodes: cpu. {Reason.POD_UNSCHEDULABLE.remedy}",
-    )
-    assert first_problem([leaving]) is None
+    assert [(one.reason, one.about) for one in found] == [
+        (Reason.POD_UNSCHEDULABLE, "main-broker-2"),
+        (Reason.IMAGE_UNAVAILABLE, "main-broker-10"),
+    ]
+    assert found[0].message == f"main-broker-2: not scheduled: Unschedulable: 0/3 nodes: cpu. {Reason.POD_UNSCHEDULABLE.remedy}"
+    assert pod_problems([leaving]) == []
 
 
 def by_type(found: list[Finding]) -> dict[str, Finding]:
