@@ -17,7 +17,7 @@ from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import Compare, Delete
 from magnetar.names import NamespaceName
 from magnetar_operator import names
-from magnetar_operator.conditions import Blocked, Finding, Reason, Type, counted, wall_ms_of
+from magnetar_operator.conditions import Blocked, Finding, Reason, Type, counted, timestamp, wall_ms_of
 from magnetar_operator.models.base import API_VERSION, CustomResource, Metadata
 from magnetar_operator.models.topic_namespace import FINALIZER, TopicNamespace
 from magnetar_operator.namespace_record import living_bundles, number_of_topics, owner_text, unknown_contents
@@ -71,7 +71,7 @@ async def finalize_unreadable(world: World, key: Key, error: InvalidResource) ->
         raise error
     why = _retained(metadata.annotations, found.get("spec", {}).get("deletionPolicy"))
     if not why and not _is_overdue(world, metadata):
-        raise error
+        raise InvalidResource(f"{error}; {_until(metadata)}") from error
     resource = CustomResource(api_version=API_VERSION, kind=TOPIC_NAMESPACE.kind, metadata=metadata)
     await world.events.warning(resource, "Retained", f"its namespace stays as it is: {why or error}")
     await _end_finalizer(world, resource)
@@ -87,6 +87,16 @@ def _retained(annotations: Mapping[str, str], deletion_policy: object) -> str:
 def _is_overdue(world: World, metadata: Metadata) -> bool:
     assert metadata.deletion_timestamp is not None
     return (world.clock.wall_ms() - wall_ms_of(metadata.deletion_timestamp)) / 1000 >= DELETION_TIMEOUT_S
+
+
+def _until(metadata: Metadata) -> str:
+    """How long the deletion waits, and what ends it earlier: the same words until then, so that they are told once."""
+    assert metadata.deletion_timestamp is not None
+    end = timestamp(wall_ms_of(metadata.deletion_timestamp) + round(DELETION_TIMEOUT_S * 1000))
+    return (
+        f"the deletion waits until {end} ({DELETION_TIMEOUT_S:.0f} s), then this resource goes and the namespace stays with all its data; "
+        f"the annotation {names.SKIP_FINALIZER}=true ends that now"
+    )
 
 
 async def _opened(resource: TopicNamespace, open_store: Callable[[], Awaitable[ClusterStore]]) -> ClusterStore:
@@ -110,10 +120,12 @@ async def _end_finalizer(world: World, resource: CustomResource) -> None:
 
 
 async def _wait(world: World, resource: TopicNamespace, blocked: Blocked) -> None:
-    """Say what the deletion waits for."""
+    """Say what the deletion waits for, and how long."""
+    text = str(blocked)
     if blocked.reason is not Reason.DELETING:
-        await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
-    finding = Finding(Type.READY, False, blocked.reason, str(blocked))
+        text = f"{text}; {_until(resource.metadata)}"
+        await world.events.once(resource, "Warning", blocked.reason.word, text)
+    finding = Finding(Type.READY, False, blocked.reason, text)
     conditions = world.conditions(resource, resource.status.conditions, [finding])
     await world.write_status(resource, resource.status.model_copy(update={"conditions": conditions}))
 
@@ -146,7 +158,9 @@ async def _require_empty(world: World, store: ClusterStore, name: NamespaceName,
     if topics:
         number = number_of_topics(name, topics)
         more = "more than " if len(topics) == TOPICS_COUNTED_MAX else ""
-        text = f"namespace {name} has {more}{counted(number, 'topic', 'topics')}; nothing is deleted while it has"
+        text = (
+            f"namespace {name} has {more}{counted(number, 'topic', 'topics')}; delete them first, nothing is deleted while it has"
+        )
         raise Blocked(Reason.NOT_EMPTY, text)
     bundles = living_bundles((await store.reader.range(keys.bundles_in(name))).items)
     if not bundles:

@@ -1,24 +1,28 @@
 """`python -m magnetar_operator.uninstall_check`: whether the operator may go.
 
-Owns: what `helm uninstall` asks first, and its sentence. Imports: kubernetes_api, resources.
-Invariants: it only lists; exit code 0 = nothing needs the operator, 1 = something does, 2 = it could not be found out (then the operator stays).
+Owns: what `helm uninstall` asks first, and its sentence. Imports: kubernetes_api, resources, conditions.
+Invariants: it lists, and writes one Event when it objects, since its Job goes when it has failed; exit code
+0 = nothing needs the operator, 1 = something does, 2 = it could not be found out (then the operator stays).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
 
 from magnetar.clock import SystemClock
 from magnetar_operator.builders.object import Manifest
+from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, timestamp
 from magnetar_operator.kubernetes_api import KubernetesApi, connect
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.refusals import KubernetesError
 from magnetar_operator.resources import BROKER_CLUSTER, TOPIC_NAMESPACE, Resource
 
 SHOWN_MAX = 5
+REASON = "UninstallRefused"
 
 
 def objection(clusters: Iterable[Manifest], namespaces: Iterable[Manifest]) -> str:
@@ -49,11 +53,33 @@ def _shown(references: Sequence[str]) -> str:
     return ", ".join(references[:SHOWN_MAX]) + more
 
 
-async def check(namespaces: Sequence[str]) -> str:
-    """The objection of what exists in these Kubernetes namespaces; none = in all. Raises KubernetesError."""
+def event(objection: str, job: str, namespace: str, wall_ms: int) -> Manifest:
+    """The objection for those who do not see what the Job has printed."""
+    now = timestamp(wall_ms)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job}.{wall_ms:012x}", "namespace": namespace},
+        "involvedObject": {"apiVersion": "batch/v1", "kind": "Job", "name": job, "namespace": namespace},
+        "type": "Warning",
+        "reason": REASON,
+        "message": objection[:MESSAGE_LENGTH_MAX],
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "source": {"component": job},
+    }
+
+
+async def check(namespaces: Sequence[str], job: str, release: str) -> str:
+    """The objection of what exists in these Kubernetes namespaces; none = in all. Raises KubernetesError.
+
+    `job` is what runs this, in the namespace `release`.
+    """
     client = await connect()
     try:
-        api = KubernetesApi(client, SystemClock(), OperatorMetrics(), may_write=lambda: False)
+        clock = SystemClock()
+        api = KubernetesApi(client, clock, OperatorMetrics(), may_write=lambda: True)
 
         async def found(resource: Resource) -> list[Manifest]:
             try:
@@ -64,7 +90,11 @@ async def check(namespaces: Sequence[str]) -> str:
                 raise
             return [item for items in lists for item in items]
 
-        return objection(await found(BROKER_CLUSTER), await found(TOPIC_NAMESPACE))
+        problem = objection(await found(BROKER_CLUSTER), await found(TOPIC_NAMESPACE))
+        if problem:
+            with contextlib.suppress(KubernetesError):  # what it has printed says the same
+                await api.post_event(event(problem, job, release, clock.wall_ms()))
+        return problem
     finally:
         await client.close()
 
@@ -72,7 +102,7 @@ async def check(namespaces: Sequence[str]) -> str:
 def main() -> int:
     namespaces = [part.strip() for part in os.environ.get("MAGNETAR_WATCH_NAMESPACES", "").split(",") if part.strip()]
     try:
-        problem = asyncio.run(check(namespaces))
+        problem = asyncio.run(check(namespaces, os.environ["MAGNETAR_JOB"], os.environ["MAGNETAR_RELEASE_NAMESPACE"]))
     except KubernetesError as error:
         print(f"what exists could not be found out, so the operator stays: {error}", file=sys.stderr)
         return 2

@@ -141,7 +141,10 @@ def test_an_upgrade_brings_new_fields_of_the_definitions(chart_plane: ControlPla
 
 
 def test_uninstalling_is_refused_while_clusters_exist_and_loses_nothing(chart_plane: ControlPlane) -> None:
-    """Refused with the reason in the Job's log; passed with --no-hooks; a new release of the same name takes everything up again."""
+    """Refused with the reason in the Job's log and in an Event, and without the Job afterwards; passed with --no-hooks.
+
+    A new release of the same name takes everything up again.
+    """
     install(chart_plane)
     waited = chart_plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=120s")
     assert waited.returncode == 0, waited.stderr
@@ -153,6 +156,9 @@ def test_uninstalling_is_refused_while_clusters_exist_and_loses_nothing(chart_pl
     assert refused.returncode != 0
     assert "BrokerClusters exist (default/main)" in check.said
     assert "--no-hooks" in check.said
+    assert chart_plane.request("GET", JOB)[0] == 404
+    events = chart_plane.must("GET", f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/events")["items"]
+    assert [found["message"] for found in events if found["reason"] == "UninstallRefused"] == [check.said.strip()]
     assert chart_plane.request("GET", DEPLOYMENT)[0] == 200
 
     passed = helm(chart_plane, "uninstall", "magnetar", "--no-hooks")
@@ -169,5 +175,4 @@ def test_uninstalling_is_refused_while_clusters_exist_and_loses_nothing(chart_pl
     assert chart_plane.request("GET", DEPLOYMENT)[0] == 404
     assert chart_plane.request("GET", DEFINITION)[0] == 200, "definitions outlive the release"
     asked = requests(chart_plane.audit_log, UNINSTALL_USER)
-    assert {found.right.verb for found in asked} == {"list"}
-    assert {found.status for found in asked} == {200}
+    assert {(found.right.verb, found.status) for found in asked} == {("list", 200), ("create", 201)}

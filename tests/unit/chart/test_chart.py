@@ -212,14 +212,19 @@ def test_monitors_and_alerts_come_with_the_kind(helm: str) -> None:
     assert monitored("--set", "metrics.alerts.enabled=true,metrics.podMonitor.enabled=true") == both
 
 
-def test_the_uninstall_check_may_list_and_nothing_else(helm: str) -> None:
-    """Its rights exist only while it runs, in the watched namespaces only."""
+def test_the_uninstall_check_may_list_and_write_an_event(helm: str) -> None:
+    """What it prints is shown when it refuses, and its Job goes then as well. Its rights exist only while it runs, in the watched namespaces only."""
     for arguments, kind in (((), "ClusterRole"), (("--set", "watchNamespaces={shop}"), "Role")):
         hooks = [d for d in documents(helm, *IMAGE, *arguments) if "helm.sh/hook" in d["metadata"].get("annotations", {})]
         assert {d["metadata"]["annotations"]["helm.sh/hook"] for d in hooks} == {"pre-delete"}
-        (role,) = (d for d in hooks if "rules" in d)
+        (role, events) = (d for d in hooks if "rules" in d)
         assert role["kind"] == kind
         assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"list"}
+        assert (events["kind"], events["metadata"]["namespace"]) == ("Role", "magnetar-system")
+        assert events["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+        (job,) = (d for d in hooks if d["kind"] == "Job")
+        assert "hook-failed" in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+        assert job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
     assert not [d for d in documents(helm, *IMAGE, "--set", "uninstallCheck.enabled=false") if "helm.sh/hook" in str(d["metadata"])]
 
 
