@@ -228,6 +228,27 @@ def test_the_uninstall_check_may_list_and_write_an_event(helm: str) -> None:
     assert not [d for d in documents(helm, *IMAGE, "--set", "uninstallCheck.enabled=false") if "helm.sh/hook" in str(d["metadata"])]
 
 
+def test_admission_policies_come_with_a_kubernetes_that_has_them(helm: str) -> None:
+    """One binding each, in the watched namespaces only; a policy that cannot be evaluated stops nobody."""
+
+    def policies(*arguments: str) -> list[dict[str, Any]]:
+        return [d for d in documents(helm, *IMAGE, *arguments) if d["apiVersion"] == "admissionregistration.k8s.io/v1"]
+
+    assert policies("--set", "admissionPolicies.enabled=false") == policies("--kube-version", "1.29.0") == []
+    found = policies("--set", "watchNamespaces={shop,lab}")
+    rules = {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "ValidatingAdmissionPolicy"}
+    assert {spec["failurePolicy"] for spec in rules.values()} == {"Ignore"}
+    declared = [policy["name"] for policy in yaml.safe_load((CHART / "files/admission.yaml").read_text())["policies"]]
+    assert sorted(rules) == sorted(f"magnetar-{name}-magnetar-system" for name in declared)
+    for name in declared:
+        assert len(policies("--set", f"admissionPolicies.disabled={{{name}}}")) == 2 * (len(declared) - 1)
+    bindings = [d["spec"] for d in found if d["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert sorted(spec["policyName"] for spec in bindings) == sorted(rules)
+    for spec in bindings:
+        assert spec["matchResources"]["namespaceSelector"]["matchExpressions"][0]["values"] == ["shop", "lab"]
+        assert ("paramRef" in spec) == ("paramKind" in rules[spec["policyName"]])
+
+
 def test_templates_stay_readable() -> None:
     for path in (CHART / "templates").iterdir():
         assert len(path.read_text().splitlines()) <= TEMPLATE_LINES_MAX, path.name
