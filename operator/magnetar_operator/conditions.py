@@ -256,6 +256,11 @@ class Reason(enum.Enum):
         "The Pulsar namespace of a DataJob's topic does not exist in its cluster, so that no driver is started.",
         "Correct compaction.topic or clusterRef, or create the namespace and the topic; the run begins then.",
     )
+    EXECUTORS_REFUSED = (
+        "ExecutorsRefused",
+        "Kubernetes would refuse the executors of a DataJob, so that its driver waits for them.",
+        "The message names the quota, limit or policy: make room there, or lower spec.executors; the run goes on by itself.",
+    )
     NOT_ALLOWED = (
         "NamespaceNotAllowed",
         "The cluster does not admit this Kubernetes namespace.",

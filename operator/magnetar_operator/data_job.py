@@ -8,6 +8,7 @@ drivers that this resource owns are touched, and by force only one that was told
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from magnetar.errors import NamespaceNotFound, StoreError, TopicNotFound
 from magnetar.metadata import keys
@@ -17,12 +18,13 @@ from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import TopicName
 from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.driver_pod import driver_pod
+from magnetar_operator.builders.executor_pod import executor_pod
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.service_account import spark_account, spark_binding
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, timestamp
 from magnetar_operator.desired import identity_of
 from magnetar_operator.job_plan import FAILED, PENDING, SUCCEEDED, SUSPENDED, JobPlan, JobView, plan_job
-from magnetar_operator.job_pods import EXECUTORS, any_runs, attempt_of, not_started, owned_by
+from magnetar_operator.job_pods import EXECUTORS, any_lives, any_runs, attempt_of, not_started, owned_by
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.data_job import DataJob, Run
 from magnetar_operator.planning import Create, Update, plan
@@ -63,7 +65,10 @@ async def reconcile(world: World, key: Key) -> float | None:
     pods = await _drivers(world, job)
     await _let_go(world, job, pods)
     executors = await _executors(world, job, pods)
-    decided = plan_job(_view(world, job, run, pods, executors, record, obstacle))
+    view = _view(world, job, run, pods, executors, record, obstacle)
+    if view.not_started is None:
+        view = replace(view, not_started=await _refused(world, job, cluster, [pod for pod in pods if _is_of(pod, run)], executors))
+    decided = plan_job(view)
     if decided.stop:
         # First that the attempt is not used up: the pod may be gone before anybody looks again.
         await _write_status(world, job, run, decided, record)
@@ -118,6 +123,18 @@ async def _executors(world: World, job: DataJob, drivers: list[Manifest]) -> lis
     """What Spark has made for the drivers that are at work. Raises KubernetesError."""
     at_work = [pod["metadata"]["uid"] for pod in drivers if any_runs([pod])]
     return owned_by(await world.api.list(POD, job.namespace, EXECUTORS), at_work) if at_work else []
+
+
+async def _refused(
+    world: World, job: DataJob, cluster: BrokerCluster, drivers: list[Manifest], executors: list[Manifest]
+) -> Problem | None:
+    """Why a driver at work gets no executor: Spark only logs that, and there is no pod to look at. Raises KubernetesError."""
+    driver = next((pod for pod in drivers if any_runs([pod]) and not broker_pods.is_terminating(pod)), None)
+    if driver is None or any_lives(executors):
+        return None
+    said = await world.api.refusal(POD, executor_pod(job, cluster, world.defaults, broker_pods.name_of(driver)))
+    reason = Reason.EXECUTORS_REFUSED
+    return Problem(reason, f"an executor would be refused: {said}. {reason.remedy}") if said else None
 
 
 def _is_of(pod: Manifest, run: str) -> bool:

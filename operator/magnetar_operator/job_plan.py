@@ -43,7 +43,8 @@ class JobView:
     """What is known about the wanted run.
 
     `last_attempt` is the highest number that was used for it, as the status remembers; `obstacle` says why a driver would find nothing to do;
-    `not_started` is what keeps a pod of the run, driver or executor, from starting; `executors_run`: at least one executor is at work.
+    `not_started` is what keeps a pod of the run, driver or executor, from starting or from being made; `executors_run`: at least one executor is at
+    work.
     """
 
     suspended: bool

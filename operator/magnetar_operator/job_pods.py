@@ -53,5 +53,9 @@ def any_runs(pods: Sequence[Manifest]) -> bool:
     return any(_phase_of(pod) == "Running" for pod in pods)
 
 
+def any_lives(pods: Sequence[Manifest]) -> bool:
+    return any(_phase_of(pod) in ("Pending", "Running") for pod in pods)
+
+
 def _phase_of(pod: Manifest) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))

@@ -159,6 +159,33 @@ def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_
     asyncio.run(scenario())
 
 
+def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Spark only logs that its pods are refused, and there is none to look at. Nothing is made to find it out."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator:
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            jobs = Jobs(scene, brokers)
+            await jobs.make()
+            driver = await until("the driver", jobs.driver)
+            scene.plane.must("POST", scene.core("resourcequotas"), quota)
+            used = {"status": {"hard": {"pods": "1"}, "used": {"pods": "1"}}}
+            scene.merge(f"{scene.core('resourcequotas', 'few')}/status", used)
+            name = driver["metadata"]["name"]
+            jobs.report(name, "Running")
+            said = await jobs.says("ExecutorsRefused")
+            assert "exceeded quota: few" in said
+            assert "lower spec.executors" in said
+            assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
+            assert [pod["metadata"]["name"] for pod in scene.pods()] == [name]
+            assert {item.name[1] for item in operator.cache.all("Pod")} <= {name}
+            scene.delete(scene.core("resourcequotas", "few"))
+            await until("all is well", lambda: scene.condition(jobs.path, "Degraded").get("status") == "False")
+
+    asyncio.run(scenario())
+
+
 def test_a_job_of_a_cluster_that_does_not_exist_says_so(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.errors import InvalidRequest
 from magnetar_jobs.session import JavaMissing, SessionSettings, executor_prefix, pod_template, require_java, spark_settings
+from magnetar_operator.builders.driver_pod import driver_pod
+from magnetar_operator.builders.executor_pod import executor_pod
+from tests.unit.operator.samples import DEFAULTS, cluster, job
 
 KUBERNETES = SessionSettings(
     name="compact",
@@ -104,3 +108,26 @@ def test_an_old_java_is_recognised_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "release").write_text('JAVA_VERSION="11.0.2"\n')
     with pytest.raises(JavaMissing, match="is Java 11"):
         require_java({"JAVA_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize("sizes", [{}, {"memoryMib": 4096, "cores": 4}, {"cores": 2, "cpu": "100m"}])
+def test_the_operator_asks_about_executors_of_the_size_that_spark_makes(sizes: dict[str, Any]) -> None:
+    """Whether a quota admits them is found out with a pod of its own, which is only rehearsed."""
+    resource = job(executors=sizes)
+    command = iter(driver_pod(resource, cluster(), DEFAULTS, "once", 1)["spec"]["containers"][0]["args"])
+    given = {word: next(command) for word in command if word.startswith("--")}
+    settings = replace(
+        KUBERNETES,
+        executor_memory_mib=int(given["--executor-memory-mib"]),
+        executor_cores=int(given["--executor-cores"]),
+        executor_cpu=given["--executor-cpu"],
+    )
+    spark = spark_settings(settings, POD)
+    megabytes = sum(int(spark[f"spark.executor.{part}"].removesuffix("m")) for part in ("memory", "memoryOverhead"))
+    pod = executor_pod(resource, cluster(), DEFAULTS, "prices-1")
+    assert pod["spec"]["containers"][0]["resources"] == {
+        "requests": {"cpu": spark["spark.kubernetes.executor.request.cores"], "memory": f"{megabytes}Mi"},
+        "limits": {"memory": f"{megabytes}Mi"},
+    }
+    assert pod["spec"]["serviceAccountName"] == spark["spark.kubernetes.authenticate.executor.serviceAccountName"]
+    assert pod["metadata"]["namespace"] == resource.namespace
