@@ -228,12 +228,18 @@ class Cluster:
 
     def counts(self) -> dict[str, int]:
         """How many bundles `entry` sees each broker serve at one moment; nothing is said while one is on its way."""
+        bundles = self._settled()
+        if bundles is None:
+            return {}
+        owners = [row["owner"].rpartition(".")[0] for row in bundles]
+        return {name: owners.count(name) for name in self.brokers}
+
+    def _settled(self) -> list[dict[str, Any]] | None:
+        """All bundles as `entry` sees them; None while one is on its way."""
         status = self.status(self.entry)
         assert status is not None, f"{self.entry} does not answer"
-        bundles = [row for row in status["bundles"] if row["state"] != "Deleted"]
-        if any(row["state"] != "Owned" for row in bundles):
-            return {}
-        return {name: sum(row["owner"].rpartition(".")[0] == name for row in bundles) for name in self.brokers}
+        bundles: list[dict[str, Any]] = [row for row in status["bundles"] if row["state"] != "Deleted"]
+        return bundles if all(row["state"] == "Owned" for row in bundles) else None
 
     def healthy(self) -> bool:
         """Whether all running brokers see each other serving and every bundle owned by one of them."""
@@ -255,8 +261,14 @@ class Cluster:
         """Health, and the leader has nothing left to even out: without a store a bundle that is on its way would stay there."""
 
         def is_even() -> bool:
-            counts = self.counts().values()
-            return self.healthy() and bool(counts) and (max(counts) - min(counts) < 2 or not self._evened_out)
+            bundles = self._settled()
+            if bundles is None:
+                return False
+            owners = [row["owner"].rpartition(".")[0] for row in bundles]
+            fewest = min(owners.count(name) for name in self.brokers)
+            givers = {name for name, row in zip(owners, bundles, strict=True) if not row["pinned_until_ms"]}
+            even = all(owners.count(name) - fewest < 2 for name in givers)
+            return self.healthy() and (even or not self._evened_out)
 
         wait_for("bundles are where they stay", is_even)
 

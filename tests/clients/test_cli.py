@@ -174,6 +174,12 @@ def test_bundles_move_where_they_are_sent(program: Program, cluster: Cluster) ->
     moved = program.json("unload", topics[0], "--to", target)
     assert [(row["bundle"], row["from"], row["to"]) for row in moved["bundles"]] == [(first["bundle"], first["broker"], target)]
     at_rest(program)
+    again = program.json("unload", topics[0], "--to", target)
+    assert [(row["from"], row["to"], row["moved"]) for row in again["bundles"]] == [(target, target, False)]
+    assert any(f"pinned to {target} for another 2" in sentence for sentence in program.json("explain", first["bundle"])["why"])
+    program.ok("bundles", "unpin", topics[0])
+    assert not program.json("bundles", "owner", topics[0])["pinned_until_ms"]
+    assert "is pinned" in program.ok("bundles", "pin", first["bundle"], "--seconds", "60")
     assert program.json("bundles", "unload", first["bundle"])["bundles"][0]["from"] == target
     at_rest(program)
     used = {row["bundle"] for row in program.json("bundles", "list", "cli-moves/n") if row["state"] == "Owned"}

@@ -1,21 +1,23 @@
 """Routes of our own, for whoever operates a cluster.
 
-Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, changes of a namespace's policies in one request, owners of namespaces.
+Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, pins of bundles, changes of a namespace's policies in one request, owners
+of namespaces.
 Imports: FastAPI, ports.
 Invariants: what is answered is durable; a change of policies leaves those alone that it does not name.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from magnetar.admin.answers import NO_CONTENT, namespace_name, object_of
 from magnetar.admin.ports import AdminPort
 from magnetar.errors import InvalidRequest
 
 REASON_CHARACTERS_MAX = 500
+PIN_S_MAX = 1 << 31
 
 
 def operation_router(port: AdminPort) -> APIRouter:
@@ -43,6 +45,18 @@ def operation_router(port: AdminPort) -> APIRouter:
     async def uncordon(broker: str) -> None:
         """Let a broker take bundles again."""
         await port.uncordon(broker)
+
+    @router.put("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)
+    async def pin(
+        tenant: str, namespace: str, bundle: str, seconds: Annotated[float | None, Query(gt=0, le=PIN_S_MAX)] = None
+    ) -> None:
+        """Have load balancing leave a bundle with its owner, for `move_pin_s` unless told."""
+        await port.pin_bundle(namespace_name(tenant, namespace), bundle, seconds)
+
+    @router.delete("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)
+    async def unpin(tenant: str, namespace: str, bundle: str) -> None:
+        """Take a pin back."""
+        await port.pin_bundle(namespace_name(tenant, namespace), bundle, 0)
 
     @router.patch("/namespaces/{tenant}/{namespace}/policies", status_code=NO_CONTENT)
     async def edit(tenant: str, namespace: str, request: Request) -> None:

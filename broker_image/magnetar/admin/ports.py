@@ -178,6 +178,10 @@ class NamespacePort(Protocol):
         """Hand over one bundle (by its range). Raises NotOwner, TopicNotFound."""
         ...
 
+    async def pin_bundle(self, name: NamespaceName, bundle: str, seconds: float | None) -> None:
+        """Have load balancing leave a bundle where it is, for so long (None = the default, 0 = no longer). Raises NotOwner, TopicNotFound."""
+        ...
+
     async def clear_backlog(self, name: NamespaceName, bundle: str, subscription: str) -> None:
         """Skip everything, for one subscription or ("") all, on all topics of a bundle or ("") of the namespace."""
         ...

@@ -121,6 +121,7 @@ _REFUSED_ANYWAY = (
 ADMINISTER = (
     "/magnetar/v1/namespaces/{tenant}/{namespace}/policies",
     "/magnetar/v1/namespaces/{tenant}/{namespace}/owner",
+    "/magnetar/v1/namespaces/{tenant}/{namespace}/{bundle}/pin",
     "/admin/v2/namespaces/{tenant}",
     _N,
     f"{_N}/bundles",

@@ -17,7 +17,7 @@ revision.
 Invariants: epochs strictly increase; one epoch has one owner; `chain` and `epochs` run in parallel: `chain[i]` holds the records of
 term `epochs[i]`; only the last range may be open, and it is the owner's; ranges of one incarnation never overlap; no log range
 leaves the chain before a checkpoint that covers it is pointed to; every override passes through Assigning; the children of a split
-recover all that their parent would have.
+recover all that their parent would have; a pin ends with the term of the broker it names, be that by a move or by death.
 """
 
 from __future__ import annotations
@@ -93,12 +93,16 @@ def own(
     )
 
 
-def release(record: BundleRecord, destination: str, reason: str) -> BundleRecord:
-    """Ask the owner for a planned move to `destination` ("" = wherever placement says then). Raises TransitionRefused."""
+def release(record: BundleRecord, destination: str, reason: str, *, pinned_until_ms: int = 0) -> BundleRecord:
+    """Ask the owner for a planned move to `destination` ("" = wherever placement says then), pinned there if told so; an older pin ends.
+
+    Raises TransitionRefused.
+    """
     _require(record, BundleState.RELEASING, only=(BundleState.OWNED,))
     if destination == record.incarnation:
         raise TransitionRefused(f"destination: {destination} owns the bundle already; choose another broker, or none")
-    return replace(record, state=BundleState.RELEASING, destination=destination, reason=reason)
+    pinned_until_ms = pinned_until_ms if destination else 0
+    return replace(record, state=BundleState.RELEASING, destination=destination, reason=reason, pinned_until_ms=pinned_until_ms)
 
 
 def released(
@@ -106,8 +110,8 @@ def released(
 ) -> BundleRecord:
     """The owner has written RELEASE, which ends at `end`: Releasing to Assigning for `destination`, or to Free with "".
 
-    `checkpoint`, if given, is the one written on the way; the chain is shortened to what it does not cover. Raises
-    TransitionRefused.
+    `checkpoint`, if given, is the one written on the way; the chain is shortened to what it does not cover. A pin to another broker than
+    `destination` ends. Raises TransitionRefused.
     """
     target = BundleState.ASSIGNING if destination else BundleState.FREE
     _require(record, target, only=(BundleState.RELEASING,))
@@ -122,7 +126,20 @@ def released(
         source=record.incarnation if destination else "",
         destination="",
         chain=_closed_by_owner(record, end),
+        pinned_until_ms=record.pinned_until_ms if destination and destination == record.destination else 0,
     )
+
+
+def pin(record: BundleRecord, until_ms: int) -> BundleRecord:
+    """Keep a bundle with its owner until `until_ms`, unless that owner drains, leaves or dies; 0 takes a pin back. Raises TransitionRefused."""
+    if record.state is not BundleState.OWNED:
+        raise TransitionRefused(f"state: {record.state} is on its way; pin the bundle once it is Owned")
+    return replace(record, pinned_until_ms=until_ms)
+
+
+def is_pinned(record: BundleRecord, now_ms: int) -> bool:
+    """Whether load balancing leaves the bundle where it is."""
+    return record.pinned_until_ms > now_ms
 
 
 def split(record: BundleRecord, name: BundleName, boundaries: tuple[int, ...], reason: str) -> BundleRecord:
@@ -153,6 +170,7 @@ def divided(
         chain=chain,
         epochs=(*record.epochs, epoch),
         reason=f"split from {name.range}",
+        pinned_until_ms=record.pinned_until_ms,
     )
     deleted = BundleRecord(BundleState.DELETED, record.epoch, reason=record.reason)
     return deleted, dict.fromkeys(children_of_split(name, record.boundaries), child)
@@ -162,7 +180,8 @@ def split_called_off(record: BundleRecord, reason: str, *, end: LogPosition) -> 
     """The owner has written RELEASE, which ends at `end`, and cannot divide the bundle: Splitting to Free. Raises TransitionRefused."""
     _require(record, BundleState.FREE, only=(BundleState.SPLITTING,))
     chain = _closed_by_owner(record, end)
-    return replace(record, state=BundleState.FREE, incarnation="", source="", boundaries=(), chain=chain, reason=reason)
+    free = replace(record, state=BundleState.FREE, incarnation="", source="", boundaries=(), chain=chain, reason=reason)
+    return replace(free, pinned_until_ms=0)
 
 
 def retire(record: BundleRecord) -> BundleRecord:
@@ -191,7 +210,7 @@ def override(record: BundleRecord, destination: str, *, owner_is_dead: bool, rea
     # An Assigning record that is overridden never began a term: the source stays the last owner.
     source = record.source if record.state is BundleState.ASSIGNING else record.incarnation
     assigned = replace(record, state=BundleState.ASSIGNING, incarnation=destination, source=source, destination="", reason=reason)
-    return replace(assigned, boundaries=())
+    return replace(assigned, boundaries=(), pinned_until_ms=0)
 
 
 def reassign(record: BundleRecord, destination: str, reason: str) -> BundleRecord:
@@ -207,7 +226,7 @@ def reassign(record: BundleRecord, destination: str, reason: str) -> BundleRecor
     _require_name("destination", destination)
     if destination in former_owners(record):
         raise TransitionRefused(f"destination: {destination} had its turn, or is to be fenced; choose another broker")
-    return replace(record, incarnation=destination, reason=reason)
+    return replace(record, incarnation=destination, reason=reason, pinned_until_ms=0)
 
 
 def former_owners(record: BundleRecord | None) -> frozenset[str]:

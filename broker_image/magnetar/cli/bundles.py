@@ -1,6 +1,6 @@
 """`magnetar bundles`.
 
-Owns: list, owner, split, unload of bundles. Imports: typer, rest, screen, moving.
+Owns: list, owner, split, unload, pin, unpin of bundles. Imports: typer, rest, screen, moving.
 Invariant: nothing here gives a bundle to anybody just because it was asked about.
 """
 
@@ -11,16 +11,25 @@ from typing import Annotated, Any
 
 import typer
 
+from magnetar.amounts import age_text
 from magnetar.cli.failures import WrongUsage
-from magnetar.cli.moving import boundaries_of, run_unload
+from magnetar.cli.moving import boundaries_of, pin_path, run_unload
 from magnetar.cli.names import namespace_of, target_of
 from magnetar.cli.rest import Rest, namespace_path
 from magnetar.cli.screen import broker_of
 from magnetar.cli.session import Session, connected, group
+from magnetar.clock import SystemClock
 from magnetar.names import BundleName, NamespaceName, TopicName, bundle_of, bundles_of
 
 Bundle = Annotated[str, typer.Argument(help="tenant/namespace/0x00000000_0x40000000.")]
-UNUSED: Mapping[str, Any] = {"state": "unused", "epoch": 0, "owner": "", "reason": "nobody has used a topic of it yet"}
+UNUSED: Mapping[str, Any] = {
+    "state": "unused",
+    "epoch": 0,
+    "owner": "",
+    "reason": "nobody has used a topic of it yet",
+    "pinned_until_ms": 0,
+}
+CLOCK = SystemClock()
 
 bundles = group("List, split and unload parts of namespaces.")
 
@@ -44,10 +53,19 @@ def list_(
     session.screen.show(
         rows,
         lambda: session.screen.table(
-            ("bundle", "state", "epoch", "owner", "reason"),
-            [(row["bundle"], row["state"], row["epoch"], broker_of(row["owner"]) or "-", row["reason"]) for row in rows],
+            ("bundle", "state", "epoch", "owner", "pinned for", "reason"),
+            [
+                (row["bundle"], row["state"], row["epoch"], broker_of(row["owner"]) or "-", _pinned_for(row), row["reason"])
+                for row in rows
+            ],
         ),
     )
+
+
+def _pinned_for(row: Mapping[str, Any]) -> str:
+    """How much longer load balancing leaves a bundle where it is."""
+    left_ms = row["pinned_until_ms"] - CLOCK.wall_ms()
+    return age_text(left_ms / 1000) if left_ms > 0 else "-"
 
 
 def _bundle(rest: Rest, text: str) -> BundleName:
@@ -104,7 +122,29 @@ def _hash(text: str) -> int:
 def unload(
     session: Session,
     bundle: Bundle,
-    destination: Annotated[str, typer.Option("--to", help="Broker that gets it; default: the least loaded.")] = "",
+    destination: Annotated[str, typer.Option("--to", help="Broker that gets it, and keeps it; default: the least loaded.")] = "",
 ) -> None:
     """Move a bundle to another broker (`magnetar unload`)."""
     run_unload(session, bundle, destination)
+
+
+@bundles.command()
+@connected
+def pin(
+    session: Session,
+    target: Annotated[str, typer.Argument(help="A bundle or a topic.")],
+    seconds: Annotated[float | None, typer.Option("--seconds", help="Default: the setting move_pin_s, a day.")] = None,
+) -> None:
+    """Have load balancing leave a bundle with its owner, unless that drains, stops or dies."""
+    name = _bundle(session.rest, target)
+    session.rest.put(pin_path(name), query={"seconds": seconds} if seconds is not None else None)
+    session.screen.done(f"{name} is pinned; `magnetar bundles list {name.namespace}` shows for how long", bundle=str(name))
+
+
+@bundles.command()
+@connected
+def unpin(session: Session, target: Annotated[str, typer.Argument(help="A bundle or a topic.")]) -> None:
+    """Let load balancing move a bundle again."""
+    name = _bundle(session.rest, target)
+    session.rest.delete(pin_path(name))
+    session.screen.done(f"{name} is not pinned any more", bundle=str(name))

@@ -119,7 +119,7 @@ def explain(
 def unload(
     session: Session,
     target: Annotated[str, typer.Argument(metavar="NAMESPACE|BUNDLE|TOPIC", help="What to move.")],
-    destination: Annotated[str, typer.Option("--to", help="Broker that gets it; default: the least loaded.")] = "",
+    destination: Annotated[str, typer.Option("--to", help="Broker that gets it, and keeps it; default: the least loaded.")] = "",
 ) -> None:
     """Move bundles to other brokers; no send fails."""
     from magnetar.cli.moving import run_unload

@@ -30,6 +30,11 @@ def boundaries_of(rest: Rest, namespace: NamespaceName) -> tuple[int, ...]:
     return tuple(int(text, 16) for text in rest.get(namespace_path(namespace))["bundles"]["boundaries"])
 
 
+def pin_path(bundle: BundleName) -> str:
+    """Path of the requests that pin a bundle to its owner, and take that back."""
+    return f"/magnetar/v1/namespaces/{bundle.namespace}/{bundle.range}/pin"
+
+
 def run_unload(session: Session, target: str, destination: str) -> None:
     """Move what `target` names to `destination` ("" = wherever placement says)."""
     rest, name = session.rest, target_of(target)
@@ -43,6 +48,8 @@ def run_unload(session: Session, target: str, destination: str) -> None:
     with ThreadPoolExecutor(UNLOADS_PARALLEL_MAX) as pool:
         for _ in pool.map(lambda path: rest.put(path, query=query), leaving.values()):
             pass
+        for _ in pool.map(lambda bundle: rest.put(pin_path(BundleName.parse(bundle))), sorted(used.keys() - leaving.keys())):
+            pass  # it is where it is to be, and is to stay there as well
     after = _settled(rest, leaving, before)
     rows = [
         {
@@ -58,6 +65,10 @@ def run_unload(session: Session, target: str, destination: str) -> None:
     def render() -> None:
         if rows:
             session.screen.table(("bundle", "from", "to"), [(row["bundle"], row["from"], row["to"] or "nobody") for row in rows])
+            if destination:
+                session.screen.line(
+                    "Load balancing leaves them there: `magnetar explain` says for how long, `magnetar bundles unpin` ends it"
+                )
         else:
             session.screen.line(f"{name}: nobody serves any of it, there is nothing to move")
 

@@ -216,7 +216,9 @@ def terminate(session: Session, topic: Topic) -> None:
 def unload(
     session: Session,
     topic: Topic,
-    destination: Annotated[str, typer.Option("--to", help="Broker that gets its bundle; default: the least loaded.")] = "",
+    destination: Annotated[
+        str, typer.Option("--to", help="Broker that gets its bundle, and keeps it; default: the least loaded.")
+    ] = "",
 ) -> None:
     """Move its bundle to another broker (`magnetar unload`)."""
     from magnetar.cli.moving import run_unload

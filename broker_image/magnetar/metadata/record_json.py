@@ -30,9 +30,9 @@ REMEMBERED_BYTES_MAX = 4096
 """Longer ones are decoded each time."""
 
 
-def optional() -> Any:
-    """A text that is left out while it is empty: brokers of the version before, which refuse what they do not know, read on."""
-    return dataclasses.field(default="", metadata={LEFT_OUT: True})
+def optional(empty: str | int = "") -> Any:
+    """A text or number that is left out while it is empty: brokers of the version before, which refuse what they do not know, read on."""
+    return dataclasses.field(default=empty, metadata={LEFT_OUT: True})
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ class BundleRecord(Record):
     `epoch` is that of the current or last Assigning record. `epochs` lists the epochs whose records in `chain` are valid: all terms since the
     checkpoint, oldest first. `incarnation` is the owner (Owned, Releasing, Splitting) or the destination (Assigning). `destination` is the
     requested next owner while Releasing ("" = any). `source` is the previous owner while Assigning. `boundaries` say where it is divided while
-    Splitting.
+    Splitting. `pinned_until_ms` (wall clock, 0 = not pinned): until then load balancing does not move it from `incarnation`, or while
+    Releasing from `destination`.
     """
 
     state: BundleState
@@ -92,6 +93,7 @@ class BundleRecord(Record):
     epochs: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
     reason: str = ""
+    pinned_until_ms: int = optional(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,12 @@ class BrokerSettings:
     spread_bundles: int = _bounded(
         1, 0, 1, "1: the leader evens out how many bundles brokers have, 0: bundles stay where they are while their broker lives"
     )
+    move_pin_s: float = _bounded(
+        86_400.0,
+        0,
+        1 << 31,
+        "how long a bundle that was moved by hand to a named broker is left there by load balancing; 0: not at all",
+    )
     stuck_state_s: float = _bounded(
         30.0, 1, 3600, "how long a bundle may be on its way between live brokers before the leader gives it to others"
     )

@@ -29,7 +29,7 @@ from magnetar.metadata.records import BundleRecord, BundleState, CordonRecord, N
 from magnetar.metadata.store import Delete, Put
 from magnetar.names import DEFAULT_BUNDLES, BundleName, NamespaceName, TopicName, initial_boundaries
 from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
-from magnetar.server.bundles import bundle, ownership
+from magnetar.server.bundles import bundle, ownership, releasing
 from magnetar.server.bundles.bundle import RecoveredBundle
 from magnetar.server.connections.sessions import ProducerSession
 from magnetar.server.context import BrokerContext
@@ -328,7 +328,7 @@ def _observed(cluster: Cluster) -> Iterator[None]:
         patch.setattr(ProducerSession, "durable", durable)
         patch.setattr(ownership, "recover_bundle", recover)
         patch.setattr(bundle, "CHECKPOINT_SLICE_BYTES", 1)
-        patch.setattr(ownership, "MOVE_SCAN_BYTES_MAX", 16 << 10)
+        patch.setattr(releasing, "MOVE_SCAN_BYTES_MAX", 16 << 10)
         patch.setattr(rolling, "SMALL_FILE_BYTES_MAX", 8 << 10)
         patch.setattr(log_files, "SHORT_FILE_BYTES", 12 << 10)
         try:

@@ -162,6 +162,43 @@ def test_what_the_rules_refuse(case: str) -> None:
         REFUSED[case]()
 
 
+def pinned_to_b() -> BundleRecord:
+    return rules.released(rules.release(owned_by(A), B, "by hand", pinned_until_ms=90), B, end=LogPosition(0, 50))
+
+
+ENDS_OF_PINS = {
+    "the next move": lambda owned: rules.release(owned, C, "drain"),
+    "a move to nowhere": lambda owned: rules.release(owned, "", "broker stops", pinned_until_ms=90),
+    "the death of its broker": lambda owned: rules.override(owned, C, owner_is_dead=True, reason="b is gone"),
+    "being taken back": lambda owned: rules.pin(owned, 0),
+    "a split called off": lambda owned: rules.split_called_off(
+        rules.split(owned, PARENT, (1 << 30,), "test"), "full", end=LogPosition(0, 70)
+    ),
+}
+
+
+@pytest.mark.parametrize("end", sorted(ENDS_OF_PINS))
+def test_a_pin_ends_with(end: str) -> None:
+    """It holds through the move that brought it, checkpoints and a split, until the time that it names."""
+    owned = rules.own(pinned_to_b(), B, epoch=9, start=LogPosition(0, 60))
+    kept = rules.advance_checkpoint(owned, CheckpointPointer("x", B, LogPosition(0, 60)))
+    assert rules.is_pinned(kept, 89)
+    assert not rules.is_pinned(kept, 90)
+    _, children = rules.divided(rules.split(kept, PARENT, (1 << 30,), "test"), PARENT, epoch=10, end=LogPosition(0, 70))
+    assert all(rules.is_pinned(child, 89) for child in children.values())
+    assert ENDS_OF_PINS[end](owned).pinned_until_ms == 0
+
+
+def test_a_pin_is_to_the_broker_that_was_named() -> None:
+    """One that is gone when the bundle goes on its way, or does not take it over, is replaced: its successor holds nothing by hand."""
+    releasing = rules.release(owned_by(A), B, "by hand", pinned_until_ms=90)
+    assert rules.released(releasing, C, end=LogPosition(0, 50)).pinned_until_ms == 0
+    assert rules.released(releasing, "", end=LogPosition(0, 50)).pinned_until_ms == 0
+    assert rules.reassign(pinned_to_b(), C, "too slow").pinned_until_ms == 0
+    with pytest.raises(TransitionRefused, match="on its way"):
+        rules.pin(releasing, 90)
+
+
 class History:
     """Applies calls at random; keeps every record that was allowed, and how it came about."""
 
@@ -170,6 +207,7 @@ class History:
         self.revision = 1
         self.logs: dict[str, int] = dict.fromkeys((A, B, C), 0)
         self.owners: dict[int, str] = {}
+        self.pinned_to = ""
         self.checkpointed: list[LogRange] = []
 
     def position(self, incarnation: str, grow: int) -> LogPosition:
@@ -201,7 +239,9 @@ class History:
             sealed = self.position(last.incarnation, grow) if last is not None and last.end is None else None
             return rules.own(self.record, who, epoch=self.revision, start=self.position(who, grow), sealed_end=sealed)
         if name == "release":
-            return rules.release(self.record, who, "test")
+            return rules.release(self.record, who, "test", pinned_until_ms=grow % 2)
+        if name == "pin":
+            return rules.pin(self.record, grow % 2)
         if name == "released":
             return rules.released(self.record, who if grow % 3 else "", end=self.position(owner, grow))
         if name == "override":
@@ -212,7 +252,10 @@ class History:
 
     def check_step(self, name: str, before: BundleRecord | None, after: BundleRecord) -> None:
         state = before.state if before is not None else None
-        if name == "advance_checkpoint":
+        if name in ("release", "pin"):
+            self.pinned_to = after.destination or after.incarnation
+        assert not after.pinned_until_ms or self.pinned_to == (after.destination or after.incarnation), "nobody inherits a pin"
+        if name in ("advance_checkpoint", "pin"):
             assert after.state is state
         elif name == "override":
             assert state in rules.OVERRIDABLE
@@ -247,7 +290,7 @@ class History:
             assert after.checkpoint == before.checkpoint
 
 
-CALLS = ["assign", "own", "own", "release", "released", "override", "reassign", "advance_checkpoint"]
+CALLS = ["assign", "own", "own", "release", "released", "override", "reassign", "advance_checkpoint", "pin"]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -34,6 +34,7 @@ FACTS: dict[str, Any] = {
         "reason": f"{FORMER} is gone",
         "revision": 43,
         "terms": [9, 42],
+        "pinned_until_ms": 0,
     },
     "owner": {
         "incarnation": OWNER,
@@ -292,6 +293,17 @@ def test_what_would_happen() -> None:
     assert "broker-1 is gone already" in words(owner__alive=False, owned=None)["if_owner_died"]
     assert "A lookup would give it to broker-2" in words(owner=None, owned=None, record__state="Free")["if_owner_died"]
     assert "at most about" in words(recovery__exact=False)["if_owner_died"]
+
+
+def test_why_it_stays_where_it_is() -> None:
+    """A pin names its broker and how long it holds, also on the way there; one that is over is not mentioned."""
+    hour_ms = 3_600_000
+    pinned = {"record__pinned_until_ms": FACTS["now_ms"] + 24 * hour_ms}
+    assert "It is pinned to broker-1 for another 24.0 h" in words(**pinned)["why"]
+    assert f"`magnetar bundles unpin {BUNDLE}` takes that back" in words(**pinned)["why"]
+    leaving = {**pinned, "record__state": "Releasing", "record__destination": "broker-2.c2"}
+    assert "It is pinned to broker-2" in words(**leaving)["why"]
+    assert "pinned" not in words(record__pinned_until_ms=FACTS["now_ms"])["why"]
 
 
 def test_why_it_is_about_to_leave_and_what_keeps_files() -> None:

@@ -137,6 +137,7 @@ _ROWS: dict[tuple[Right, int], str] = {
     (Right.ADMINISTER, 403): """
         PATCH /magnetar/v1/namespaces/{tenant}/{namespace}/policies
         DELETE,GET /magnetar/v1/namespaces/{tenant}/{namespace}/owner
+        DELETE,PUT /magnetar/v1/namespaces/{tenant}/{namespace}/{bundle}/pin
         GET N
         GET N/bundles
         GET N/{bundle}/topicHashPositions

@@ -1,14 +1,20 @@
-"""The leader evens out bundles whatever else does not get on."""
+"""The leader evens out bundles whatever else does not get on, and leaves what a person has moved."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, LogRange, NamespaceRecord
+from magnetar.metadata.records import BundleRecord, BundleState, CordonRecord, LogPosition, LogRange, NamespaceRecord
+from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.server.administration.port import BrokerAdminPort
+from magnetar.server.process import BrokerProcess
 from magnetar.server.topics.topic_registry import PLAIN_TOPIC
+from tests.unit.server.brokers import CLOCK
+from tests.unit.server.rest import Process
 from tests.unit.server.test_ownership import pair, until
 
 
@@ -40,5 +46,59 @@ def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> None:
                 await store.put(keys.bundle(BundleName(many, low, high)), assigned.encode())
             await until(lambda: sorted(len(broker.ownership.owned) for broker in brokers) == [2, 3])  # TOPIC's is one of them
             assert states() == [BundleState.FREE, BundleState.ASSIGNING]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
+    """All four bundles are sent to one broker by hand: no leader takes one away, nor a later one, until their pins are taken back."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, spread_bundles=1) as cluster:
+            brokers, namespace = (cluster.first, cluster.second), NamespaceName("public", "many")
+            port = BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, cluster.first)))
+            for broker in brokers:
+                await broker.leader.stop()  # the test patrols itself, as the leader of its choice
+            await cluster.store.put(keys.namespace(namespace), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode())
+            bundles = [BundleName(namespace, low, high) for low, high in ((0, 1), (1, 2), (2, 3), (3, 0xFFFFFFFF))]
+            for bundle in bundles:
+                assigned = BundleRecord(BundleState.ASSIGNING, 2, cluster.first.incarnation, reason="test")
+                await cluster.store.put(keys.bundle(bundle), assigned.encode())
+            await until(lambda: len(cluster.first.ownership.owned) == 5)  # TOPIC's is one of them
+            for bundle in bundles:
+                await port.unload_bundle(namespace, bundle.range, "second")
+            await until(lambda: len(cluster.second.ownership.owned) == 4)
+
+            async def patrol() -> None:
+                for broker in brokers:
+                    views = broker.views.bundles.items
+                    await until(lambda: all(found.record.state is BundleState.OWNED for found in views.values()))  # noqa: B023
+                    await broker.leader.patrol(Compare(keys.RESTORE, "version", ">", 0))
+
+            await patrol()
+            await patrol()
+            assert len(cluster.second.ownership.owned) == 4
+            found = await port.explain(None, bundles[0])
+            assert any("It is pinned to second for another 2" in sentence for sentence in found["why"]), found["why"]
+            for bundle in bundles:
+                await cluster.second.ownership.pin(str(bundle), 0)
+            await until(lambda: not any(found.record.pinned_until_ms for found in cluster.first.views.bundles.items.values()))
+            await patrol()
+            await until(lambda: sorted(len(broker.ownership.owned) for broker in brokers) == [2, 3])
+
+    asyncio.run(scenario())
+
+
+def test_a_pin_ends_when_its_broker_is_drained(tmp_path: Path) -> None:
+    """The next owner holds the bundle by no pin."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, spread_bundles=0) as cluster:
+            bundle = await cluster.bundle()
+            await cluster.first.ownership.pin(str(bundle), CLOCK.wall_ms() + 3_600_000)
+            assert (await cluster.record()).pinned_until_ms
+            await cluster.store.put(keys.cordon("first"), CordonRecord(drain=True, reason="test").encode())
+            await until(lambda: str(bundle) in cluster.second.ownership.owned)
+            assert not (await cluster.record()).pinned_until_ms
 
     asyncio.run(scenario())

@@ -329,4 +329,5 @@ def _record(record: BundleRecord | None, revision: int) -> dict[str, Any] | None
         "reason": record.reason,
         "revision": revision,
         "terms": list(record.epochs),
+        "pinned_until_ms": record.pinned_until_ms,
     }

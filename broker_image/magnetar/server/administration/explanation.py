@@ -125,6 +125,12 @@ def _why(facts: Facts) -> list[str]:
     if record is None:
         return ["There is no record of it, so there is nothing to explain yet."]
     found = [reason_in_words(record["reason"], _broker_of(record["incarnation"]), _broker_of(record["source"]))]
+    if (left_ms := record["pinned_until_ms"] - facts["now_ms"]) > 0:
+        kept = _broker_of(record["destination"] or record["incarnation"])
+        found.append(
+            f"It is pinned to {kept} for another {age_text(left_ms / 1000)}: load balancing leaves it there, unless {kept} drains, stops or dies. "
+            f"`magnetar bundles unpin {facts['bundle']}` takes that back."
+        )
     if record["terms"][1:]:
         found.append(f"It has changed hands {_times(len(record['terms']) - 1)} since its last checkpoint.")
     owner = facts["owner"]

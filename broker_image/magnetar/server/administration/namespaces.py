@@ -203,6 +203,19 @@ class NamespaceAdministration(TopicAdministration):
         """Hand over one bundle. Raises NotOwner, TopicNotFound for a range that is not a bundle."""
         await self._unload_bundle(await self._bundle(name, bundle), destination)
 
+    async def pin_bundle(self, name: NamespaceName, bundle: str, seconds: float | None) -> None:
+        """Have load balancing leave a bundle with its owner, for `move_pin_s` unless told; 0 s takes a pin back.
+
+        Raises NotOwner with the owner's address, TopicNotFound for a range that is not a bundle, ServiceNotReady.
+        """
+        found, context = await self._bundle(name, bundle), self._broker.context
+        await self._bundle_served_here(found)
+        kept_s = context.settings.move_pin_s if seconds is None else seconds
+        try:
+            await self._broker.ownership.pin(str(found), context.clock.wall_ms() + int(kept_s * 1000) if kept_s else 0)
+        except StoreUnavailable as error:
+            raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
+
     async def clear_backlog(self, name: NamespaceName, bundle: str, subscription: str) -> None:
         """Skip everything, for one subscription or (with "") all, on the topics of a bundle, or (with "") of all bundles at their owners."""
 

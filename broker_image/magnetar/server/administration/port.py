@@ -81,6 +81,7 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
                 "epoch": viewed.record.epoch,
                 "owner": viewed.record.incarnation,
                 "reason": viewed.record.reason,
+                "pinned_until_ms": viewed.record.pinned_until_ms,
             }
             for name, viewed in sorted(views.bundles.items.items())
             if viewed.record.state is not BundleState.DELETED  # its children are listed

@@ -274,11 +274,13 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             await ownership.serving(bundle)
 
     async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
-        ownership = self._broker.ownership
+        """Move a bundle by request of a person: to a named broker it is pinned there for `move_pin_s`."""
+        ownership, context = self._broker.ownership, self._broker.context
         target = self._destination(destination) if destination else ""
+        pinned_until_ms = context.clock.wall_ms() + int(context.settings.move_pin_s * 1000) if target else 0
         await self._bundle_served_here(bundle)
         try:
-            await ownership.move(str(bundle), target, "unload requested")
+            await ownership.move(str(bundle), target, "unload requested", pinned_until_ms=pinned_until_ms)
         except StoreUnavailable as error:
             raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
 

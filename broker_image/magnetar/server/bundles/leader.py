@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from magnetar.balance import bundles as rules
+from magnetar.balance.rebalancing import next_move
 from magnetar.balance.stuck import Remedy, StuckStates
 from magnetar.errors import NamespaceNotFound, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
@@ -119,27 +120,17 @@ class Leader:
                 await self._spread(guard)
 
     async def _spread(self, guard: Compare) -> None:
-        """Move one bundle from the broker with most to the one with fewest if they differ by two or more: a broker that joined gets its share.
+        """Move one bundle, not a pinned one, from the broker with most to the one with fewest: a broker that joined gets its share.
 
-        By count, one at a time and with hysteresis, until the load strategies decide. Not while bundles change hands; but what has not got on
-        for long, or has nobody because its namespace is gone, may stay so for ever, and holds nothing up.
+        By count, one at a time and with hysteresis, until the load strategies decide. What has not got on for long, or has nobody because its
+        namespace is gone, may stay so permanently, and holds nothing up.
         """
-        settled = (BundleState.OWNED, BundleState.FREE, BundleState.DELETED)
-        waiting = self._stuck.overdue(self._context.clock.monotonic())
-        owned: dict[str, list[str]] = {identifier: [] for identifier in self._ownership.assigner.candidates()}
-        for name, viewed in sorted(self._views.bundles.items.items()):
-            if viewed.record.state not in settled and name not in waiting:
-                return
-            if viewed.record.state is BundleState.OWNED and viewed.record.incarnation in owned:
-                owned[viewed.record.incarnation].append(name)
-        if len(owned) < 2:
-            return
-        by_count = sorted(owned, key=lambda identifier: (len(owned[identifier]), identifier))
-        fewest, most = by_count[0], by_count[-1]
-        count = len(owned[most])
-        if count - len(owned[fewest]) >= 2:
-            name = owned[most][self._context.clock.random_bits(16) % count]
-            await self._ownership.assigner.request_move(name, fewest, "spread over brokers", guard)
+        clock = self._context.clock
+        records = {name: viewed.record for name, viewed in self._views.bundles.items.items()}
+        overdue = self._stuck.overdue(clock.monotonic())
+        move = next_move(records, self._ownership.assigner.candidates(), overdue, clock.wall_ms(), clock.random_bits(16))
+        if move is not None:
+            await self._ownership.assigner.request_move(move.bundle, move.destination, "spread over brokers", guard)
 
     async def _retire(self, guard: Compare) -> set[str]:
         """Bundles of namespaces that were deleted are released to nobody, and then Deleted, without a manifest; the names of those that were not yet.

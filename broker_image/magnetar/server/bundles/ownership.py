@@ -19,16 +19,17 @@ from typing import Any, TypeVar
 import structlog
 
 from magnetar.balance import bundles as rules
-from magnetar.errors import DestinationRefused, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
+from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState, IncarnationRecord, NamespaceRecord
 from magnetar.names import BundleName, TopicName, bundle_of
 from magnetar.server.bundles.assigning import Assigner
 from magnetar.server.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.server.bundles.bundle_events import BundleEvents
-from magnetar.server.bundles.bundle_records import commit_record, others_went_on
+from magnetar.server.bundles.bundle_records import commit_record
 from magnetar.server.bundles.liveness import Liveness
 from magnetar.server.bundles.preloading import Preloads
+from magnetar.server.bundles.releasing import Releaser
 from magnetar.server.bundles.renewals import Renewals
 from magnetar.server.bundles.splitting import Splitter
 from magnetar.server.context import BrokerContext
@@ -49,10 +50,6 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 LOOK_AGAIN_S = 1.0
-MOVE_SCAN_BYTES_MAX = 2 << 20
-"""A successor replays this much of the log in some milliseconds: not worth a checkpoint before the move."""
-PRELOAD_S_MIN, PRELOAD_S_MAX, PRELOAD_BYTES_PER_S = 0.02, 0.5, 20 << 20
-"""How long a source goes on serving while the destination reads ahead: some time to begin, and what reading takes at about this pace."""
 STORE_RETRY_S = 0.1
 
 
@@ -72,7 +69,6 @@ class Ownership:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._renewals = Renewals(self._owned, self._move_quietly)
         self._liveness = Liveness(context)
-        self._moves = asyncio.Semaphore(context.settings.moves_parallel_max)
         self.assigner = Assigner(context, views)
         self._log_keys = LogKeys(context, self.bundle_of)
         self._beginnings: dict[str, int] = {}
@@ -82,6 +78,7 @@ class Ownership:
         self._scans = LogScans(context.volume, lambda incarnation: noted_lengths(context.store, views, incarnation))
         self._preloads = Preloads(context, self._scans)
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
+        self._releaser = Releaser(context, views, self._owned, self._events, self._roller, self.shortener, self.assigner)
         self._splitter = Splitter(context, views, self._owned, self.registry, self._events, self._make)
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
@@ -243,7 +240,7 @@ class Ownership:
             if state is BundleState.ASSIGNING and owned is None:
                 self.begin(name, self._acquire(name, viewed))
             elif state is BundleState.RELEASING and owned is not None:
-                self.begin(name, self._release(name, owned, viewed))
+                self.begin(name, self._releaser.carry_out(name, owned, viewed))
             elif state is BundleState.SPLITTING and owned is not None:
                 self.begin(name, self._split(owned, viewed))
             taken = state is BundleState.ASSIGNING  # taken from us and given back, both unseen
@@ -350,79 +347,13 @@ class Ownership:
 
     # --- releasing -------------------------------------------------------------------------------------------------------------
 
-    async def move(self, name: str, destination: str, reason: str) -> None:
-        """Ask for a planned move of a bundle we own; `destination` "" lets the release choose. Returns when it is handed over.
+    async def move(self, name: str, destination: str, reason: str, *, pinned_until_ms: int = 0) -> None:
+        """Ask for a planned move of a bundle we own, as `Releaser.request`. Returns when it is handed over."""
+        await self._releaser.request(name, destination, reason, pinned_until_ms)
 
-        Raises NotOwner if it is not ours, DestinationRefused. A move to nowhere (no other broker) frees the bundle cleanly.
-        """
-        async with self._moves:
-            owned = self._owned.get(name)
-            if owned is None:
-                raise NotOwner(f"bundle {name} is not served by this broker")
-            # One that is gone is replaced by placement, as it is when it goes on the way.
-            if self._views.incarnations.get(destination) is not None and destination not in self.assigner.candidates():
-                raise DestinationRefused(f"destination: {destination} takes no bundles: it is draining or cordoned; choose another")
-            # Again if our own checkpoint changed the record first; never on the record of somebody who took the bundle from us.
-            while self._owned.get(name) is owned:
-                viewed = self._views.bundles.get(name)  # None: it has been split, and that is history already
-                if viewed is None or viewed.record.state is not BundleState.OWNED:
-                    break
-                if viewed.record.incarnation != self._context.incarnation:
-                    break
-                wanted = destination or self._choose_destination(name, viewed.record)  # now, so that it can begin to read
-                releasing = rules.release(viewed.record, wanted, reason=reason)
-                await commit_record(self._context, self._views, name, viewed.mod_revision, releasing)
-            while self._owned.get(name) is owned:
-                changed = self._events.of(name)
-                if self._owned.get(name) is owned:
-                    await changed.wait()
-
-    async def _release(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> None:
-        """From our Releasing record to somebody else's Assigning (or Free): checkpoint, freeze, flush, RELEASE, commit, close clients."""
-        releasing = await self._prepare_release(name, owned, releasing)
-        started = self._context.clock.monotonic()
-        owned.freeze()
-        end = await owned.append_release()
-        self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
-        record, revision = releasing.record, releasing.mod_revision
-        destination = self._choose_destination(name, record)
-        released = rules.released(record, destination, end=end)
-        committed = await commit_record(self._context, self._views, name, revision, released)
-        if committed is None and not others_went_on(self._context, self._views, name, released.chain[-1]):
-            self._context.fail(f"bundle {name} was taken over during its release")
-            return
-        log.info("bundle.released", bundle=name, epoch=record.epoch, destination=destination or "nobody", reason=record.reason)
-        # At once: while the successor reads the rest and commits, our clients come to it and wait there (PIP-307).
-        successor = self._views.incarnations.get(destination) if destination else None
-        owned.close_clients(successor.record.service_url_on if successor is not None else None)
-        del self._owned[name]
-        self._context.metrics.bundles_owned.set(len(self._owned))
-        self._roller.roll_soon()
-
-    async def _prepare_release(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> Viewed[BundleRecord]:
-        """While still serving: shorten a long chain, and let the destination read it; the record to release."""
-        record = releasing.record
-        written = await self.shortener.shorten(owned, record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
-        if written is not None:
-            record = rules.advance_checkpoint(record, written.pointer)
-            revision = await commit_record(self._context, self._views, name, releasing.mod_revision, record)
-            if revision is None:
-                return releasing  # somebody has changed the record, which the release will find out
-            releasing = Viewed(record, revision)
-        if record.destination:
-            await asyncio.sleep(min(PRELOAD_S_MAX, PRELOAD_S_MIN + self._roller.chain_bytes(record) / PRELOAD_BYTES_PER_S))
-        return releasing
-
-    def _choose_destination(self, name: str, record: BundleRecord) -> str:
-        wanted = self._views.incarnations.get(record.destination)
-        if record.destination and wanted is not None:
-            return record.destination
-        if self._views.namespaces.get(name.rpartition("/")[0]) is None:
-            return ""  # deleted: nobody needs the bundle
-        try:
-            return self.assigner.place((self._context.incarnation,))
-        except ServiceNotReady:
-            return ""
+    async def pin(self, name: str, until_ms: int) -> None:
+        """Keep a bundle we own here until then; 0 takes that back. Raises NotOwner, ServiceNotReady while it changes hands, StoreError."""
+        await self._releaser.pin(name, until_ms)
 
     # --- splitting -------------------------------------------------------------------------------------------------------------
 
