@@ -37,7 +37,7 @@ There is no published image: an empty `image.repository` fails and prints how to
   template changes, one at a time; `status.pendingRestarts` of a BrokerCluster says which and why.
 - **Uninstall**: `helm uninstall magnetar -n magnetar-system` is refused while clusters exist (`--no-hooks` passes that). It never removes resource
   definitions, clusters, brokers or volumes; a release of the same name and namespace takes them up again.
-- **Second release** on the same cluster, for other namespaces: `--set crds.install=false --set rbac.sparkRole=false --set watchNamespaces={theirs}`.
+- **Second release** on the same cluster, for other namespaces: `--set crds.install=false --set watchNamespaces={theirs}`.
 
 ## Values
 

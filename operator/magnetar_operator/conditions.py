@@ -258,7 +258,7 @@ class Reason(enum.Enum):
     )
     EXECUTORS_REFUSED = (
         "ExecutorsRefused",
-        "Kubernetes would refuse the executors of a DataJob, so that its driver waits for them.",
+        "Kubernetes refuses the executors of a DataJob, so that its driver waits for them.",
         "The message names the quota, limit or policy: make room there, or lower spec.executors; the run goes on by itself.",
     )
     NOT_ALLOWED = (

@@ -1,8 +1,9 @@
 """Reconciling a `DataJob`.
 
-Owns: the order of steps and the driver pods. Imports: world, job_plan, job_pods, pod_care, builders, magnetar.metadata.
-Invariants: drivers have deterministic names, so making one twice is refused; nothing is decided about a run while its record cannot be read; only
-drivers that this resource owns are touched, and by force only one that was told to go and whose node is lost.
+Owns: the order of steps, the driver pods and their executors'. Imports: world, job_plan, job_pods, pod_care, builders, magnetar.metadata.
+Invariants: pods have deterministic names, so making one twice is refused; nothing is decided about a run while its record cannot be read; only
+pods that this resource owns are touched, and by force only one that was told to go and whose node is lost; a driver has no rights: its executors are
+made and deleted here.
 """
 
 from __future__ import annotations
@@ -17,19 +18,27 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import TopicName
 from magnetar_operator import broker_pods, names
-from magnetar_operator.builders.driver_pod import driver_pod
-from magnetar_operator.builders.executor_pod import executor_pod
+from magnetar_operator.builders.job_pods import SECRET_BYTES, driver_pod, executor_pod, job_policy, job_secret
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.builders.service_account import spark_account, spark_binding
+from magnetar_operator.builders.service_account import spark_account
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, timestamp
 from magnetar_operator.desired import identity_of
-from magnetar_operator.job_plan import FAILED, PENDING, SUCCEEDED, SUSPENDED, JobPlan, JobView, plan_job
-from magnetar_operator.job_pods import EXECUTORS, any_lives, any_runs, attempt_of, not_started, owned_by
+from magnetar_operator.job_plan import FAILED, PENDING, RUNNING, SUCCEEDED, SUSPENDED, JobPlan, JobView, plan_job
+from magnetar_operator.job_pods import (
+    any_runs,
+    attempt_of,
+    drivers_at_work,
+    left_over,
+    missing_executors,
+    not_started,
+    owned_by,
+)
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.data_job import DataJob, Run
 from magnetar_operator.planning import Create, Update, plan
 from magnetar_operator.pod_care import delete_lost, lost_nodes
-from magnetar_operator.resources import BY_KIND, POD
+from magnetar_operator.refusals import ApiRefused, NamespaceTerminating
+from magnetar_operator.resources import BY_KIND, POD, SECRET
 from magnetar_operator.work_queue import Key
 from magnetar_operator.world import World, is_paused
 
@@ -62,17 +71,22 @@ async def reconcile(world: World, key: Key) -> float | None:
     except (StoreError, TimeoutError) as error:
         message = f"neither the run's record nor its topic can be read: {str(error) or 'no answer in time'}"
         return await _wait(world, job, run, Reason.STORE_UNAVAILABLE, message)
-    pods = await _drivers(world, job)
-    await _let_go(world, job, pods)
-    executors = await _executors(world, job, pods)
-    view = _view(world, job, run, pods, executors, record, obstacle)
-    if view.not_started is None:
-        view = replace(view, not_started=await _refused(world, job, cluster, [pod for pod in pods if _is_of(pod, run)], executors))
+    pods, executors = await _pods(world, job)
+    at_work = drivers_at_work(pods)
+    await _let_go(world, job, [*pods, *executors])
+    for executor in left_over(executors, at_work):
+        await world.api.delete(executor)
+    mine = owned_by(executors, [pod["metadata"]["uid"] for pod in at_work])
+    view = _view(world, job, run, pods, mine, record, obstacle)
     decided = plan_job(view)
+    if decided.state == RUNNING:
+        refused = await _make_executors(world, job, cluster, at_work, executors)
+        if refused is not None and view.not_started is None:
+            decided = plan_job(replace(view, not_started=refused))
     if decided.stop:
         # First that the attempt is not used up: the pod may be gone before anybody looks again.
         await _write_status(world, job, run, decided, record)
-        await _stop(world, job, pods)
+        await _stop(world, job, pods, mine)
         return decided.again_s
     if decided.degraded:
         await world.events.once(job, "Warning", decided.reason.word, decided.message)
@@ -113,28 +127,11 @@ async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
     return None
 
 
-async def _drivers(world: World, job: DataJob) -> list[Manifest]:
-    selector = names.selector_text({names.JOB: job.name, names.COMPONENT: names.DRIVER})
-    found = await world.api.list(POD, job.namespace, selector)
-    return owned_by(found, [job.metadata.uid])
-
-
-async def _executors(world: World, job: DataJob, drivers: list[Manifest]) -> list[Manifest]:
-    """What Spark has made for the drivers that are at work. Raises KubernetesError."""
-    at_work = [pod["metadata"]["uid"] for pod in drivers if any_runs([pod])]
-    return owned_by(await world.api.list(POD, job.namespace, EXECUTORS), at_work) if at_work else []
-
-
-async def _refused(
-    world: World, job: DataJob, cluster: BrokerCluster, drivers: list[Manifest], executors: list[Manifest]
-) -> Problem | None:
-    """Why a driver at work gets no executor: Spark only logs that, and there is no pod to look at. Raises KubernetesError."""
-    driver = next((pod for pod in drivers if any_runs([pod]) and not broker_pods.is_terminating(pod)), None)
-    if driver is None or any_lives(executors):
-        return None
-    said = await world.api.refusal(POD, executor_pod(job, cluster, world.defaults, broker_pods.name_of(driver)))
-    reason = Reason.EXECUTORS_REFUSED
-    return Problem(reason, f"an executor would be refused: {said}. {reason.remedy}") if said else None
+async def _pods(world: World, job: DataJob) -> tuple[list[Manifest], list[Manifest]]:
+    """The job's drivers, and the executors of these. Raises KubernetesError."""
+    found = await world.api.list(POD, job.namespace, names.selector_text({names.JOB: job.name}))
+    drivers = owned_by(found, [job.metadata.uid])
+    return drivers, owned_by(found, [pod["metadata"]["uid"] for pod in drivers])
 
 
 def _is_of(pod: Manifest, run: str) -> bool:
@@ -171,17 +168,19 @@ def _view(
 # --- effects ------------------------------------------------------------------------------------------------------------------
 
 
-async def _stop(world: World, job: DataJob, pods: list[Manifest]) -> None:
-    """Stop the job's drivers. Raises KubernetesError."""
+async def _stop(world: World, job: DataJob, pods: list[Manifest], executors: list[Manifest]) -> None:
+    """Stop the job's drivers and their executors. Raises KubernetesError."""
+    for pod in executors:
+        await world.api.delete(pod)
     for pod in pods:
         if not attempt_of(pod).is_over and not broker_pods.is_terminating(pod) and await world.api.delete(pod):
             await world.events.normal(job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped")
 
 
 async def _let_go(world: World, job: DataJob, pods: list[Manifest]) -> None:
-    """End the wait for drivers that were told to go and whose node cannot say that they have. Raises KubernetesError.
+    """End the wait for pods that were told to go and whose node cannot say that they have. Raises KubernetesError.
 
-    One that runs on all the same does no harm: of two commits the second fails, and a success stays recorded. Nobody waits for a driver, so that
+    A driver that runs on all the same does no harm: of two commits the second fails, and a success stays recorded. Nobody waits for one, so that
     Kubernetes' own eviction decides when the pods of a silent node are to go: each costs an attempt.
     """
     going = [pod for pod in pods if broker_pods.is_terminating(pod)]
@@ -193,18 +192,37 @@ async def _create(world: World, job: DataJob, cluster: BrokerCluster, run: str, 
     for pod in pods:
         if not _is_of(pod, run):
             await world.api.delete(pod)  # of an earlier run, and over; its record stays
-    await _ensure_access(world, job.namespace)
+    await _ensure_parts(world, job, cluster)
     manifest = driver_pod(job, cluster, world.defaults, run, decided.create)
     if await world.api.create(POD, manifest) is not None:
         await world.events.normal(job, "Started", f"{decided.message} (run {run}, pod {manifest['metadata']['name']})")
 
 
-async def _ensure_access(world: World, namespace: str) -> None:
-    """The drivers' service account and its binding."""
-    wanted = [spark_account(namespace), spark_binding(namespace)]
-    found = [await world.api.get(BY_KIND[kind], namespace, name) for kind, name in map(identity_of, wanted)]
+async def _make_executors(
+    world: World, job: DataJob, cluster: BrokerCluster, drivers: list[Manifest], executors: list[Manifest]
+) -> Problem | None:
+    """Make the executors that drivers at work lack; why Kubernetes refuses one. Raises KubernetesError."""
+    for driver in drivers:
+        for number in missing_executors(driver, executors, job.spec.executors.instances):
+            try:
+                await world.api.create(POD, executor_pod(job, cluster, world.defaults, driver, number))
+            except NamespaceTerminating:
+                raise
+            except ApiRefused as error:
+                reason = Reason.EXECUTORS_REFUSED
+                return Problem(reason, f"an executor is refused: {error}. {reason.remedy}")
+    return None
+
+
+async def _ensure_parts(world: World, job: DataJob, cluster: BrokerCluster) -> None:
+    """What the pods need beside the cluster's: their account, their secret, and who may reach them. Raises KubernetesError."""
+    if await world.api.get(SECRET, job.namespace, names.job_parts(job.name)) is None:
+        key = world.clock.random_bits(8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
+        await world.api.create(SECRET, job_secret(job, cluster, key))
+    wanted = [spark_account(job.namespace), job_policy(job, cluster)]
+    found = [await world.api.get(BY_KIND[kind], job.namespace, name) for kind, name in map(identity_of, wanted)]
     have = {identity_of(item): item for item in found if item is not None}
-    for step in plan(wanted, have, owner_uid=""):
+    for step in plan(wanted, have, owner_uid=job.metadata.uid):
         if isinstance(step, Create | Update):
             await world.api.apply(step.manifest)
 

@@ -1,7 +1,8 @@
 """Reading a job's pods.
 
-Owns: what driver pods say of their attempts, and which pod of a run does not start. Imports: broker_pods, conditions, job_plan, names. Pure.
-Invariant: a driver's phase counts, because container statuses may be missing.
+Owns: what driver pods say of their attempts, which pod of a run does not start, and which executors are to be made or deleted. Imports: broker_pods,
+conditions, job_plan, names. Pure.
+Invariants: a driver's phase counts, because container statuses may be missing; executors are made for a driver that runs, and for no other.
 """
 
 from __future__ import annotations
@@ -13,9 +14,6 @@ from magnetar_operator import broker_pods, names
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Problem, wall_ms_of
 from magnetar_operator.job_plan import Attempt
-
-EXECUTORS = "spark-role=executor"
-"""Label that Spark gives to the executors."""
 
 
 def attempt_of(pod: Manifest) -> Attempt:
@@ -46,15 +44,35 @@ def owned_by(pods: Iterable[Manifest], uids: Iterable[str]) -> list[Manifest]:
 
 def not_started(pods: Sequence[Manifest]) -> Problem | None:
     """What keeps the first of these pods that has not begun to run from it, and what to do."""
-    return next(iter(broker_pods.pod_problems([pod for pod in pods if _phase_of(pod) == "Pending"])), None)
+    return next(iter(broker_pods.pod_problems([pod for pod in pods if _phase_of(pod) in ("Pending", "Running")])), None)
 
 
 def any_runs(pods: Sequence[Manifest]) -> bool:
-    return any(_phase_of(pod) == "Running" for pod in pods)
+    """Whether one is at work. An executor that ends again and again is Running as well."""
+    return any(_phase_of(pod) == "Running" and broker_pods.problem_of(pod) is None for pod in pods)
 
 
-def any_lives(pods: Sequence[Manifest]) -> bool:
-    return any(_phase_of(pod) in ("Pending", "Running") for pod in pods)
+def drivers_at_work(drivers: Iterable[Manifest]) -> list[Manifest]:
+    """Those that executors can come to."""
+    return [
+        pod for pod in drivers if _phase_of(pod) == "Running" and pod["status"].get("podIP") and not broker_pods.is_terminating(pod)
+    ]
+
+
+def left_over(executors: Iterable[Manifest], at_work: Sequence[Manifest]) -> list[Manifest]:
+    """Executors to delete: their driver has ended or is stopping, or they were evicted and are to be made again."""
+    kept = {broker_pods.name_of(pod) for pod in owned_by(executors, _uids(at_work)) if _phase_of(pod) != "Failed"}
+    return [pod for pod in executors if broker_pods.name_of(pod) not in kept and not broker_pods.is_terminating(pod)]
+
+
+def missing_executors(driver: Manifest, executors: Iterable[Manifest], wanted: int) -> list[int]:
+    """Numbers of the executors that a driver at work lacks."""
+    have = {broker_pods.name_of(pod) for pod in executors}
+    return [number for number in range(1, wanted + 1) if names.executor_pod(broker_pods.name_of(driver), number) not in have]
+
+
+def _uids(pods: Iterable[Manifest]) -> list[str]:
+    return [str(pod["metadata"]["uid"]) for pod in pods]
 
 
 def _phase_of(pod: Manifest) -> str:

@@ -18,7 +18,7 @@ from magnetar_operator import names, passes
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.connection import Answer, Connection, connect
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.refusals import ApiConflict, ApiRefused, ApiUnavailable, NamespaceTerminating, NotLeading, from_status
+from magnetar_operator.refusals import ApiConflict, ApiUnavailable, NotLeading, from_status
 from magnetar_operator.resources import BY_KIND, EVENT, Resource
 
 __all__ = ["WRITE_TIMEOUT_S", "KubernetesApi", "Page", "connect"]
@@ -111,18 +111,6 @@ class KubernetesApi:
                 return None
             raise
 
-    async def refusal(self, resource: Resource, manifest: Manifest) -> str:
-        """Why such an object could not be created now; "" = it could. Nothing is created. Raises KubernetesError."""
-        path = resource.path(manifest["metadata"]["namespace"])
-        try:
-            await self._request("POST", f"{path}?dryRun=All&fieldManager={names.FIELD_MANAGER}", manifest, rehearsal=True)
-        except NamespaceTerminating:
-            raise
-        except ApiRefused as error:
-            # Another status tells of an admission webhook that cannot be rehearsed.
-            return str(error) if error.status in (403, 422) else ""
-        return ""
-
     async def replace(self, resource: Resource, manifest: Manifest) -> Manifest:
         """Write the object if its resourceVersion is still that of `manifest`. Raises ApiConflict, KubernetesError."""
         metadata = manifest["metadata"]
@@ -175,9 +163,8 @@ class KubernetesApi:
         content_type: str = "application/json",
         *,
         absent_is_none: bool = False,
-        rehearsal: bool = False,
     ) -> Manifest | None:
-        writes = method != "GET" and not rehearsal
+        writes = method != "GET"
         if writes and not self._may_write():
             raise NotLeading(f"{method} {path}: this process does not lead")
         self._obey_pause(method, path)

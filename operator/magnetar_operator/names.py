@@ -28,7 +28,7 @@ PLAIN = f"{GROUP}/plain"
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 REVISION = "controller-revision-hash"
 
-BROKER, ETCD, DRIVER, COORDINATOR, RESTORE = "broker", "etcd", "driver", "coordinator", "restore"
+BROKER, ETCD, DRIVER, EXECUTOR, COORDINATOR, RESTORE = "broker", "etcd", "driver", "executor", "coordinator", "restore"
 
 DESIRED_HASH = f"{GROUP}/desired-hash"
 """Annotation on every child: hash of what was applied, so that a field which is no longer wanted is noticed too."""
@@ -64,6 +64,7 @@ ETCD_MEMBERS = "server"
 ETCD_CLIENTS = frozenset({BROKER, DRIVER, "coordinator"})
 """Components whose pods are clients of etcd."""
 ETCD_TLS_VOLUME, ETCD_TLS_PATH = "etcd-tls", "/etc/magnetar/etcd"
+SPARK_DRIVER_PORT, SPARK_BLOCK_PORT = 7078, 7079
 LABEL_LENGTH_MAX = 63
 
 
@@ -198,3 +199,13 @@ def driver_pod(job: str, uid: str, run: str, attempt: int) -> str:
     """Deterministic per (resource, run, attempt): creating it twice is refused by the API server."""
     digest = hashlib.sha256(f"{uid}/{run}".encode()).hexdigest()[:8]
     return f"{job}-{digest}-{attempt}"
+
+
+def executor_pod(driver: str, number: int) -> str:
+    """Deterministic per driver's pod: making it twice is refused."""
+    return f"{driver}-exec-{number}"
+
+
+def job_parts(job: str) -> str:
+    """Secret and network policy of a job's driver and executors."""
+    return f"{job}-spark"

@@ -55,10 +55,9 @@ CHILDREN = (
     STATEFUL_SET,
 )
 """Kinds of a cluster's child objects."""
-ROLE_BINDING = Resource("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings")
 CUSTOM = {kind: Resource(kind, API_VERSION, naming.plural) for kind, naming in NAMINGS.items()}
 BROKER_CLUSTER, TOPIC_NAMESPACE, DATA_JOB = CUSTOM["BrokerCluster"], CUSTOM["TopicNamespace"], CUSTOM["DataJob"]
 TRANSACTION_COORDINATOR = CUSTOM["TransactionCoordinator"]
 GROUP_VERSION_PATH = f"/apis/{GROUP}/{VERSION}"
 
-BY_KIND = {resource.kind: resource for resource in (POD, SECRET, ROLE_BINDING, *CHILDREN, *CUSTOM.values())}
+BY_KIND = {resource.kind: resource for resource in (POD, SECRET, *CHILDREN, *CUSTOM.values())}

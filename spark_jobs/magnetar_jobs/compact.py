@@ -209,18 +209,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--run", required=True, help="id of this run; a run that succeeded is not repeated")
     parser.add_argument("--no-roll", action="store_true", help="compact what is sealed already instead of asking the owner to roll")
     parser.add_argument("--retain-keyless", action="store_true", help="keep messages without a key instead of dropping them")
-    parser.add_argument("--master", default="local[2]", help="local[N] or k8s://https://host:port")
-    parser.add_argument("--executors", type=int, default=1)
+    parser.add_argument("--master", default="local[2]", help="local[N]: N threads of this process do the work")
+    parser.add_argument(
+        "--executors", type=int, default=0, help="as many executors do the work instead, and come to this driver by themselves"
+    )
     parser.add_argument("--executor-memory-mib", type=int, default=1024)
     parser.add_argument("--executor-cores", type=int, default=1)
-    parser.add_argument(
-        "--executor-cpu", default="", help="processor request of one executor (k8s:// only); default: --executor-cores"
-    )
-    parser.add_argument("--image", default="", help="image of the executors (k8s:// only)")
-    parser.add_argument("--namespace", default="default", help="namespace of the executors")
-    parser.add_argument("--service-account", default="magnetar-spark")
-    parser.add_argument("--claim", default="", help="persistent volume claim that holds --volume")
-    parser.add_argument("--executor-volume-path", type=Path, help="where executors mount the claim; default: where --volume is")
     return parser.parse_args(arguments)
 
 
@@ -232,12 +226,6 @@ def session_settings(options: argparse.Namespace) -> SessionSettings:
         executors=options.executors,
         executor_memory_mib=options.executor_memory_mib,
         executor_cores=options.executor_cores,
-        executor_cpu=options.executor_cpu,
-        image=options.image,
-        namespace=options.namespace,
-        service_account=options.service_account,
-        claim=options.claim,
-        executor_volume_path=str(options.executor_volume_path or options.volume),
     )
 
 
@@ -305,8 +293,7 @@ async def _compact_all(
             register_source(session)
             committer = Committer(store, volume, clock, options.job, options.run)
             compaction = CompactionOptions(options.retain_keyless, settings.parallelism)
-            tasks_volume = Path(settings.executor_volume_path) if settings.on_kubernetes else options.volume
-            compactor = Compactor(store, volume, tasks_volume, committer, session, compaction)
+            compactor = Compactor(store, volume, options.volume, committer, session, compaction)
             for partition in topics:
                 await compactor.compact(partition, result, rolled[partition])
     finally:

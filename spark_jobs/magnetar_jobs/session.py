@@ -1,20 +1,18 @@
 """The Spark session of a job.
 
-Owns: every `spark.*` setting (facts: 3.3), the checks before a JVM is started, and progress lines while it runs.
+Owns: every `spark.*` setting, the checks before a JVM is started, and progress lines while it runs.
 Imports: pyspark (only when a session is built), structlog, errors.
-Invariants: `spark_settings` is pure and gives the same settings for the same arguments; a missing Java, image or pod identity is
+Invariants: `spark_settings` is pure and gives the same settings for the same arguments; a missing Java, address or secret is
 reported in words with the remedy before Spark gets a chance to fail with a stack trace; the session is always stopped, which ends
-its executors.
+its executors; a driver never asks Kubernetes for anything: whoever made its pod makes those of its executors (`executor.py`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,11 +33,17 @@ DRIVER_PORT = 7078
 BLOCK_MANAGER_PORT = 7079
 JAVA_MINIMUM = 17
 JAVA_REMEDY = "install openjdk-17-jre-headless or set JAVA_HOME"
-MEMORY_OVERHEAD_MINIMUM_MIB = 384
-MEMORY_OVERHEAD_SHARE = 0.4
+LOOPBACK = "127.0.0.1"
+POD_IP, POD_NAME, SECRET = "POD_IP", "POD_NAME", "MAGNETAR_SPARK_SECRET"
+"""Variables that a driver with executors needs: its address, a name of its own, and what they know each other by."""
+PROTECTION = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+}
+"""Driver and executors must agree on these before either can ask the other."""
 PROGRESS_INTERVAL_S = 5.0
 ARROW_RECORDS_PER_BATCH_MAX = 10_000
-POD_NAME_LENGTH_MAX = 40
 DRIVER_MEMORY_MIB = 512
 
 
@@ -49,43 +53,34 @@ class JavaMissing(MagnetarError):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What a job may be told about where and how large it runs. The Kubernetes fields matter for a `k8s://` master only."""
+    """What a job may be told about where and how large it runs. `executors`: how many processes of their own do the work and come to the driver by
+    themselves; 0 = the driver does it, with the threads of `master`."""
 
     name: str
     master: str = "local[2]"
-    executors: int = 1
+    executors: int = 0
     executor_memory_mib: int = 1024
     executor_cores: int = 1
-    executor_cpu: str = ""
-    image: str = ""
-    namespace: str = "default"
-    service_account: str = "magnetar-spark"
-    claim: str = ""
-    executor_volume_path: str = "/var/lib/magnetar"
-
-    @property
-    def on_kubernetes(self) -> bool:
-        return self.master.startswith("k8s://")
 
     @property
     def parallelism(self) -> int:
         """Tasks that can run at the same time."""
-        if self.on_kubernetes:
+        if self.executors:
             return self.executors * self.executor_cores
         threads = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", self.master)
         if threads is None:
-            raise InvalidRequest(f"master: {self.master!r} is not offered; use local[N] or k8s://https://host:port")
+            raise InvalidRequest(f"master: {self.master!r} is not offered; use local[N], or --executors for processes of their own")
         return (os.cpu_count() or 1) if threads[1] == "*" else int(threads[1] or 1)
 
 
 def spark_settings(settings: SessionSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Every Spark setting of a job. `environment` gives POD_IP and POD_NAME on Kubernetes. Raises InvalidRequest naming what
-    is absent."""
+    """Every Spark setting of a job. `environment` gives `POD_IP`, `POD_NAME` and `SECRET` to a driver with executors. Raises InvalidRequest naming
+    what is absent."""
     values = {
         "spark.app.name": settings.name,
         "spark.master": settings.master,
-        # With a local master the driver is the executor; on Kubernetes it only plans and collects a few rows per task.
-        "spark.driver.memory": f"{DRIVER_MEMORY_MIB if settings.on_kubernetes else settings.executor_memory_mib}m",
+        # With a local master the driver is the executor; otherwise it only plans and collects a few rows per task.
+        "spark.driver.memory": f"{DRIVER_MEMORY_MIB if settings.executors else settings.executor_memory_mib}m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.python.filterPushdown.enabled": "true",
@@ -96,94 +91,38 @@ def spark_settings(settings: SessionSettings, environment: Mapping[str, str]) ->
         # Output names carry the attempt, so speculation would be safe; it would still write payloads twice for nothing.
         "spark.speculation": "false",
     }
-    if settings.on_kubernetes:
-        return values | _kubernetes_settings(settings, environment)
-    return values | {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if settings.executors:
+        return values | _executor_settings(settings, environment)
+    return values | {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 
 
-def _kubernetes_settings(settings: SessionSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Client mode from a pod: executors dial the driver's pod IP and die with its pod."""
-    pod_ip, pod_name = _required(environment, "POD_IP"), _required(environment, "POD_NAME")
-    if not settings.image:
-        raise InvalidRequest("image: a k8s:// master needs --image, the image that the driver itself runs")
-    overhead = max(MEMORY_OVERHEAD_MINIMUM_MIB, int(settings.executor_memory_mib * MEMORY_OVERHEAD_SHARE))
-    values = {
-        # Executors use the bind address since Spark 4.1, so both are the pod's own.
-        "spark.driver.host": pod_ip,
-        "spark.driver.bindAddress": pod_ip,
+def _executor_settings(settings: SessionSettings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Spark's standalone scheduler without workers: its master is a part of the driver, starts nobody, and takes the executors that come."""
+    address, name, secret = (_required(environment, variable) for variable in (POD_IP, POD_NAME, SECRET))
+    return PROTECTION | {
+        "spark.master": f"local-cluster[0,1,{settings.executor_memory_mib}]",
+        "spark.authenticate.secret": secret,
+        # Executors must give the same name; the master would otherwise make one up.
+        "spark.deploy.appIdPattern": name,
+        "spark.driver.host": address,
+        "spark.driver.bindAddress": address,
         "spark.driver.port": str(DRIVER_PORT),
         "spark.blockManager.port": str(BLOCK_MANAGER_PORT),
         "spark.driver.blockManager.port": str(BLOCK_MANAGER_PORT),
-        "spark.kubernetes.namespace": settings.namespace,
-        "spark.kubernetes.driver.pod.name": pod_name,
-        "spark.kubernetes.driver.annotateExitException": "true",
-        "spark.kubernetes.executor.podNamePrefix": executor_prefix(pod_name),
-        "spark.kubernetes.executor.disableConfigMap": "true",
-        "spark.kubernetes.executor.enablePollingWithResourceVersion": "true",
-        "spark.kubernetes.container.image": settings.image,
-        "spark.kubernetes.container.image.pullPolicy": "IfNotPresent",
-        # Of the executors only: in client mode the driver is what its pod already runs as.
-        "spark.kubernetes.authenticate.executor.serviceAccountName": settings.service_account,
-        "spark.executor.instances": str(settings.executors),
+        # A port that is taken is another driver's: its executors would come here.
+        "spark.port.maxRetries": "0",
+        # Work begins when most of these have come, or after half a minute.
+        "spark.cores.max": str(settings.parallelism),
         "spark.executor.cores": str(settings.executor_cores),
-        "spark.kubernetes.executor.request.cores": settings.executor_cpu or str(settings.executor_cores),
         "spark.executor.memory": f"{settings.executor_memory_mib}m",
-        # Python's memory is outside the heap, and the factor for Python applications applies in cluster mode only.
-        "spark.executor.memoryOverhead": f"{overhead}m",
-        "spark.executorEnv.PYSPARK_PYTHON": environment.get("PYSPARK_PYTHON", sys.executable),
-        "spark.kubernetes.executor.podTemplateFile": _write_pod_template(),
     }
-    if environment.get("PYTHONPATH"):
-        values["spark.executorEnv.PYTHONPATH"] = environment["PYTHONPATH"]
-    if settings.claim:
-        volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.magnetar"
-        values |= {
-            f"{volume}.options.claimName": settings.claim,
-            f"{volume}.mount.path": settings.executor_volume_path,
-            f"{volume}.mount.readOnly": "false",
-        }
-    return values
 
 
 def _required(environment: Mapping[str, str], name: str) -> str:
     value = environment.get(name, "")
     if not value:
-        raise InvalidRequest(f"{name} is not set: a k8s:// master needs it from the driver pod's downward API")
+        raise InvalidRequest(f"{name} is not set: a driver with --executors needs it; the operator sets it in the driver's pod")
     return value
-
-
-def executor_prefix(pod_name: str) -> str:
-    """A prefix for executor pod names, unique per driver pod and short enough for `-exec-<n>` and a host name label."""
-    return re.sub(r"[^a-z0-9-]", "-", pod_name.lower())[-POD_NAME_LENGTH_MAX:].strip("-") or "magnetar"
-
-
-def pod_template(user: int, group: int) -> dict[str, object]:
-    """Executors run as the driver's user (who can read the volume) and pass the `restricted` pod security standard unless that
-    is root."""
-    container = {
-        "name": "executor",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": user != 0,
-        },
-    }
-    security = {
-        "runAsUser": user,
-        "runAsGroup": group,
-        "fsGroup": group,
-        "runAsNonRoot": user != 0,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    spec = {"securityContext": security, "automountServiceAccountToken": False, "containers": [container]}
-    return {"apiVersion": "v1", "kind": "Pod", "spec": spec}
-
-
-def _write_pod_template() -> str:
-    # JSON is YAML. One file per driver process; its pod's file system goes with it.
-    path = Path(tempfile.gettempdir()) / f"magnetar-executor-{os.getpid()}.yaml"
-    path.write_text(json.dumps(pod_template(os.getuid(), os.getgid())))
-    return str(path)
 
 
 def require_java(environment: Mapping[str, str]) -> Path:
@@ -211,7 +150,9 @@ def spark_session(settings: SessionSettings, environment: Mapping[str, str] = os
     for key, value in spark_settings(settings, environment).items():
         configuration.set(key, value)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    log.info("spark.starting", master=settings.master, executors=settings.executors if settings.on_kubernetes else 0)
+    # The standalone master's own ports are for this process alone.
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    log.info("spark.starting", master=settings.master, executors=settings.executors)
     session = SparkSession.builder.config(conf=configuration).getOrCreate()
     session.sparkContext.setLogLevel("WARN")
     log.info("spark.started", application=session.sparkContext.applicationId)

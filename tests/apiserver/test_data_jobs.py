@@ -45,17 +45,16 @@ class Jobs:
         status = {"phase": "Failed", "containerStatuses": [{**container, "state": state}]}
         self._scene.merge(f"{self._scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
 
-    def report(self, pod: str, phase: str, *conditions: dict[str, Any]) -> None:
+    def report(self, pod: str, phase: str, *conditions: dict[str, Any], **more: Any) -> None:
         """What a kubelet or the scheduler says of a pod."""
-        status = {"phase": phase, "conditions": list(conditions)}
+        status = {"phase": phase, "conditions": list(conditions), **more}
         self._scene.merge(f"{self._scene.core('pods', pod)}/status", {"status": status})
 
-    def make_executor(self, driver: dict[str, Any], name: str, owner: str) -> None:
-        """What Spark does in a driver; `owner` is the uid of its pod."""
-        reference = {"apiVersion": "v1", "kind": "Pod", "name": driver["metadata"]["name"], "uid": owner, "controller": True}
-        metadata = {"name": name, "labels": {"spark-role": "executor"}, "ownerReferences": [reference]}
-        spec = {"containers": [{"name": "executor", "image": "x"}]}
-        self._scene.plane.must("POST", self._scene.core("pods"), {"metadata": metadata, "spec": spec})
+    def executors(self) -> dict[str, dict[str, Any]]:
+        """By name."""
+        selector = "magnetar.io/job=prices,app.kubernetes.io/component=executor"
+        items = self._scene.plane.must("GET", f"{self._scene.core('pods')}?labelSelector={selector}")["items"]
+        return {pod["metadata"]["name"]: pod for pod in items}
 
     async def says(self, reason: str, kind: str = "Degraded") -> str:
         """Wait for a condition that is True for this reason; its message."""
@@ -129,7 +128,7 @@ def test_a_job_waits_for_a_store_that_does_not_answer(scene: Scene, cluster_etcd
 
 
 def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """First the driver's, then an executor's, while the driver is at work; one of another job is none of ours."""
+    """First the driver's, then an executor's, while the driver is at work."""
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient cpu"}
     words = "not scheduled: Unschedulable: 0/1 nodes: Insufficient cpu. "
 
@@ -143,13 +142,12 @@ def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_
             jobs.report(name, "Pending", unschedulable)
             assert (await jobs.says("PodUnschedulable")).startswith(f"{name}: {words}")
             assert scene.condition(jobs.path)["reason"] == "PodUnschedulable"
-            jobs.report(name, "Running")
+            jobs.report(name, "Running", podIP="10.1.2.3")
             await until("the driver is at work", lambda: scene.condition(jobs.path, "Progressing").get("reason") == "Running")
             assert scene.condition(jobs.path, "Degraded")["status"] == "False"
 
-            for owner, executor in (("another", "other-exec-1"), (driver["metadata"]["uid"], f"{name}-exec-1")):
-                jobs.make_executor(driver, executor, owner)
-                jobs.report(executor, "Pending", unschedulable)
+            await until("its executor", jobs.executors)
+            jobs.report(f"{name}-exec-1", "Pending", unschedulable)
             assert (await jobs.says("PodUnschedulable")).startswith(f"{name}-exec-1: {words}")
             assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
             assert scene.events("PodUnschedulable")
@@ -160,11 +158,11 @@ def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_
 
 
 def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Spark only logs that its pods are refused, and there is none to look at. Nothing is made to find it out."""
+    """There is no pod to look at. They come when there is room."""
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
 
     async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
             scene.create("BrokerCluster", "main", external(cluster_etcd))
             jobs = Jobs(scene, brokers)
             await jobs.make()
@@ -173,15 +171,62 @@ def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(scene: S
             used = {"status": {"hard": {"pods": "1"}, "used": {"pods": "1"}}}
             scene.merge(f"{scene.core('resourcequotas', 'few')}/status", used)
             name = driver["metadata"]["name"]
-            jobs.report(name, "Running")
+            jobs.report(name, "Running", podIP="10.1.2.3")
             said = await jobs.says("ExecutorsRefused")
             assert "exceeded quota: few" in said
             assert "lower spec.executors" in said
             assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
             assert [pod["metadata"]["name"] for pod in scene.pods()] == [name]
-            assert {item.name[1] for item in operator.cache.all("Pod")} <= {name}
             scene.delete(scene.core("resourcequotas", "few"))
+            await until("its executor", jobs.executors)
             await until("all is well", lambda: scene.condition(jobs.path, "Degraded").get("status") == "False")
+
+    asyncio.run(scenario())
+
+
+def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """Nobody but the operator makes them: a driver has no rights. One that is evicted is made again; they reach nobody but each other."""
+
+    async def scenario() -> None:
+        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator:
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            jobs = Jobs(scene, brokers)
+            await brokers.enter(TOPIC)
+            jobs.create(executors={"instances": 2})
+            driver = await until("the driver", jobs.driver)
+            name = driver["metadata"]["name"]
+            first, second = f"{name}-exec-1", f"{name}-exec-2"
+            jobs.report(name, "Running")
+            await quiet(operator)
+            assert jobs.executors() == {}, "without an address of its driver no executor finds it"
+
+            jobs.report(name, "Running", podIP="10.1.2.3")
+            made = await until("both executors", lambda: len(found := jobs.executors()) == 2 and found)
+            assert set(made) == {first, second}
+            for pod in (driver, *made.values()):
+                assert pod["spec"]["automountServiceAccountToken"] is False
+            assert [owner["uid"] for pod in made.values() for owner in pod["metadata"]["ownerReferences"]] == 2 * [
+                driver["metadata"]["uid"]
+            ]
+            policy = scene.get(scene.core("networkpolicies", "prices-spark", "/apis/networking.k8s.io/v1"))
+            assert policy is not None
+            assert policy["metadata"]["ownerReferences"][0]["kind"] == "DataJob"
+
+            for pod in made:
+                jobs.report(pod, "Running")
+            uid = made[second]["metadata"]["uid"]
+            jobs.report(second, "Failed", reason="Evicted")
+            await until("it is made again", lambda: jobs.executors().get(second, made[second])["metadata"]["uid"] != uid)
+            assert jobs.executors()[first]["metadata"]["uid"] == made[first]["metadata"]["uid"]
+
+            jobs.end(driver, {"exitCode": 1, "reason": "Error"})
+            await until("they go with their driver", lambda: not jobs.executors())
+            again = await until("the next attempt", lambda: jobs.driver(2))
+            jobs.report(again["metadata"]["name"], "Running", podIP="10.1.2.4")
+            await until("executors of its own", lambda: len(jobs.executors()) == 2)
+            assert all(pod.startswith(again["metadata"]["name"]) for pod in jobs.executors())
+            scene.merge(jobs.path, {"spec": {"suspend": True}})
+            await until("none is left of a job that is suspended", lambda: not jobs.executors())
 
     asyncio.run(scenario())
 
@@ -208,7 +253,6 @@ def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) 
             uid = await jobs.make()
 
             pod = await until("the first driver", lambda: jobs.driver(1))
-            assert scene.get(scene.core("rolebindings", "magnetar-spark", "/apis/rbac.authorization.k8s.io/v1")) is not None
             arguments = pod["spec"]["containers"][0]["args"]
             run = f"once-{uid[:8]}"
             assert arguments[arguments.index("--run") + 1] == run

@@ -41,7 +41,6 @@ _OF_MISFITS = "a stored object that does not fit the model (definitions of anoth
 OWNERS = ("brokerclusters", "transactioncoordinators", "datajobs")
 """Kinds with children."""
 EXPLAINED = {
-    Right("rbac.authorization.k8s.io", "clusterroles", "bind"): "asked by admission when Spark drivers get their role binding",
     **{Right(GROUP, f"{plural}/finalizers", "update"): _OF_ADMISSION for plural in OWNERS},
     **{Right(GROUP, naming.plural, "get"): _OF_MISFITS for naming in NAMINGS.values()},
 }

@@ -163,24 +163,3 @@ def _entrypoint(tmp_path: Path, *arguments: str, environment: dict[str, str] | N
 def test_the_entry_point_runs_magnetar_or_what_it_is_told(tmp_path: Path) -> None:
     assert _entrypoint(tmp_path) == ["magnetar"]
     assert _entrypoint(tmp_path, "other", "a b") == ["other", "a b"]
-
-
-def test_the_entry_point_starts_an_executor(tmp_path: Path) -> None:
-    """Options keep their blanks and order; an executor without options works too."""
-    environment = {
-        "SPARK_CONF_DIR": "/conf",
-        "SPARK_HOME": "/spark",
-        "SPARK_DRIVER_URL": "spark://d",
-        "SPARK_EXECUTOR_ID": "1",
-        "SPARK_EXECUTOR_CORES": "1",
-        "SPARK_EXECUTOR_MEMORY": "512m",
-        "SPARK_APPLICATION_ID": "app",
-        "SPARK_EXECUTOR_POD_IP": "10.0.0.1",
-        "SPARK_EXECUTOR_POD_NAME": "e-1",
-        "SPARK_RESOURCE_PROFILE_ID": "0",
-    }
-    plain = _entrypoint(tmp_path, "executor", environment=environment)
-    assert plain[:3] == ["java", "-Xms512m", "-Xmx512m"]
-    assert plain[-2:] == ["--podName", "e-1"]
-    options = {"SPARK_JAVA_OPT_0": "-Da=b c", "SPARK_JAVA_OPT_1": "-Dd=*"}
-    assert _entrypoint(tmp_path, "executor", environment=environment | options)[1:3] == ["-Da=b c", "-Dd=*"]

@@ -259,7 +259,9 @@ def test_compaction_runs_driver_and_executors_to_a_committed_result(node: Node, 
         nonlocal seen_executor
         pods = node.get("pods")["items"]
         seen_executor |= any(
-            pod["metadata"]["labels"].get("spark-role") == "executor" for pod in pods if "labels" in pod["metadata"]
+            pod["metadata"]["labels"].get("app.kubernetes.io/component") == "executor"
+            for pod in pods
+            if "labels" in pod["metadata"]
         )
         job = node.get("datajob", "debian-packages").get("status", {})
         assert job.get("state") != "Failed", node.report()

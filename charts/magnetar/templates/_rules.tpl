@@ -25,12 +25,12 @@
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch]
-# Drivers are created; brokers and coordinators are deleted to restart them.
+# Drivers and executors of jobs are created; brokers and coordinators are deleted to restart them.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]
-# The managed etcd's certificates, and the secrets that an external etcd or a cluster's storage refers to: always by name. They cannot be listed or
-# watched, so that the operator learns of no other; they go with their cluster, and the authority's stays, so none is deleted.
+# The managed etcd's certificates, the keys of clusters and jobs, and the secrets that specs refer to: always by name. They cannot be listed or watched,
+# so that the operator learns of no other; they go with their owner, and the authority's stays, so none is deleted.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch]
@@ -46,12 +46,4 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [rbac.authorization.k8s.io]
-  resources: [rolebindings]
-  verbs: [get, create, patch]
-# The one role that it may give away.
-- apiGroups: [rbac.authorization.k8s.io]
-  resources: [clusterroles]
-  resourceNames: [magnetar-spark]
-  verbs: [bind]
 {{- end }}

@@ -1,7 +1,7 @@
 """Who may talk to the managed etcd.
 
 Owns: its network policy. Imports: builders.object, names. Pure.
-Invariant: only pods of the same cluster (brokers and job drivers) and the operator reach the client port, only members the peer port.
+Invariant: only pods of the same cluster (not the executors of jobs) and the operator reach the client port, only members the peer port.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "magnetar", names.COMPONENT: "opera
 
 def etcd_policy(cluster: BrokerCluster) -> Manifest:
     policy = cluster_object("networking.k8s.io/v1", "NetworkPolicy", cluster, names.etcd_set(cluster.name), names.ETCD)
-    members = {"podSelector": {"matchLabels": {names.CLUSTER: cluster.name}}}
+    others = {"key": names.COMPONENT, "operator": "NotIn", "values": [names.EXECUTOR]}
+    members = {"podSelector": {"matchLabels": {names.CLUSTER: cluster.name}, "matchExpressions": [others]}}
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
     peers = {"podSelector": {"matchLabels": names.selector(cluster.name, names.ETCD)}}
     return policy | {

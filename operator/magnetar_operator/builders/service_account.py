@@ -1,7 +1,7 @@
 """Service accounts.
 
-Owns: the brokers' account, which has no rights, and the Spark drivers' account with its binding. Imports: builders.object, names. Pure.
-Invariant: the drivers' rights are those of the ClusterRole `magnetar-spark`, which the chart makes; the operator can bind it and nothing else.
+Owns: the brokers' account and that of Spark's drivers and executors. Imports: builders.object, names. Pure.
+Invariant: no account has a right, and no pod a token of it: the operator alone talks to the API server.
 """
 
 from __future__ import annotations
@@ -26,22 +26,6 @@ def without_rights(account: Manifest, additions: PodTemplate) -> Manifest:
 
 def spark_account(namespace: str) -> Manifest:
     """One per Kubernetes namespace, shared by its jobs; it has no owner because no single job owns it."""
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _spark_metadata(namespace)}
-
-
-def spark_binding(namespace: str) -> Manifest:
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": _spark_metadata(namespace),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": names.SPARK_ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": names.SPARK_ACCOUNT, "namespace": namespace}],
-    }
-
-
-def _spark_metadata(namespace: str) -> Manifest:
-    return {
-        "name": names.SPARK_ACCOUNT,
-        "namespace": namespace,
-        "labels": {"app.kubernetes.io/name": "magnetar", names.COMPONENT: names.DRIVER, names.MANAGED_BY: names.FIELD_MANAGER},
-    }
+    labels = {"app.kubernetes.io/name": "magnetar", names.COMPONENT: names.DRIVER, names.MANAGED_BY: names.FIELD_MANAGER}
+    metadata = {"name": names.SPARK_ACCOUNT, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False}

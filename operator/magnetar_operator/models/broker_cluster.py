@@ -67,7 +67,7 @@ class Image(Model):
     pull_secrets: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] = Field(
         default=(),
         max_length=8,
-        description="Names of secrets with which nodes pull this image and that of etcd; Spark's executors use their service account's.",
+        description="Names of secrets with which nodes pull this image and that of etcd.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
 

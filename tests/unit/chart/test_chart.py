@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-from magnetar_operator import names
 from magnetar_operator.builders.network_policy import OPERATOR_LABELS
 from magnetar_operator.models import KINDS
 from magnetar_operator.models.definitions import NAMINGS
@@ -114,7 +113,7 @@ def test_definitions_are_upgraded_and_kept(helm: str) -> None:
 
 
 def test_chart_and_operator_agree(helm: str) -> None:
-    """Variables, labels, the role's name: spelled in two places, compared here."""
+    """Variables and labels: spelled in two places, compared here."""
     found = documents(helm, *IMAGE)
     (deployment,) = (document for document in found if document["kind"] == "Deployment")
     template = deployment["spec"]["template"]
@@ -124,8 +123,6 @@ def test_chart_and_operator_agree(helm: str) -> None:
     settings = OperatorSettings.from_environment(environment)
     assert settings.image == "registry.example/magnetar:0.1.0"
     assert settings.http_port == container["ports"][0]["containerPort"]
-    roles = {document["metadata"]["name"]: document for document in found if document["kind"] == "ClusterRole"}
-    assert names.SPARK_ACCOUNT in roles
     leases = next(document for document in found if document["kind"] == "Role")
     assert settings.lease_name in str(leases["rules"])
 
@@ -152,7 +149,7 @@ def test_no_wildcard_and_no_deletion_of_volumes(helm: str) -> None:
             continue
         for rule in document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            if "persistentvolumeclaims" in rule["resources"] and document["metadata"]["name"] != names.SPARK_ACCOUNT:
+            if "persistentvolumeclaims" in rule["resources"]:
                 assert "delete" not in rule["verbs"]
 
 

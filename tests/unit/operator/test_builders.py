@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar_operator import names
-from magnetar_operator.builders.driver_pod import driver_pod
+from magnetar_operator.builders.job_pods import OVERHEAD_MIN_MIB, driver_pod, executor_pod, job_policy, job_secret
 from magnetar_operator.builders.magnetar_pod import GRACE_BEYOND_DRAIN_S
 from magnetar_operator.builders.storage_claim import storage_claim
 from magnetar_operator.desired import desired, identity_of
@@ -229,8 +229,59 @@ def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
         "once-01234567",
         True,
     )
-    assert (parsed.claim, parsed.service_account, parsed.namespace) == ("main-storage", "magnetar-spark", "shop")
-    assert parsed.image == DEFAULTS.image
+    assert (parsed.executors, parsed.executor_memory_mib, parsed.executor_cores) == (1, 512, 1)
+
+
+@pytest.mark.slow
+def test_an_executor_gets_the_command_line_that_it_parses_and_the_drivers_secret() -> None:
+    """Spark's ports, the secret's variable and the name of the application are spelled in two places, compared here."""
+    executor, session = pytest.importorskip("magnetar_jobs.executor"), pytest.importorskip("magnetar_jobs.session")
+    resource = job(executors={"instances": 2, "cores": 3, "cpu": "200m", "memoryMib": 600})
+    driver, pod = job_pods_of(resource)
+    container = pod["spec"]["containers"][0]
+    assert container["args"][:3] == ["python3", "-m", "magnetar_jobs.executor"]
+    parsed = executor.parse_arguments(container["args"][3:])
+    assert (parsed.driver, parsed.application, parsed.number) == ("10.1.2.3", driver["metadata"]["name"], 2)
+    assert (parsed.cores, parsed.memory_mib) == (3, 600)
+    assert container["resources"]["requests"] == {"cpu": "200m", "memory": f"{600 + OVERHEAD_MIN_MIB}Mi"}
+    variables = {found["name"] for found in container["env"]}
+    assert variables == {session.POD_IP, session.SECRET}
+    assert variables | {session.POD_NAME} == {found["name"] for found in driver["spec"]["containers"][0]["env"]}
+    assert (names.SPARK_DRIVER_PORT, names.SPARK_BLOCK_PORT) == (session.DRIVER_PORT, session.BLOCK_MANAGER_PORT)
+    secret = job_secret(resource, cluster(), b"\x01" * 32)
+    chosen = {found["name"]: found.get("valueFrom", {}).get("secretKeyRef") for found in container["env"]}[session.SECRET]
+    assert (chosen["name"], chosen["key"]) == (secret["metadata"]["name"], *secret["data"])
+
+
+def job_pods_of(resource: DataJob) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A driver that runs, and its second executor."""
+    driver = driver_pod(resource, cluster(), DEFAULTS, "once-01234567", 1)
+    driver["metadata"]["uid"], driver["status"] = "d-1", {"phase": "Running", "podIP": "10.1.2.3"}
+    return driver, executor_pod(resource, cluster(), DEFAULTS, driver, 2)
+
+
+def test_the_pods_of_a_job_have_no_token_and_an_executor_no_certificate() -> None:
+    driver, executor = job_pods_of(job())
+    for pod in (driver, executor):
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert not [volume for volume in pod["spec"]["volumes"] if "hostPath" in volume]
+    assert [volume["name"] for volume in executor["spec"]["volumes"]] == ["storage", "tmp"]
+    assert "secret" in driver["spec"]["volumes"][-1]
+    assert [owner["uid"] for owner in executor["metadata"]["ownerReferences"]] == ["d-1"]
+
+
+def test_only_a_jobs_own_pods_reach_each_other_and_executors_reach_no_etcd() -> None:
+    _, executor = job_pods_of(job())
+    (rule,) = job_policy(job(), cluster())["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {names.JOB: "prices"}}}]
+    assert [port["port"] for port in rule["ports"]] == [names.SPARK_DRIVER_PORT, names.SPARK_BLOCK_PORT]
+    client = manifests()["NetworkPolicy", "main-etcd"]["spec"]["ingress"][0]["from"][0]["podSelector"]
+    assert client["matchExpressions"] == [{"key": names.COMPONENT, "operator": "NotIn", "values": ["executor"]}]
+    assert executor["metadata"]["labels"][names.COMPONENT] == "executor"
 
 
 def test_the_example_of_a_job_fits_a_node_of_two_processors() -> None:
