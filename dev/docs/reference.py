@@ -26,6 +26,7 @@ _TYPES = {
     Type.READY: "Everything is as the spec says: Available, not Progressing, not Degraded. Of a DataJob: the latest run succeeded.",
     Type.AUTOSCALING: "The number of brokers follows their load; absent without `spec.autoscaling.enabled`.",
     Type.CERTIFICATE: "The certificate of `spec.tls` will do, and until when; absent without it.",
+    Type.PROTECTED: "Roles decide who may do what; the message says who may administer the cluster, and who reaches REST.",
 }
 
 

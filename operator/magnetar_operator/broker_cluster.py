@@ -25,6 +25,7 @@ from magnetar_operator.cluster_status import Observed, derive, findings_of, trou
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.desired import Identity, desired, identity_of
 from magnetar_operator.etcd_access import ensure_users, secure
+from magnetar_operator.exposure import protection
 from magnetar_operator.metadata_copies import copies_problem
 from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
@@ -244,7 +245,8 @@ async def _write_status(
 ) -> None:
     """`stored` is the cluster with the status that is to be replaced."""
     findings = findings_of(cluster, observed, moves.shown, roll, problems)
-    conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *autoscaled.findings, *security.findings])
+    more = (*autoscaled.findings, *security.findings, protection(cluster))
+    conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *more])
     was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in cluster.status.conditions)
     status = derive(cluster, observed, roll, conditions)
     troubles = listed(cluster.status.troubles, troubles_of(cluster, observed, problems), world.clock.wall_ms())

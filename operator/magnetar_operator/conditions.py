@@ -30,6 +30,7 @@ class Type(enum.StrEnum):
     READY = "Ready"
     AUTOSCALING = "Autoscaling"
     CERTIFICATE = "Certificate"
+    PROTECTED = "Protected"
 
 
 class Reason(enum.Enum):
@@ -244,6 +245,16 @@ class Reason(enum.Enum):
         "The secret with the key of spec.auth.tokens is missing, or what it holds is no such key; running pods go on with the one that they "
         "have, and none is restarted.",
         "Make the secret with the entry named, or correct spec.auth.tokens.",
+    )
+    OPEN_TO_ALL = (
+        "OpenToAll",
+        "There is no spec.auth: whoever reaches a port may publish, consume and, by REST, change and delete everything.",
+        "Set spec.auth (docs/security.md), or keep the ports to those you trust by spec.networkPolicy.",
+    )
+    NO_AUTHORIZATION = (
+        "NoAuthorization",
+        "spec.auth.authorization is false: every client with a known role may do everything.",
+        "Set spec.auth.authorization to true, and name spec.auth.superUserRoles.",
     )
     CLUSTER_MISSING = "ClusterNotFound", "The cluster that clusterRef names does not exist.", "Make it, or correct clusterRef."
     TOPIC_MISSING = (

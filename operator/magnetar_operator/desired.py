@@ -15,7 +15,7 @@ from magnetar_operator.builders.disruption_budget import disruption_budget, etcd
 from magnetar_operator.builders.etcd_config import etcd_config
 from magnetar_operator.builders.etcd_set import EtcdShape, etcd_set, peer_urls
 from magnetar_operator.builders.listeners import brokers_of, listener_addresses, listener_services
-from magnetar_operator.builders.network_policy import etcd_policy
+from magnetar_operator.builders.network_policy import broker_policy, etcd_policy
 from magnetar_operator.builders.object import Defaults, Manifest
 from magnetar_operator.builders.security import security_config
 from magnetar_operator.builders.service import brokers_service, client_service, etcd_service
@@ -62,6 +62,7 @@ def desired(
         *etcd,
         client_service(cluster),
         brokers_service(cluster),
+        *broker_policy(cluster),
         *listener_services(brokers_of(cluster), replicas),
         *listener_addresses(brokers_of(cluster), replicas, observed),
         broker_config(cluster),

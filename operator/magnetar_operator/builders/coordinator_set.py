@@ -22,6 +22,7 @@ from magnetar_operator.builders.listeners import (
     listener_volumes,
 )
 from magnetar_operator.builders.magnetar_pod import PodParts, pod_template
+from magnetar_operator.builders.network_policy import served
 from magnetar_operator.builders.object import Defaults, Manifest, owner_of
 from magnetar_operator.builders.service_account import without_rights
 from magnetar_operator.conditions import Problem, Reason
@@ -46,7 +47,7 @@ def desired_coordinators(
         _service(resource, cluster),
         *listener_services(fleet, replicas),
         *listener_addresses(fleet, replicas, observed),
-        _policy(resource, cluster),
+        *_policy(resource, cluster),
         _config(resource),
         _budget(resource),
         _stateful_set(resource, cluster, defaults, replicas, credentials),
@@ -112,14 +113,12 @@ def _service(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manife
     }
 
 
-def _policy(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manifest:
-    """Clients may be anywhere, as those of brokers; nothing but their ports is open."""
-    doors = (*ports_of(cluster), *listener_ports(coordinators_of(resource, cluster)))
+def _policy(resource: TransactionCoordinator, cluster: BrokerCluster) -> list[Manifest]:
+    """Who reaches the brokers reaches the coordinators."""
+    if not cluster.spec.network_policy.enabled:
+        return []
     policy = _object("networking.k8s.io/v1", "NetworkPolicy", resource, names.coordinator_set(resource.name))
-    ports = [{"protocol": "TCP", "port": number} for _, number in doors]
-    return policy | {
-        "spec": {"podSelector": {"matchLabels": _selector(resource)}, "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]}
-    }
+    return [policy | {"spec": served(cluster, coordinators_of(resource, cluster), _selector(resource))}]
 
 
 def _config(resource: TransactionCoordinator) -> Manifest:

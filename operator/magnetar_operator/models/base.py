@@ -96,7 +96,7 @@ class StatusModel(Model):
 class Condition(StatusModel):
     """One aspect of the object's state, in the form that `kubectl wait` understands."""
 
-    type: str = Field(description="Available, Progressing, Degraded, Ready, Autoscaling or Certificate.")
+    type: str = Field(description="Available, Progressing, Degraded, Ready, Autoscaling, Certificate or Protected.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: str = Field(description="One word for programs; the list is in the operator's conditions module.")
     message: str = Field(default="", description="A sentence for people: what is, and what to do.")

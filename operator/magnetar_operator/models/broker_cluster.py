@@ -29,6 +29,7 @@ from magnetar_operator.models.base import (
 from magnetar_operator.models.broker_config import BrokerConfig
 from magnetar_operator.models.etcd import EtcdAuthorityStatus, EtcdStatus, MetadataRestore, RestoreStatus
 from magnetar_operator.models.listeners import Listeners, ListenerStatus
+from magnetar_operator.models.network import NetworkPolicy
 from magnetar_operator.models.pod_template import PodTemplate
 from magnetar_operator.models.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 from magnetar_operator.models.security import Auth, Tls
@@ -257,6 +258,9 @@ class BrokerClusterSpec(Model):
         description="Who clients are and what they may do; without it everybody may do everything. Switching it on or off, or another "
         "secret, rolls the brokers and coordinators; other roles and another content do not.",
     )
+    network_policy: NetworkPolicy = Field(
+        default_factory=NetworkPolicy, description="Who may reach the ports of brokers and coordinators."
+    )
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each broker.")
     config: BrokerConfig = Field(
         default_factory=BrokerConfig, description="Broker settings by their own names, as numbers. A change rolls the brokers."
@@ -359,7 +363,7 @@ class BrokerClusterStatus(StatusModel):
     troubles: tuple[Trouble, ...] = Field(default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES)
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="Available, Progressing, Degraded, Ready; Autoscaling if it is enabled, Certificate with spec.tls.",
+        description="Available, Progressing, Degraded, Ready, Protected; Autoscaling if it is enabled, Certificate with spec.tls.",
         json_schema_extra=CONDITIONS,
     )
 

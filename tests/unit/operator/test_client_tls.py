@@ -108,15 +108,15 @@ def test_processes_take_the_arguments_that_their_pods_give(component: str, monke
     ("plain", "ports"), [("Open", {6650, 8080, 6651, 8443}), ("Internal", {6650, 8080, 6651, 8443}), ("Closed", {6651, 8443})]
 )
 def test_ports_are_open_where_processes_listen_and_nowhere_else(plain: str, ports: set[int]) -> None:
-    """Containers, services and the coordinators' network policy agree; probes go where somebody answers; the status names what clients may use."""
+    """Containers, services and network policies agree; probes go where somebody answers; the status names what clients may use."""
     resource = cluster(tls={**TLS, "plain": plain})
     found = [*desired(resource, DEFAULTS, 2, {}), *desired_coordinators(coordinators(), resource, DEFAULTS, 1, {})]
     objects = {identity_of(item): item for item in found}
     for name in ("main", "main-brokers", "tx-coordinators"):
         assert {port["port"] for port in objects["Service", name]["spec"]["ports"]} == ports
-    (rule,) = objects["NetworkPolicy", "tx-coordinator"]["spec"]["ingress"]
-    assert {port["port"] for port in rule["ports"]} == ports
     for name in ("main-broker", "tx-coordinator"):
+        own = objects["NetworkPolicy", name]["spec"]["ingress"][0]
+        assert {port["port"] for port in own["ports"]} == ports
         container = objects["StatefulSet", name]["spec"]["template"]["spec"]["containers"][0]
         assert {port["containerPort"] for port in container["ports"]} == ports
         scheme = "HTTPS" if plain == "Closed" else "HTTP"

@@ -37,6 +37,11 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.auth.tokens",
     "spec.auth.tokens.secretKey",
     "spec.auth.tokens.publicKey",
+    *(
+        f"spec.networkPolicy.{field}[].{part}"
+        for field in ("clientsFrom", "restFrom")
+        for part in ("podSelector", "namespaceSelector", "ipBlock")
+    ),
 }
 NOT_OWNED = "Absent: not owned here."
 
