@@ -89,7 +89,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     wanted = desired(cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority)
     wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking, names.security(cluster.name))
     wanted, held_claim = await hold_claim(world, cluster, wanted, observed.children)
-    problems += [*held_claim, *await missing_classes(world, cluster, observed.children, observed.etcd_pods)]
+    claims = [*held_claim, *await missing_classes(world, cluster, observed.children, observed.etcd_pods)]
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)
@@ -102,9 +102,9 @@ async def reconcile(world: World, key: Key) -> float | None:
         problems += await ensure_users(world, secured)
         await namespace_release.see_store(world, cluster)
     await _tell(world, cluster, () if held_fleet else moves.story.after)
-    for problem in (*moves.problems, *([observed.copies_problem] if observed.copies_problem is not None else [])):
-        await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
-    problems += moves.problems
+    for problem in (*claims, *moves.problems, *([observed.copies_problem] if observed.copies_problem is not None else [])):
+        await world.events.once(cluster, "Warning", problem.reason.word, problem.message, part=problem.about)
+    problems += [*claims, *moves.problems]
     autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
     await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled, security)
     rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S

@@ -138,7 +138,7 @@ def troubles_of(cluster: BrokerCluster, observed: Observed, problems: Iterable[P
             *problems,
             *(etcd.problems if etcd is not None else ()),
             *(problem for problem in alone if problem is not None),
-            *pod_problems(observed.etcd_pods),
+            *(etcd.pod_problems if etcd is not None else ()),
             *pod_problems(observed.pods),
             *([observed.copies_problem] if observed.copies_problem is not None else ()),
         ]

@@ -65,6 +65,13 @@ class EtcdLife:
         return found
 
     @property
+    def pod_problems(self) -> list[Problem]:
+        """What keeps pods from being ready, but for those without data: of them the plan speaks, and it may be about to let them join."""
+        return broker_pods.pod_problems(
+            [pod for pod in self.pods if not _start_refusal(pod.get("status", {})).startswith(etcd_start.EMPTY)]
+        )
+
+    @property
     def progress(self) -> Problem | None:
         """What Progressing says."""
         return Problem(self.plan.reason, self.plan.message) if self.plan.reason in _UNDER_WAY and self.plan.reason else None

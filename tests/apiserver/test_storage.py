@@ -104,6 +104,7 @@ def test_a_volume_that_cannot_grow_stays_as_it_is_and_the_size_may_be_taken_back
                 f"claim main-storage stays at 10Gi instead of 60Gi: its StorageClass {fixed} has no allowVolumeExpansion: true. "
             )
             assert scene.get(claim)["spec"]["resources"]["requests"] == {"storage": "10Gi"}  # type: ignore[index]
+            assert said in scene.events("StorageNotExpandable")
             await settled(operator)
 
             kubelet.sick.add("main-broker-0")

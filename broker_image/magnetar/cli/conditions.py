@@ -76,11 +76,15 @@ def problems_of(resources: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             wrong = degraded if degraded is not None and degraded["status"] == "True" else None
         if wrong is not None:
-            # The list says of each what the condition says of the first.
-            told = resource["troubles"] if len(resource["troubles"]) > 1 else [wrong]
             name = f"{resource['kind']} {resource['namespace']}/{resource['name']}"
-            found += [f"{name}: {one['reason']}: {one.get('message', '')}" for one in told]
+            found += [f"{name}: {one['reason']}: {one.get('message', '')}" for one in _troubles(resource, wrong)]
     return found
+
+
+def _troubles(resource: Mapping[str, Any], named: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Everything that is wrong, beginning with what the condition `named` says: of a spec that cannot be read, the list knows nothing."""
+    listed: list[Mapping[str, str]] = resource["troubles"]
+    return listed if listed and listed[0]["reason"] == named["reason"] else [named, *listed]
 
 
 def rows_of(resources: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...]], str]:
@@ -98,7 +102,7 @@ def rows_of(resources: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...
         others = [conditions[kind] for kind in TOLD if kind in conditions]
         # A reason that Ready gives already is not said twice.
         shown = [first, *(one for one in others if one["status"] == "True" and one["reason"] != first["reason"])]
-        shown += [{"type": "Degraded", "status": "True", "message": "", **one} for one in resource["troubles"][1:]]
+        shown += [{"type": "Degraded", "status": "True", "message": "", **one} for one in _troubles(resource, first)[1:]]
         for number, one in enumerate(shown):
             name = f"{resource['kind']} {resource['namespace']}/{resource['name']}" if number == 0 else ""
             rows.append((name, one["type"], one["status"], one["reason"], one["message"]))

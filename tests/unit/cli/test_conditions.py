@@ -115,3 +115,9 @@ def test_every_trouble_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("Ready", "False", "EtcdNoQuorum", "EtcdNoQuorum!"),
         ("Degraded", "True", "PodCrashing", "exit code 1"),
     ]
+    unreadable = ("Degraded", "True", "InvalidSpec"), ("Ready", "False", "InvalidSpec")
+    acting(tmp_path, monkeypatch, [resource("BrokerCluster", "main", *unreadable, storageId=STORAGE, troubles=troubles[1:])])
+    assert problems_of(look("", "", STORAGE)[0]) == [
+        "BrokerCluster shop/main: InvalidSpec: InvalidSpec!",
+        "BrokerCluster shop/main: PodCrashing: exit code 1",
+    ]

@@ -8,7 +8,8 @@ from typing import Any
 from magnetar_operator import etcd_start, names
 from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.object import Defaults, etcd_endpoints
-from magnetar_operator.conditions import Reason
+from magnetar_operator.cluster_status import Observed, findings_of
+from magnetar_operator.conditions import Reason, Type
 from magnetar_operator.desired import desired, identity_of
 from magnetar_operator.etcd_admin import Figures, Sighting
 from magnetar_operator.etcd_members import Door, EtcdPlan, EtcdPod, Member, Restart, Voice
@@ -16,6 +17,8 @@ from magnetar_operator.etcd_upkeep import Upkeep
 from magnetar_operator.etcd_view import EtcdLife, is_known, pod_of, shape_of, status_of
 from magnetar_operator.models.broker_cluster import ManagedEtcd
 from magnetar_operator.models.etcd import EtcdStatus
+from magnetar_operator.rolling import RollPlan
+from magnetar_operator.scaling import ScalePlan
 from tests.unit.operator.samples import DEFAULTS, cluster
 
 NEWER = Defaults("registry.example/magnetar:2", "IfNotPresent", DEFAULTS.etcd_image)
@@ -42,6 +45,22 @@ def test_a_refused_start_is_read_from_the_start_container() -> None:
     assert pod_of(pod(initContainerStatuses=[passed]), None) == EtcdPod()
     ended = {"name": "etcd", "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
     assert pod_of(pod(ready="False", containerStatuses=[ended]), None) == EtcdPod(ready=False, failing=True)
+
+
+def test_pods_that_wait_to_join_are_no_trouble_and_pods_that_no_node_takes_are() -> None:
+    """A pending member is told of beside whatever the plan says; of a volume without data the plan speaks itself."""
+    refused = {"exitCode": 1, "message": f"{etcd_start.EMPTY}: the volume holds no data"}
+    joins = {"name": "start", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": refused}}
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    pending = pod(ready="False") | {"metadata": {"name": "main-etcd-2"}}
+    pending["status"]["conditions"].append(unscheduled)
+    pods = (pod(ready="False", initContainerStatuses=[joins]), pending)
+    plan = EtcdPlan(3, reason=Reason.ETCD_SCALING, message="a third member joins")
+    life = EtcdLife(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
+    assert [(problem.reason, problem.about) for problem in life.pod_problems] == [(Reason.POD_UNSCHEDULABLE, "main-etcd-2")]
+    found = findings_of(cluster(), Observed({}, (), None, etcd=life), ScalePlan(1), RollPlan(), ())
+    degraded = next(finding for finding in found if finding.type is Type.DEGRADED)
+    assert (degraded.holds, degraded.reason) == (True, Reason.POD_UNSCHEDULABLE)
 
 
 def test_a_pod_is_outdated_only_by_a_template_that_the_controller_has_seen() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from magnetar_operator.cluster_status import Observed, findings_of, troubles_of
 from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Finding, Problem, Reason, Type
+from magnetar_operator.models.base import TROUBLES_DESCRIPTION
 from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import ScalePlan
 from magnetar_operator.troubles import PER_REASON_MAX, TROUBLE_LENGTH_MAX, TROUBLES_MAX, listed, obstructed, ranked, standing
@@ -65,6 +66,7 @@ def test_the_list_is_bounded_and_one_reason_does_not_hide_the_others() -> None:
     assert [one.reason for one in found] == ["PodCrashing"] * PER_REASON_MAX + ["StorageNotExpandable"]
     assert {len(one.message) for one in found[:PER_REASON_MAX]} == {TROUBLE_LENGTH_MAX}
     assert len(listed((), [Problem(reason, "") for reason in Reason], 0)) == TROUBLES_MAX
+    assert f"at most {TROUBLES_MAX}, and {PER_REASON_MAX} of one reason" in TROUBLES_DESCRIPTION
 
 
 @pytest.mark.parametrize("problems", [(), (VOLUME,)])
