@@ -71,7 +71,7 @@ def images(_: argparse.Namespace, paths: Paths) -> int:
 
 
 def binary(arguments: argparse.Namespace, paths: Paths) -> int:
-    print(binaries.ensure([arguments.name], paths)[arguments.name])
+    print("\n".join(str(path) for path in binaries.ensure(arguments.names, paths).values()))
     return 0
 
 
@@ -110,8 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     add("kubeconfig", kubeconfig, "print the path of the kubeconfig")
     add("load", load, "import an image archive into the node").add_argument("archive", type=Path)
     add("images", images, "list the node's images")
-    build = add("binary", binary, "build and cache one program, and print its path")
-    build.add_argument("name", choices=sorted(PROGRAMS))
+    build = add("binary", binary, "build and cache programs, and print their paths")
+    build.add_argument("names", nargs="+", metavar="name", choices=sorted(PROGRAMS))
     add("wipe-volumes", wipe_volumes, "empty every volume no claim holds and make it available again")
     return parser
 

@@ -11,13 +11,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dev.kube.paths import MODULES, Paths
 from dev.kube.report import run_quietly, run_with_progress, say
-from dev.kube.versions import PROGRAMS, Program
+from dev.kube.versions import PROGRAMS, Program, stamps
 
 
 class UnknownProgram(LookupError):
@@ -37,47 +37,52 @@ def ensure(names: Iterable[str], paths: Paths) -> dict[str, Path]:
     if unknown := [name for name in wanted if name not in PROGRAMS]:
         raise UnknownProgram(f"no program {', '.join(unknown)}; known: {', '.join(PROGRAMS)}")
     missing = [name for name in PROGRAMS if name in wanted and cached(name, paths) is None]
-    for position, name in enumerate(missing, start=1):
-        _build_once(PROGRAMS[name], paths, f"{name} {PROGRAMS[name].version} ({position} of {len(missing)})")
+    for module in dict.fromkeys(PROGRAMS[name].module for name in missing):
+        _build_once(module, [PROGRAMS[name] for name in missing if PROGRAMS[name].module == module], paths)
     return {name: paths.binaries / PROGRAMS[name].cache_key / name for name in wanted}
 
 
-def _build_once(program: Program, paths: Paths, title: str) -> None:
-    with _exclusive(paths.binaries / f"{program.cache_key}.lock", title):
-        if cached(program.name, paths) is not None:
-            return  # another process built it while we waited
-        for killed in paths.binaries.glob(f".unfinished-{program.cache_key}-*"):
-            shutil.rmtree(killed, ignore_errors=True)  # what a killed build could not remove itself
-        _build(program, paths, title)
+def _build_once(module: str, wanted: Sequence[Program], paths: Paths) -> None:
+    with _exclusive(paths.binaries / f"{module}.lock", ", ".join(program.name for program in wanted)):
+        # What another process built while this one waited is there.
+        if programs := [program for program in wanted if cached(program.name, paths) is None]:
+            for killed in paths.binaries.glob(f".unfinished-{module}-*"):
+                shutil.rmtree(killed, ignore_errors=True)  # what a killed build could not remove itself
+            _build(module, programs, paths)
 
 
-def _build(program: Program, paths: Paths, title: str) -> None:
+def _build(module: str, programs: Sequence[Program], paths: Paths) -> None:
+    """One call of Go: programs share most of their packages, and one is linked while another is compiled."""
     started = time.monotonic()
+    title = ", ".join(f"{program.name} {program.version}" for program in programs)
     say(f"building {title} from source; later starts use the cache")
-    with entry(paths.binaries, program.cache_key) as directory:
-        stale_packages = _count_stale(program, title)
+    with tempfile.TemporaryDirectory(prefix=f".unfinished-{module}-", dir=paths.binaries) as directory:
+        stale_packages = _count_stale(module, programs)
 
         def describe(lines: int) -> str:
-            return f"{title}: {min(lines, stale_packages)} of {stale_packages} packages compiled"
+            return f"programs: {min(lines, stale_packages)} of {stale_packages} packages compiled"
 
-        argv = [*_go("build", program), "-v", "-o", directory / program.name, program.package]
-        run_with_progress(argv, describe, cwd=MODULES / program.module, environment=_go_environment())
-    say(f"built {title} in {time.monotonic() - started:.0f} s")
+        argv = [*_go("build"), "-v", "-o", f"{directory}/", *(program.package for program in programs)]
+        run_with_progress(argv, describe, cwd=MODULES / module, environment=_go_environment())
+        for program in programs:
+            with entry(paths.binaries, program.cache_key) as place:
+                (Path(directory) / program.built_as).rename(place / program.name)
+    say(f"built {len(programs)} programs in {time.monotonic() - started:.0f} s")
 
 
-def _count_stale(program: Program, title: str) -> int:
+def _count_stale(module: str, programs: Sequence[Program]) -> int:
     """How many packages Go will compile; the first call also downloads the sources."""
-    argv = [*_go("list", program), "-deps", "-f", "{{if .Stale}}stale{{end}}", program.package]
-    directory = MODULES / program.module
+    argv = [*_go("list"), "-deps", "-f", "{{if .Stale}}stale{{end}}", *(program.package for program in programs)]
     with tempfile.NamedTemporaryFile("r", prefix="magnetar-go-list-") as answer:
         shell = ["sh", "-c", 'out=$1; shift; exec "$@" >"$out"', "sh", answer.name]
-        run_with_progress([*shell, *argv], lambda _: f"{title}: fetching sources", cwd=directory, environment=_go_environment())
+        run_with_progress(
+            [*shell, *argv], lambda _: "programs: fetching sources", cwd=MODULES / module, environment=_go_environment()
+        )
         return answer.read().count("stale")
 
 
-def _go(verb: str, program: Program) -> list[str | Path]:
-    flags = ["-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {program.linker_flags}".strip()]
-    return ["nice", "-n", "10", "go", verb, *flags]
+def _go(verb: str) -> list[str]:
+    return ["nice", "-n", "10", "go", verb, "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamps()}"]
 
 
 def _go_environment() -> dict[str, str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dev.kube import binaries
+from dev.kube import binaries, configuration
 from dev.kube.paths import MODULES, Paths, cache_directory
-from dev.kube.versions import NODE_PROGRAMS, PROGRAMS, Program
+from dev.kube.versions import NODE_PROGRAMS, PROGRAMS, Program, stamps
 
 
 def test_an_entry_appears_whole(tmp_path: Path) -> None:
@@ -51,12 +51,11 @@ def test_an_unknown_program_names_the_known_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", [each for each in PROGRAMS.values() if each.module != "pause"], ids=lambda each: each.name)
 def test_the_version_table_agrees_with_the_go_modules(program: Program) -> None:
     requirements = dict(re.findall(r"^\s*(?:require )?(\S+/\S+) v(\S+)", (MODULES / program.module / "go.mod").read_text(), re.M))
-    required_by = [module for module in requirements if program.package == module or program.package.startswith(f"{module}/")]
-    assert requirements[max(required_by, key=len)] == program.version
+    assert requirements[program.source] == program.version
 
 
 def test_every_staging_module_has_the_version_of_kubernetes() -> None:
-    replaced = re.findall(r"^\t(\S+) => (\S+) v0\.(\S+)$", (MODULES / "kubernetes" / "go.mod").read_text(), re.M)
+    replaced = re.findall(r"^\t(\S+) => (\S+) v0\.(\S+)$", (MODULES / "node" / "go.mod").read_text(), re.M)
     assert len(replaced) == 31
     assert {version for _, _, version in replaced} == {PROGRAMS["kubelet"].version.removeprefix("1.")}
     assert all(name == target for name, target, _ in replaced)
@@ -64,8 +63,27 @@ def test_every_staging_module_has_the_version_of_kubernetes() -> None:
 
 def test_kubernetes_programs_carry_their_version() -> None:
     """Without the stamp the API server reports v0.0.0 and clients misjudge it."""
-    assert "gitVersion=v1.34.4" in PROGRAMS["kube-apiserver"].linker_flags
-    assert "gitMinor=34" in PROGRAMS["kubelet"].linker_flags
+    assert "version.gitVersion=v1.34.4" in stamps()
+    assert "version.gitMinor=34" in stamps()
+
+
+def test_helm_carries_its_version() -> None:
+    assert f"helm/v3/internal/version.version=v{PROGRAMS['helm'].version}" in stamps()
+
+
+def test_the_dns_server_has_the_plugins_that_its_configuration_names(tmp_path: Path) -> None:
+    """In CoreDNS's order, which decides who answers."""
+    source = (MODULES / "node" / "coredns" / "main.go").read_text()
+    order = re.findall(r'"(\w+)"', re.search(r"Directives = (.*)", source)[1])  # type: ignore[index]
+    named = re.findall(r"^    (\w+)", configuration.dns_text(Paths(tmp_path)), re.M)
+    assert set(named) == set(order) == set(re.findall(r"coredns/plugin/(\w+)", source))
+
+
+@pytest.mark.parametrize(
+    ("name", "built_as"), [("etcd", "server"), ("etcdctl", "etcdctl"), ("coredns", "coredns"), ("kubelet", "kubelet")]
+)
+def test_go_names_a_program_after_its_package(name: str, built_as: str) -> None:
+    assert PROGRAMS[name].built_as == built_as
 
 
 def test_the_node_needs_neither_helm_nor_etcdctl() -> None:
