@@ -1,7 +1,9 @@
-# One image for broker, operator and Spark driver and executor:
+# Three images of one tag: brokers and coordinators, the operator, Spark's drivers and executors.
 #
-#   docker build -t REPO/magnetar:TAG .        (or buildah build; BuildKit's RUN --mount is needed)
-#   python3 -m dev.image build --load          (local cluster, no registry; BASE is then made by debootstrap)
+#   docker build -t REPO/magnetar:TAG .                               (BuildKit's RUN --mount is needed)
+#   docker build -t REPO/magnetar-operator:TAG --target operator .
+#   docker build -t REPO/magnetar-spark:TAG --target spark .
+#   python3 -m dev.image build --load                                 (all three for the local cluster, no registry; BASE by debootstrap)
 #
 # The layers go from what changes least to what changes most; the project's own comes last. The two optional secrets
 # carry a machine's pip configuration and certificate bundle without leaving them in a layer:
@@ -11,55 +13,96 @@ ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS system
 RUN apt-get update \
- && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-      ca-certificates openjdk-17-jre-headless python3 python3-venv tini \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb \
- && ln -s "$(dirname "$(dirname "$(readlink -f /usr/bin/java)")")" /opt/java \
- && useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin magnetar \
- && mkdir -p /opt/spark/conf \
- && python3 -m venv /opt/magnetar
+ && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ca-certificates python3 tini \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/* \
+ && useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin magnetar
 ENV PATH=/opt/magnetar/bin:/usr/local/bin:/usr/bin:/bin \
-    JAVA_HOME=/opt/java \
-    SPARK_HOME=/opt/magnetar/lib/python3.11/site-packages/pyspark \
-    SPARK_CONF_DIR=/opt/spark/conf \
-    PYSPARK_PYTHON=/opt/magnetar/bin/python3 \
     PYTHONUNBUFFERED=1
 
-# Spark alone is 490 MB: below everything that changes with our own dependencies.
-FROM system AS dependencies
-COPY requirements-spark.lock /tmp/locks/
-RUN --mount=type=cache,target=/var/cache/pip \
-    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    pip install --require-hashes --requirement /tmp/locks/requirements-spark.lock
-COPY requirements.lock requirements-operator.lock /tmp/locks/
-RUN --mount=type=cache,target=/var/cache/pip \
-    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    pip install --require-hashes --requirement /tmp/locks/requirements.lock \
- && pip install --require-hashes --requirement /tmp/locks/requirements-operator.lock \
- && pip check
-
-# A stage of its own, so that the build tool is not in the image.
-FROM dependencies AS project
+# pip and setuptools, which no image keeps; and the environment that the images get, still empty.
+FROM system AS tools
 COPY dev/image/requirements-build.lock /tmp/locks/
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    pip install --require-hashes --requirement /tmp/locks/requirements-build.lock
+    apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends binutils python3-venv \
+ && python3 -m venv /opt/tools \
+ && /opt/tools/bin/pip install --require-hashes --requirement /tmp/locks/requirements-build.lock \
+ && python3 -m venv --without-pip /opt/magnetar
+
+FROM tools AS project
 WORKDIR /source
 COPY pyproject.toml README.md* ./
 COPY broker_image broker_image
 COPY operator operator
 COPY spark_jobs spark_jobs
-RUN pip install --no-index --no-deps --no-build-isolation --root /installed .
+RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheel . \
+ && /opt/tools/bin/pip --python /opt/magnetar/bin/python install --no-index --no-deps --root /installed /wheel/*.whl
 
-FROM dependencies AS magnetar
+# Debug symbols are a tenth of the packages.
+FROM tools AS operator-packages
+COPY requirements-operator.lock /tmp/locks/
+RUN --mount=type=cache,target=/var/cache/pip \
+    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
+    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/requirements-operator.lock \
+ && /opt/tools/bin/pip --python /opt/magnetar/bin/python check \
+ && find /opt/magnetar -name '*.so' -exec strip --strip-unneeded {} + \
+ && python3 -c 'import aetcd, aiohttp, cryptography.x509, kopf, pydantic, uvloop, yaml'
+
+FROM system AS operator
+COPY --from=operator-packages /opt/magnetar /opt/magnetar
+USER 10001:10001
+WORKDIR /home/magnetar
+ENTRYPOINT ["/usr/bin/tini", "--"]
+CMD ["magnetar", "operator"]
+# Copied, not bind-mounted: buildah leaves a mounted stage out of its cache key and would install an old version.
+COPY --from=project /installed/ /
+
+# Spark alone is 490 MB.
+FROM tools AS spark-packages
+COPY requirements-spark.lock /tmp/locks/
+RUN --mount=type=cache,target=/var/cache/pip \
+    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
+    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/requirements-spark.lock \
+ && /opt/tools/bin/pip --python /opt/magnetar/bin/python check
+
+FROM system AS spark
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends openjdk-17-jre-headless \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
+ && ln -s "$(dirname "$(dirname "$(readlink -f /usr/bin/java)")")" /opt/java \
+ && mkdir -p /opt/spark/conf
+ENV JAVA_HOME=/opt/java \
+    SPARK_HOME=/opt/magnetar/lib/python3.11/site-packages/pyspark \
+    SPARK_CONF_DIR=/opt/spark/conf \
+    PYSPARK_PYTHON=/opt/magnetar/bin/python3
+COPY --from=spark-packages /opt/magnetar /opt/magnetar
 USER 10001:10001
 WORKDIR /home/magnetar
 # tini reaps the processes that Spark's workers leave behind and passes SIGTERM on.
 ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/magnetar-entrypoint"]
 CMD ["magnetar"]
 COPY --chmod=0755 dev/image/entrypoint.sh /usr/local/bin/magnetar-entrypoint
-# Copied, not bind-mounted: buildah leaves a mounted stage out of its cache key and would install an old version.
+COPY --from=project /installed/ /
+
+FROM tools AS broker-packages
+COPY requirements.lock /tmp/locks/
+RUN --mount=type=cache,target=/var/cache/pip \
+    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
+    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/requirements.lock \
+ && /opt/tools/bin/pip --python /opt/magnetar/bin/python check \
+ && find /opt/magnetar -name '*.so' -exec strip --strip-unneeded {} + \
+ && python3 -c 'import aetcd, cryptography.x509, fastapi, obstore, pydantic, uvloop, yaml'
+
+# The last one is what `docker build` makes when no target is named.
+FROM system AS broker
+COPY --from=broker-packages /opt/magnetar /opt/magnetar
+USER 10001:10001
+WORKDIR /home/magnetar
+ENTRYPOINT ["/usr/bin/tini", "--"]
+CMD ["magnetar"]
 COPY --from=project /installed/ /

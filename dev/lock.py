@@ -3,7 +3,7 @@
 Owns: requirements*.lock, and the one of the tests' S3 server, which shares nothing with them: hashes, no index address (a lock file with
 addresses would tie every user to one mirror).
 Imports: the standard library; runs `uv`.
-Invariant: the extras (of pyproject.toml) are constrained by one another, so that one image can hold them all.
+Invariant: the extras (of pyproject.toml) are constrained by one another, so that one environment can hold them all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ COMPILE = [
 ]  # fmt: skip
 LOCKS: dict[str, list[str]] = {
     "requirements.lock": ["pyproject.toml"],
-    "requirements-operator.lock": ["pyproject.toml", "--extra", "operator", "-c", "requirements.lock"],
-    "requirements-spark.lock": ["pyproject.toml", "--extra", "spark", "-c", "requirements-operator.lock"],
+    "requirements-operator.lock": ["--group", "pyproject.toml:operator-image", "-c", "requirements.lock"],
+    "requirements-spark.lock": ["pyproject.toml", "--extra", "spark", "-c", "requirements.lock"],
     "requirements-dev.lock": [
         "pyproject.toml",
         "--all-extras",
+        "-c",
+        "requirements.lock",
         "-c",
         "requirements-operator.lock",
         "-c",

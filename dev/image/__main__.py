@@ -24,16 +24,21 @@ def build_image(arguments: argparse.Namespace, paths: Paths) -> int:
     _require_root()
     packages.install()
     workshop = Workshop.below(paths)
+    targets = arguments.target or list(content.TARGETS)
+    images = [content.image_of(name, target) for target in targets]
     with workshop.exclusive():
-        is_current = name == content.default_name(arguments.source) and _is_exported(workshop, name)
-        if is_current and not arguments.force:
-            say(f"{name} is built already")
+        is_ours = name == content.default_name(arguments.source) and not arguments.force
+        current = {image for image in images if is_ours and _is_exported(workshop, image)}
+        missing = [target for target, image in zip(targets, images, strict=True) if image not in current]
+        if missing:
+            build.build(workshop, arguments.source, name, missing)
         else:
-            build.build(workshop, arguments.source, name)
-        if arguments.load and (arguments.force or not (is_current and deliver.is_loaded(paths, name))):
-            deliver.load(workshop, paths, name)
+            say(f"{', '.join(images)}: built already")
+        for image in images:
+            if arguments.load and not (image in current and deliver.is_loaded(paths, image)):
+                deliver.load(workshop, paths, image)
         if arguments.archive:
-            deliver.save(workshop, name, arguments.archive)
+            deliver.save(workshop, images, arguments.archive)
     print(name)
     return 0
 
@@ -59,9 +64,10 @@ def prune_images(arguments: argparse.Namespace, paths: Paths) -> int:
     with workshop.exclusive():
         current = content.default_name(arguments.source)
         # Files may have changed since the last build; without one, the newest is worth keeping.
-        newest = [name for name in archive.names(workshop.layout) if name.startswith(f"{content.REPOSITORY}:")][-1:]
-        built = [current] if _is_exported(workshop, current) else newest
-        deliver.prune(workshop, paths, {*built, content.dependencies_name(arguments.source)})
+        newest = ["", *(name for name in archive.names_in(workshop.layout) if name.startswith(f"{content.REPOSITORY}:"))][-1]
+        built = current if _is_exported(workshop, current) else newest
+        kept = content.images_of(built) if built else []
+        deliver.prune(workshop, paths, {*kept, *content.stages_below(arguments.source).values()})
     return 0
 
 
@@ -88,8 +94,9 @@ def _is_exported(workshop: Workshop, name: str) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m dev.image", description=(__doc__ or "").splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
-    make = verbs.add_parser("build", help="build the image of this checkout, print its name")
-    make.add_argument("--tag", help="full name; by default localhost/magnetar:<content hash>")
+    make = verbs.add_parser("build", help="build the images of this checkout, print the brokers' name")
+    make.add_argument("--tag", help="full name of the brokers' image; by default localhost/magnetar:<content hash>")
+    make.add_argument("--target", action="append", choices=list(content.TARGETS), help="only this image (may be repeated)")
     make.add_argument("--force", action="store_true", help="build although this content has been built")
     make.set_defaults(run=build_image)
     tag = verbs.add_parser("tag", help="print the name this checkout's content gets")
@@ -101,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     etcd = verbs.add_parser("etcd", help="make an image of etcd and etcdctl, print its name")
     etcd.set_defaults(run=etcd_image)
     for verb in (make, etcd):
-        verb.add_argument("--load", action="store_true", help="import it into the local cluster")
+        verb.add_argument("--load", action="store_true", help="import what is made into the local cluster")
         verb.add_argument("--archive", type=Path, help="also write an OCI archive to this file")
     return parser
 

@@ -1,6 +1,6 @@
 """Taking images out of the OCI layout.
 
-Owns: reading the layout and writing archives of one image. May import: dev.kube.oci.
+Owns: reading the layout and writing archives of its images. May import: dev.kube.oci.
 Invariant: an archive is complete unless the caller names blobs the receiver has already.
 """
 
@@ -36,15 +36,15 @@ def blobs_of(layout: Path, entry: dict[str, Any]) -> list[str]:
     return [entry["digest"], manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
 
-def write(layout: Path, name: str, output: IO[bytes], *, without: Collection[str] = ()) -> int:
-    """Write an archive of one image to a stream, leaving out some blobs; returns the bytes of its blobs."""
-    entry = manifest_of(layout, name)
-    described = {key: entry[key] for key in ("mediaType", "digest", "size")}
+def write(layout: Path, names: Collection[str], output: IO[bytes], *, without: Collection[str] = ()) -> int:
+    """Write an archive of images to a stream, leaving out some blobs; returns the bytes of its blobs."""
+    entries = {name: manifest_of(layout, name) for name in names}
+    described = {name: {key: entry[key] for key in ("mediaType", "digest", "size")} for name, entry in entries.items()}
     written = 0
     with tarfile.open(fileobj=output, mode="w|") as archive:
         _add(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
-        _add(archive, "index.json", json.dumps(oci.index_of(name, described)).encode())
-        for digest in dict.fromkeys(blobs_of(layout, entry)):
+        _add(archive, "index.json", json.dumps(oci.index_of(described)).encode())
+        for digest in dict.fromkeys(digest for entry in entries.values() for digest in blobs_of(layout, entry)):
             # Manifest and configuration are small and always go along: the receiver reads them first.
             if digest not in without or _blob(layout, digest).stat().st_size < SMALL_BLOB_BYTES_MAX:
                 archive.add(_blob(layout, digest), f"blobs/{digest.replace(':', '/')}", recursive=False)
@@ -52,7 +52,17 @@ def write(layout: Path, name: str, output: IO[bytes], *, without: Collection[str
     return written
 
 
-def names(layout: Path) -> list[str]:
+def unpacked_bytes(layout: Path, name: str) -> int:
+    """What the files of all layers hold."""
+    manifest: dict[str, Any] = json.loads(_blob(layout, manifest_of(layout, name)["digest"]).read_text())
+    total = 0
+    for layer in manifest["layers"]:
+        with tarfile.open(_blob(layout, layer["digest"])) as files:
+            total += sum(member.size for member in files if member.isfile())
+    return total
+
+
+def names_in(layout: Path) -> list[str]:
     """Every image in the layout."""
     return [entry["annotations"][oci.REFERENCE_ANNOTATION] for entry in _entries(layout)]
 

@@ -6,14 +6,18 @@ Invariant: the mirrors are the ones this machine's apt uses, so nothing new has 
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from dev.image.workshop import Workshop
 from dev.kube.report import CommandFailed, run_quietly, run_with_progress, say
 
 RELEASE = "bookworm"
-BASE_IMAGE = f"localhost/magnetar-base:{RELEASE}"
+BASE_IMAGE = f"localhost/magnetar-base:{RELEASE}-slim"
 SUITE_SECURITY = f"{RELEASE}-security"
+LEFT_OUT = ("doc", "info", "linda", "lintian", "locale", "man")
+"""Below /usr/share: what Debian's own slim images leave out. Copyright notices stay."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,27 @@ def _make(workshop: Workshop) -> None:
         run_with_progress([*argv, *([found.main] if found.main else [])], lambda lines: f"debootstrap: {lines} lines")
         if text := sources(found):
             run_quietly(["tee", f"{root}/etc/apt/sources.list"], text_input=text)
-        run_quietly(["sh", "-c", f"rm -rf '{root}'/var/cache/apt/archives/*.deb '{root}'/var/lib/apt/lists/*"])
+        _slim(Path(root))
         workshop.buildah("unmount", container)
         search_path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         workshop.buildah("config", "--env", f"PATH={search_path}", container)
         workshop.buildah("commit", "--quiet", container, BASE_IMAGE)
     finally:
         workshop.buildah("rm", container)
+
+
+def excludes() -> str:
+    """dpkg's configuration of a slim image, for packages that are installed later."""
+    lines = [f"path-exclude /usr/share/{name}/*" for name in LEFT_OUT]
+    return "".join(f"{line}\n" for line in [*lines, "path-include /usr/share/doc/*/copyright"])
+
+
+def _slim(root: Path) -> None:
+    (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(excludes())
+    unread = (path for name in LEFT_OUT for path in (root / "usr/share" / name).rglob("*") if path.name != "copyright")
+    fetched = (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*"), *root.glob("var/log/*.log"))
+    for path in (*unread, *fetched):
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.is_dir() and path.parent.name == "lists":
+            shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Building the image with buildah.
+"""Building the images with buildah.
 
 Owns: the build's arguments and the export into the OCI layout. May import: base, content, pip_settings, workshop,
 dev.kube.
@@ -8,6 +8,7 @@ Invariant: layers are never compressed: compressing the Spark layer would cost m
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from dev.image import base, content, pip_settings
@@ -15,20 +16,21 @@ from dev.image.workshop import Workshop
 from dev.kube.report import run_with_progress, say
 
 
-def build(workshop: Workshop, checkout: Path, name: str) -> None:
-    """Build the Dockerfile; unchanged layers come from buildah's own cache."""
-    dependencies = content.dependencies_name(checkout)
-    if not workshop.has(dependencies):
-        say("building the dependencies: Java, Spark and the locked packages (1 to 3 minutes)")
-        _build(workshop, checkout, dependencies, "--target=dependencies")
-        export(workshop, dependencies)
-    _build(workshop, checkout, name)
-    export(workshop, name)
+def build(workshop: Workshop, checkout: Path, name: str, targets: Iterable[str]) -> None:
+    """Build targets of the Dockerfile; unchanged layers come from buildah's own cache."""
+    below = content.stages_below(checkout)
+    for target in targets:
+        stage = f"{target}-packages"
+        if not workshop.has(below[stage]):
+            _build(workshop, checkout, below[stage], stage)
+        image = content.image_of(name, target)
+        _build(workshop, checkout, image, target)
+        export(workshop, image)
 
 
-def _build(workshop: Workshop, checkout: Path, name: str, *options: str) -> None:
+def _build(workshop: Workshop, checkout: Path, name: str, target: str) -> None:
     started = time.monotonic()
-    arguments = ["--isolation=chroot", "--network=host", "--layers", "--force-rm", "--format=oci", *options]
+    arguments = ["--isolation=chroot", "--network=host", "--layers", "--force-rm", "--format=oci", f"--target={target}"]
     arguments += [f"--tag={name}", f"--build-arg=BASE={base.ensure(workshop)}", "--pull-never", *_secrets(workshop)]
     containerfile = checkout / "Dockerfile"
     workshop.buildah_with_progress(lambda _: f"building {name}", "build", *arguments, "--file", containerfile, checkout)

@@ -1,6 +1,6 @@
 """What the image is made of.
 
-Owns: the content hash that tags an image. May import: the standard library.
+Owns: the content hash that tags an image, and the names of the images of one tag. May import: the standard library.
 Invariant: two checkouts with the same files get the same tag, and a changed file another one; a tag is never `latest`.
 """
 
@@ -11,6 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 REPOSITORY = "localhost/magnetar"
+TARGETS = {"broker": "", "operator": "-operator", "spark": "-spark"}
+"""Targets of the Dockerfile, and what their repositories' names end with; whoever is given one image's name knows the others'."""
 HASH_LENGTH = 16
 FILES = (
     "Dockerfile", "pyproject.toml", "README.md", "requirements.lock", "requirements-operator.lock",
@@ -31,10 +33,21 @@ def content_hash(checkout: Path) -> str:
     return _hash(checkout, sources(checkout))
 
 
-def dependencies_name(checkout: Path) -> str:
-    """The image below the project's own layer; a name of its own keeps it when images above it are removed."""
+def image_of(name: str, target: str) -> str:
+    """The image of one target, by the name of the brokers'."""
+    repository, _, tag = name.rpartition(":")
+    return f"{repository}{TARGETS[target]}:{tag}"
+
+
+def images_of(name: str) -> list[str]:
+    return [image_of(name, target) for target in TARGETS]
+
+
+def stages_below(checkout: Path) -> dict[str, str]:
+    """Images of the stages that hold the locked packages, by stage: names of their own keep them when what is made of them is removed."""
     below = [checkout / name for name in FILES if name == "Dockerfile" or name.endswith(".lock")]
-    return f"{REPOSITORY}-dependencies:{_hash(checkout, below)}"
+    digest = _hash(checkout, below)
+    return {stage: f"{REPOSITORY}-stage-{stage}:{digest}" for stage in (f"{target}-packages" for target in TARGETS)}
 
 
 def _hash(checkout: Path, files: Iterable[Path]) -> str:

@@ -39,17 +39,19 @@ def write_scratch_image(destination: Path, name: str, files: Mapping[str, Path],
         "layers": [descriptor(LAYER_TYPE, layer)],
     }
     encoded_manifest = json.dumps(manifest).encode()
-    index = index_of(name, descriptor(MANIFEST_TYPE, encoded_manifest))
+    index = index_of({name: descriptor(MANIFEST_TYPE, encoded_manifest)})
     blobs = [layer, encoded_config, encoded_manifest]
     members = {f"blobs/sha256/{sha256(blob).hexdigest()}": blob for blob in blobs}
     members |= {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
     destination.write_bytes(_tar(members, mode=0o644))
 
 
-def index_of(name: str, manifest: dict[str, object]) -> dict[str, object]:
-    """An index naming one image the way containerd and buildah both read it."""
-    annotations = {NAME_ANNOTATION: name, REFERENCE_ANNOTATION: name}
-    return {"schemaVersion": 2, "manifests": [{**manifest, "annotations": annotations}]}
+def index_of(images: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """An index naming images, each by its manifest, the way containerd and buildah both read it."""
+    manifests = [
+        {**manifest, "annotations": {NAME_ANNOTATION: name, REFERENCE_ANNOTATION: name}} for name, manifest in images.items()
+    ]
+    return {"schemaVersion": 2, "manifests": manifests}
 
 
 def descriptor(media_type: str, blob: bytes) -> dict[str, object]:

@@ -20,7 +20,7 @@ from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.planning import DELETABLE_KINDS, Change, differences
 from magnetar_operator.rolling import difference_of
 
-OPERATORS = Defaults("(the operator's own image)", "", "(the operator's etcd image)")
+OPERATORS = Defaults("(the brokers' image, as the operator was given it)", "", "(the operator's etcd image)", "(Spark's image)")
 """Stands for what only the running operator knows; equal on both sides, so that it is never a change."""
 
 

@@ -22,6 +22,7 @@ class OperatorSettings:
     """Everything the operator may be told."""
 
     image: str
+    spark_image: str
     image_pull_policy: str = "IfNotPresent"
     etcd_image: str = DEFAULT_ETCD_IMAGE
     namespaces: tuple[str, ...] = ()
@@ -35,19 +36,15 @@ class OperatorSettings:
 
     @property
     def defaults(self) -> Defaults:
-        return Defaults(self.image, self.image_pull_policy, self.etcd_image)
+        return Defaults(self.image, self.image_pull_policy, self.etcd_image, self.spark_image)
 
     @staticmethod
     def from_environment(environment: Mapping[str, str], namespaces: Sequence[str] = ()) -> OperatorSettings:
         """Raises InvalidRequest naming the variable, its value and the remedy."""
-        image = environment.get("MAGNETAR_IMAGE", "")
-        if not image:
-            raise InvalidRequest(
-                "MAGNETAR_IMAGE is not set: the operator must know the image that brokers and jobs run (the chart sets it)"
-            )
         watched = environment.get("MAGNETAR_WATCH_NAMESPACES", "")
         return OperatorSettings(
-            image=image,
+            image=_image("MAGNETAR_IMAGE", environment, "brokers"),
+            spark_image=_image("MAGNETAR_SPARK_IMAGE", environment, "Spark jobs"),
             image_pull_policy=environment.get("MAGNETAR_IMAGE_PULL_POLICY") or "IfNotPresent",
             etcd_image=environment.get("MAGNETAR_ETCD_IMAGE") or DEFAULT_ETCD_IMAGE,
             namespaces=tuple(namespaces) or tuple(part.strip() for part in watched.split(",") if part.strip()),
@@ -58,6 +55,12 @@ class OperatorSettings:
             workers=_whole("MAGNETAR_OPERATOR_WORKERS", environment, 8, 1, 256),
             resync_s=float(_whole("MAGNETAR_OPERATOR_RESYNC_S", environment, 300, 5, 86400)),
         )
+
+
+def _image(name: str, environment: Mapping[str, str], of: str) -> str:
+    if not (image := environment.get(name, "")):
+        raise InvalidRequest(f"{name} is not set: the operator must know the image that {of} run (the chart sets it)")
+    return image
 
 
 def _whole(name: str, environment: Mapping[str, str], default: int, low: int, high: int) -> int:

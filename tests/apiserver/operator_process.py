@@ -42,6 +42,7 @@ class OperatorProcess:
             "PYTHONPATH": ":".join(str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs")),
             "KUBECONFIG": str(self._kubeconfig),
             "MAGNETAR_IMAGE": "registry.example/magnetar:1",
+            "MAGNETAR_SPARK_IMAGE": "registry.example/magnetar-spark:1",
             "MAGNETAR_OPERATOR_HTTP_PORT": str(self.port),
             "MAGNETAR_WATCH_NAMESPACES": self._namespaces,
             "POD_NAMESPACE": OPERATOR_NAMESPACE,

@@ -53,6 +53,7 @@ async def running_operator(
     """The real operator, watching one namespace, and those `beside` it."""
     settings = OperatorSettings(
         image="registry.example/magnetar:1",
+        spark_image="registry.example/magnetar-spark:1",
         etcd_image="registry.example/etcd:1",
         namespaces=(namespace, *beside),
         lease_name=lease_name,

@@ -39,12 +39,12 @@ def test_project_code_leaves_the_dependencies_alone(tmp_path: Path) -> None:
     for name in content.FILES:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_text("x")
-    before = content.dependencies_name(checkout)
+    before = content.stages_below(checkout)
     (checkout / "broker_image/magnetar/cli.py").write_text("y")
     (checkout / "pyproject.toml").write_text("y")
-    assert content.dependencies_name(checkout) == before
+    assert content.stages_below(checkout) == before
     (checkout / "requirements-spark.lock").write_text("y")
-    assert content.dependencies_name(checkout) != before
+    assert set(content.stages_below(checkout).values()).isdisjoint(before.values())
 
 
 def test_derived_files_do_not_change_the_tag(tmp_path: Path) -> None:
@@ -63,6 +63,28 @@ def test_derived_files_do_not_change_the_tag(tmp_path: Path) -> None:
 def test_the_context_lets_in_what_the_tag_names() -> None:
     allowed = {line[1:] for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert allowed == {*content.FILES, *content.TREES} - {"Dockerfile"}
+
+
+def test_the_images_of_one_tag_are_named_after_the_brokers() -> None:
+    assert content.images_of("host:5000/you/magnetar:1") == [
+        "host:5000/you/magnetar:1", "host:5000/you/magnetar-operator:1", "host:5000/you/magnetar-spark:1",
+    ]  # fmt: skip
+
+
+def test_the_dockerfile_has_every_target_and_the_brokers_is_the_default() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", (CHECKOUT / "Dockerfile").read_text(), re.M)
+    assert {*content.TARGETS, *content.stages_below(CHECKOUT)} <= set(stages)
+    assert stages[-1] == "broker"
+
+
+def test_only_sparks_image_has_java() -> None:
+    stages = re.split(r"^FROM ", (CHECKOUT / "Dockerfile").read_text(), flags=re.M)
+    assert [stage.split()[2] for stage in stages if "openjdk" in stage] == ["spark"]
+
+
+def test_the_base_leaves_out_what_debians_slim_images_leave_out() -> None:
+    assert "path-exclude /usr/share/man/*" in base.excludes()
+    assert base.excludes().endswith("path-include /usr/share/doc/*/copyright\n")
 
 
 def test_the_dockerfile_copies_nothing_else() -> None:
@@ -111,14 +133,14 @@ def _layout(directory: Path) -> Path:
     blobs.mkdir(parents=True)
     for blob in (*layers, b"{}", manifest):
         (blobs / oci.digest(blob).removeprefix("sha256:")).write_bytes(blob)
-    index = oci.index_of(MANIFEST_NAME, oci.descriptor(oci.MANIFEST_TYPE, manifest))
+    index = oci.index_of({MANIFEST_NAME: oci.descriptor(oci.MANIFEST_TYPE, manifest)})
     (directory / "index.json").write_text(json.dumps(index))
     return directory
 
 
 def _members(layout: Path, without: set[str]) -> set[str]:
     output = io.BytesIO()
-    archive.write(layout, MANIFEST_NAME, output, without=without)
+    archive.write(layout, [MANIFEST_NAME], output, without=without)
     with tarfile.open(fileobj=io.BytesIO(output.getvalue())) as written:
         return {name.rpartition("/")[2] for name in written.getnames()}
 
@@ -138,9 +160,9 @@ def test_pruning_keeps_every_blob_of_a_kept_image(tmp_path: Path) -> None:
     orphan.write_bytes(b"of an image forgotten earlier")
     assert archive.prune(layout, {MANIFEST_NAME}) == len(b"of an image forgotten earlier")
     assert _members(layout, set()) >= {"oci-layout", "index.json"}
-    assert archive.names(layout) == [MANIFEST_NAME]
+    assert archive.names_in(layout) == [MANIFEST_NAME]
     archive.prune(layout, set())
-    assert archive.names(layout) == []
+    assert archive.names_in(layout) == []
     assert not list((layout / "blobs" / "sha256").iterdir())
 
 

@@ -4,7 +4,7 @@
 {{- fail (include "magnetar.no-image" .) }}
 {{- end }}
 {{- if eq .Values.image.tag "latest" }}
-{{- fail "\n\nimage.tag is latest: two brokers of one cluster could then run different versions. Set a fixed tag, or image.digest." }}
+{{- fail "\n\nimage.tag is latest: two brokers of one cluster could then run different versions. Set a fixed tag, or image.digests." }}
 {{- end }}
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
 {{- fail "\n\nserviceAccount.create is false and serviceAccount.name is empty: set the name of the account that the operator is to use." }}
@@ -22,12 +22,12 @@
 
 {{- define "magnetar.no-image" }}
 
-image.repository is empty: this chart knows no published image. Make one from the checkout, then install again.
+image.repository is empty: this chart knows no published images. Make them from the checkout, then install again.
 
-  a registry:    make image REPO=registry.example/you/magnetar      (builds it)
-                 docker push registry.example/you/magnetar:{{ .Chart.AppVersion }}
+  a registry:    make image REPO=registry.example/you/magnetar      (builds them; it says how to push)
                  helm upgrade --install {{ .Release.Name }} charts/magnetar --set image.repository=registry.example/you/magnetar
-  kind:          docker build -t magnetar:{{ .Chart.AppVersion }} . && kind load docker-image magnetar:{{ .Chart.AppVersion }}
+  kind:          docker build -t magnetar:{{ .Chart.AppVersion }} . && docker build -t magnetar-operator:{{ .Chart.AppVersion }} --target operator .
+                 kind load docker-image magnetar:{{ .Chart.AppVersion }} magnetar-operator:{{ .Chart.AppVersion }}
                  helm upgrade --install {{ .Release.Name }} charts/magnetar --set image.repository=magnetar
   this machine:  make cluster                                       (does all of it)
 {{ end }}

@@ -28,9 +28,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- merge (include "magnetar.selector" . | fromYaml) (include "magnetar.common" . | fromYaml) | toYaml }}
 {{- end }}
 
+{{/* `magnetar.image (list $ "operator")`: the brokers' repository bears no suffix. */}}
 {{- define "magnetar.image" -}}
-{{- if .Values.image.digest }}{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}
-{{- else }}{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end }}
+{{- $top := index . 0 }}{{ $of := index . 1 }}{{ $image := $top.Values.image }}
+{{- $repository := eq $of "broker" | ternary $image.repository (printf "%s-%s" $image.repository $of) }}
+{{- with get $image.digests $of }}{{ printf "%s@%s" $repository . }}
+{{- else }}{{ printf "%s:%s" $repository ($image.tag | default $top.Chart.AppVersion) }}{{ end }}
 {{- end }}
 
 {{/* The `restricted` pod security standard, as the user of the image. */}}

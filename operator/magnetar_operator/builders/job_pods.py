@@ -22,6 +22,7 @@ from magnetar_operator.builders.object import (
     owner_of,
     pod_security,
     pull_secrets,
+    spark_image_of,
     store_url,
 )
 from magnetar_operator.models.broker_cluster import BrokerCluster
@@ -118,7 +119,7 @@ def _secret_variable(job: DataJob) -> Manifest:
 
 
 def _pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, container: Manifest, *, restart: str, etcd: bool) -> Manifest:
-    image, pull_policy = image_of(cluster, defaults)
+    image, pull_policy = spark_image_of(cluster, defaults), image_of(cluster, defaults)[1]
     user = names.JOB_USER
     return {
         "apiVersion": "v1",

@@ -16,6 +16,8 @@ from magnetar_operator.models.base import API_VERSION, CustomResource
 from magnetar_operator.models.broker_cluster import BrokerCluster
 
 Manifest = dict[str, Any]
+SPARK_SUFFIX = "-spark"
+"""The repository of Spark's image is the brokers' with this behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Defaults:
     image: str
     image_pull_policy: str
     etcd_image: str
+    spark_image: str
 
 
 def owner_of(resource: CustomResource) -> Manifest:
@@ -54,12 +57,18 @@ def digest(value: Any) -> str:
 
 
 def image_of(cluster: BrokerCluster, defaults: Defaults) -> tuple[str, str]:
-    """Image and pull policy of the cluster's pods and jobs."""
+    """Image of the cluster's pods, and the pull policy of theirs and of the jobs'."""
     image = cluster.spec.image
     return (
         f"{image.repository}:{image.tag}" if image.repository else defaults.image,
         image.pull_policy or defaults.image_pull_policy,
     )
+
+
+def spark_image_of(cluster: BrokerCluster, defaults: Defaults) -> str:
+    """Image of the cluster's jobs: of the brokers' tag, which alone holds Spark."""
+    image = cluster.spec.image
+    return f"{image.repository}{SPARK_SUFFIX}:{image.tag}" if image.repository else defaults.spark_image
 
 
 def pull_secrets(cluster: BrokerCluster) -> Manifest:

@@ -41,12 +41,12 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class Image(Model):
-    """Image of the brokers; empty fields mean the image that the operator itself runs."""
+    """Image of the brokers; empty fields mean the image that the operator was given. Jobs run `<repository>-spark` of the same tag."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "(self.repository == '') == (self.tag == '')",
-            "image: set repository and tag together, or neither (then the operator's own image is used)",
+            "image: set repository and tag together, or neither (then the image that the operator was given is used)",
             lambda image: (image.repository == "") == (image.tag == ""),
         ),
         Rule(
@@ -57,7 +57,9 @@ class Image(Model):
     )
 
     repository: str = Field(
-        default="", max_length=400, description="Repository without a tag, for example registry.example/magnetar."
+        default="",
+        max_length=400,
+        description="Repository without a tag, for example registry.example/magnetar; Spark's is the same with -spark behind it.",
     )
     tag: str = Field(
         default="", max_length=128, description="A fixed tag; `latest` is refused, because two brokers of one cluster could differ."

@@ -10,7 +10,7 @@ from magnetar_operator.models.broker_cluster import BrokerCluster
 from magnetar_operator.models.data_job import DataJob
 from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 
-DEFAULTS = Defaults("registry.example/magnetar:1", "IfNotPresent", "registry.example/etcd:1")
+DEFAULTS = Defaults("registry.example/magnetar:1", "IfNotPresent", "registry.example/etcd:1", "registry.example/magnetar-spark:1")
 
 
 def cluster(name: str = "main", **spec: Any) -> BrokerCluster:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from magnetar_operator import names
 from magnetar_operator.builders.job_pods import OVERHEAD_MIN_MIB, driver_pod, executor_pod, job_policy, job_secret
 from magnetar_operator.builders.magnetar_pod import GRACE_BEYOND_DRAIN_S
+from magnetar_operator.builders.object import spark_image_of
 from magnetar_operator.builders.storage_claim import storage_claim
 from magnetar_operator.desired import desired, identity_of
 from magnetar_operator.models import BrokerCluster, DataJob, TransactionCoordinator, parse_manifest
@@ -264,6 +265,7 @@ def test_the_pods_of_a_job_have_no_token_and_an_executor_no_certificate() -> Non
     driver, executor = job_pods_of(job())
     for pod in (driver, executor):
         assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["containers"][0]["image"] == DEFAULTS.spark_image
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
         (container,) = pod["spec"]["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -320,3 +322,9 @@ def test_pods_are_ordered_by_number(ordinals: list[int]) -> None:
     """broker-10 comes after broker-9."""
     pods = [names.broker_pod("main", ordinal) for ordinal in ordinals]
     assert [names.ordinal_of(pod) for pod in sorted(pods, key=names.ordinal_of)] == sorted(ordinals)
+
+
+def test_jobs_run_the_image_of_the_brokers_tag_that_holds_spark() -> None:
+    own = cluster(image={"repository": "host:5000/you/m", "tag": "7"})
+    assert spark_image_of(own, DEFAULTS) == "host:5000/you/m-spark:7"
+    assert spark_image_of(cluster(), DEFAULTS) == DEFAULTS.spark_image

@@ -21,7 +21,7 @@ from magnetar_operator.rolling import RollPlan
 from magnetar_operator.scaling import ScalePlan
 from tests.unit.operator.samples import DEFAULTS, cluster
 
-NEWER = Defaults("registry.example/magnetar:2", "IfNotPresent", DEFAULTS.etcd_image)
+NEWER = Defaults("registry.example/magnetar:2", "IfNotPresent", DEFAULTS.etcd_image, DEFAULTS.spark_image)
 
 
 def made(shape: EtcdShape | None = None) -> dict[tuple[str, str], dict[str, Any]]:
