@@ -68,8 +68,8 @@ soak-hostile: setup ## An ordinary workload with and without a hostile client be
 attack: setup ## Attacks on what a server with TLS and tokens has, one by one beside an ordinary client: latencies compared (MINUTES=10, SEED=n)
 	@$(PY) -m dev.soak.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-cluster: setup ## A real one-node Kubernetes with Magnetar and the quickstart on it; CONTEXT=name IMAGE=ref uses an existing cluster
-	@$(PY) -m dev.cluster up $(if $(CONTEXT),--context $(CONTEXT)) $(if $(IMAGE),--image $(IMAGE))
+cluster: ## Magnetar and the quickstart on a cluster you have (CONTEXT=name IMAGE=ref), or on a real one-node Kubernetes made here
+	@python3 -m dev.cluster up --environment "$(VENV)" $(if $(CONTEXT),--context $(CONTEXT)) $(if $(IMAGE),--image $(IMAGE))
 
 cluster-down: ## Stop the local cluster (its volumes stay; PURGE=1 removes them)
 	@python3 -m dev.kube down $(if $(PURGE),--purge)
@@ -77,7 +77,7 @@ cluster-down: ## Stop the local cluster (its volumes stay; PURGE=1 removes them)
 e2e: setup ## End-to-end tests on a real node: scale, drain, forced deletion, Spark
 	@$(PY) -m dev.tiers kubernetes
 
-image: setup ## Build the image (REPO=registry/name to tag it for a push)
+image: setup ## Build the images of brokers, operator and Spark (REPO=registry/name to tag them for a push)
 	@python3 -m dev.image build $(if $(REPO),--tag $(REPO):$(shell $(PY) -c 'import magnetar; print(magnetar.__version__)'))
 
 bench: setup ## Figures of the publish path with pulsar-perf, beside the raw disk (of transactions: python -m dev.bench.transactions)

@@ -1,6 +1,6 @@
 """`make cluster`: Magnetar on a real Kubernetes.
 
-Owns: the way from nothing (or from a cluster of yours) to a Ready BrokerCluster: node, images, chart, quickstart. Imports: the standard library; runs
+Owns: the way from nothing (or from a cluster of yours) to a Ready BrokerCluster: node, images, chart, quickstart. Imports: dev.preparation; runs
 `dev.kube`, `dev.image`, helm and kubectl.
 Invariants: the user's kubeconfig is only read, and only with --context; every step says what it does; running it again changes nothing that is right.
 """
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from dev.preparation import prepare
 
 RELEASE = "magnetar"
 SYSTEM_NAMESPACE = "magnetar-system"
@@ -49,8 +52,8 @@ def _output(*command: str) -> str:
 
 
 def tools(context: str) -> Tools:
-    """Tools for the local cluster, or for the context of the user's kubeconfig."""
-    kubectl, helm = _output("dev.kube", "binary", "kubectl"), _output("dev.kube", "binary", "helm")
+    """Tools for the local cluster, or for the context of the user's kubeconfig; for the latter those that the user has will do."""
+    kubectl, helm = ((context and shutil.which(name)) or _output("dev.kube", "binary", name) for name in ("kubectl", "helm"))
     if context:
         return Tools([kubectl, "--context", context], [helm, "--kube-context", context], local=False)
     kubeconfig = _output("dev.kube", "kubeconfig")
@@ -94,22 +97,26 @@ def wait_ready(found: Tools, kind: str, name: str, namespace: str = "default", t
     sys.exit(f"{kind}/{name} is not Ready after {timeout_s:.0f} s; the description above says what it waits for")
 
 
-def up(context: str, image: str) -> None:
-    """The whole way."""
+def up(context: str, image: str, environment: str = "") -> None:
+    """The whole way; `environment` is the virtual environment to make beside it, "" = none."""
     started = time.monotonic()
-    step(
-        1,
-        f"Kubernetes: {'context ' + context if context else 'a node on this machine (binaries are built once, about 10 minutes, then cached)'}",
-    )
+    if context and not image:
+        sys.exit(
+            "CONTEXT needs IMAGE=ref: an image of Magnetar's brokers that your cluster can pull, with ref's -operator and -spark beside it "
+            "(make image REPO=... and push, or kind load)"
+        )
+    if not context:
+        if subprocess.run([sys.executable, "-m", "dev.kube", "check"], check=False).returncode != 0:
+            sys.exit(
+                "this machine cannot run the node; the rows with MISSING say what to do, or use CONTEXT=name IMAGE=ref with a cluster you have"
+            )
+        prepare(environment)
+    step(1, f"Kubernetes: {'context ' + context if context else 'a node on this machine'}")
     _output("dev.kube", "up", *(["--context", context] if context else []))
     found = tools(context)
-    step(2, f"Image: {image or 'built from this checkout'}")
+    step(2, f"Images: {image or 'of this checkout, into the node'}")
     etcd_image = ""
     if not image:
-        if context:
-            sys.exit(
-                "CONTEXT needs IMAGE=ref: an image of Magnetar that your cluster can pull (make image REPO=... and push, or kind load)"
-            )
         image = _output("dev.image", "build", "--load")
         etcd_image = _output("dev.image", "etcd", "--load")
     step(3, f"Chart {CHART} into namespace {SYSTEM_NAMESPACE}")
@@ -127,6 +134,7 @@ def _next_steps(found: Tools) -> str:
     return f"""Clients connect to {reach}. Paste:
   alias k='{kubectl}'
   k get magnetar -A
+  k exec main-broker-0 -- magnetar status
   k scale brokercluster/main --replicas=3
   k apply -f examples/compaction.yaml
 {"Stop it with: make cluster-down" if found.local else ""}"""
@@ -138,10 +146,11 @@ def main() -> None:
     parser.add_argument(
         "--context", default=os.environ.get("CONTEXT", ""), help="a context of your kubeconfig; default: a local node"
     )
-    parser.add_argument("--image", default=os.environ.get("IMAGE", ""), help="image reference that the cluster can pull")
+    parser.add_argument("--image", default=os.environ.get("IMAGE", ""), help="the brokers' image, which the cluster can pull")
+    parser.add_argument("--environment", default="", help="virtual environment to make as well, for the command line")
     arguments = parser.parse_args()
     assert Path(CHART).exists(), "run this from the checkout's root"
-    up(arguments.context, arguments.image)
+    up(arguments.context, arguments.image, arguments.environment)
 
 
 if __name__ == "__main__":
