@@ -36,7 +36,7 @@ def test_processor_time_counts_this_threads_work() -> None:
         pass
     spent = processor_time(os.getpid()).since(before)
     assert spent.main_thread_s >= 0.03  # 0.05 less two clock ticks
-    assert spent.process_s >= spent.main_thread_s - 0.02  # the two are read one after the other, each in whole ticks
+    assert spent.process_s >= spent.main_thread_s - 0.021  # the two are read one after the other, each in whole ticks
 
 
 def test_memory_is_what_this_process_holds() -> None:

@@ -52,6 +52,7 @@ STARTED = {
     "bundles/ownership.py:Ownership.resolve": ASKED,
     "bundles/preloading.py:_Preload.__init__": ITEM,
     "commands/topic_watchers.py:TopicWatchers._changed": CONNECTION,
+    "connections/connection.py:Connection._handle_frames": CONNECTION,
     "connections/connection.py:Connection.spawn": CONNECTION,
     "connections/heartbeat.py:Heartbeat._wait": CONNECTION,
     "connections/slow_peer.py:SlowPeer._arm": CONNECTION,
