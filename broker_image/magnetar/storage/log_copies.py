@@ -2,8 +2,8 @@
 
 Owns: the reading of TERM and RELEASE records, and of topics' creations, from whole logs, for the day that the metadata store is lost.
 Imports: storage formats, fencing, metadata records.
-Invariants: nothing is read before its log is sealed; copies that a term wrote after its RELEASE are void; damage is noted, and reading goes on in
-the next file.
+Invariants: nothing is read before its file is sealed, and what was read of a sealed file stays true; copies that a term wrote after its RELEASE are
+void; damage is noted, and reading goes on in the next file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,25 @@ from magnetar.storage.log_format import (
     decode_records,
 )
 from magnetar.storage.recovery import LogBlocks
+from magnetar.storage.seals import read_whole_seal
 from magnetar.storage.volume import Volume
 
 KINDS = frozenset({RecordType.TOPIC, RecordType.RELEASE, RecordType.TERM})
 Place = tuple[int, int, int]
 """Orders what was said of one bundle or topic: epoch, file, offset of the block."""
+
+Said = tuple[TopicRecord | ReleaseRecord | TermRecord, Place, LogPosition]
+"""A record, its place, and where its block ends."""
+Files = dict[tuple[str, SealedFile], list[Said]]
+"""What intact sealed files say, by incarnation and file."""
+
+
+class _Damaged(CorruptData):
+    """A sealed file is not what it was; `before` is what it says before that."""
+
+    def __init__(self, message: str, before: list[Said]) -> None:
+        super().__init__(message)
+        self.before = before
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +80,65 @@ async def fence_all(volume: Volume) -> dict[str, list[SealedFile]]:
     return {incarnation: await fence(volume, incarnation) for incarnation in sorted(known)}
 
 
-async def read_logs(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]]) -> LogFacts:
-    """Everything that these logs say about bundles. Raises StorageError."""
+async def read_sealed(volume: Volume, files: Files) -> None:
+    """Read into `files` all that is sealed already. Brokers may serve, and delete files, meanwhile. Raises StorageError."""
+    for name in await volume.list(names.LOGS):
+        number, incarnation = names.sealed_number(name), name.split("/")[1]
+        if number is None:
+            continue
+        try:
+            found = await read_whole_seal(volume, incarnation, number)
+            if found is not None:
+                await _read_file(volume, incarnation, SealedFile(number, found.length, found.accepted), files)
+        except (FileNotFoundError, CorruptData):
+            continue  # it is looked at again when everything is fenced
+
+
+async def read_logs(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]], files: Files) -> LogFacts:
+    """Everything that these logs say about bundles; `files` has what was read already. Raises StorageError."""
     facts = LogFacts(sealed)
-    for incarnation, files in sorted(sealed.items()):
-        if (number := await lost_file(volume, incarnation, files)) is not None:
+    for incarnation, found in sorted(sealed.items()):
+        if (number := await lost_file(volume, incarnation, found)) is not None:
             facts.lost[incarnation] = number
-        for file in files:
-            if file.length > FILE_HEADER_BYTES:
-                await _read_file(volume, incarnation, file, facts)
+        for file in found:
+            try:
+                _note(facts, incarnation, await _read_file(volume, incarnation, file, files))
+            except _Damaged as damage:
+                _note(facts, incarnation, damage.before)
+                facts.damaged.append(str(damage))
     facts.terms.sort(key=lambda copy: copy.place)
     return facts
 
 
-async def _read_file(volume: Volume, incarnation: str, file: SealedFile, facts: LogFacts) -> None:
-    blocks = LogBlocks(volume, incarnation, file.number, FILE_HEADER_BYTES, file.length)
+async def _read_file(volume: Volume, incarnation: str, file: SealedFile, files: Files) -> list[Said]:
+    """What a sealed file says, in its order. Raises _Damaged, StorageError."""
+    if file.length <= FILE_HEADER_BYTES:
+        return []
+    if (known := files.get((incarnation, file))) is not None:
+        return known
+    blocks, said = LogBlocks(volume, incarnation, file.number, FILE_HEADER_BYTES, file.length), list[Said]()
     try:
         async for body_at, body in blocks:
             for _, record in decode_records(body, kinds=KINDS):
                 assert isinstance(record, TopicRecord | ReleaseRecord | TermRecord)
-                place = (record.epoch, file.number, body_at)
-                if isinstance(record, TopicRecord):
-                    _note_topic(facts, record, place)
-                elif isinstance(record, ReleaseRecord):
-                    facts.releases[record.bundle, record.epoch] = LogPosition(file.number, body_at + len(body))
-                elif (record.bundle, record.epoch) not in facts.releases:
-                    facts.terms.append(TermCopy(record.bundle, BundleRecord.decode(record.state), incarnation, place))
+                said.append((record, (record.epoch, file.number, body_at), LogPosition(file.number, body_at + len(body))))
             await asyncio.sleep(0)
     except CorruptData as error:
-        facts.damaged.append(f"{blocks.name}: {error}")
-        return
+        raise _Damaged(f"{blocks.name}: {error}", said) from error
     if blocks.end != file.length:
-        facts.damaged.append(f"{blocks.name}: damaged at {blocks.end}, below its sealed length {file.length}")
+        raise _Damaged(f"{blocks.name}: damaged at {blocks.end}, below its sealed length {file.length}", said)
+    files[incarnation, file] = said
+    return said
+
+
+def _note(facts: LogFacts, incarnation: str, said: list[Said]) -> None:
+    for record, place, end in said:
+        if isinstance(record, TopicRecord):
+            _note_topic(facts, record, place)
+        elif isinstance(record, ReleaseRecord):
+            facts.releases[record.bundle, record.epoch] = end
+        elif (record.bundle, record.epoch) not in facts.releases:
+            facts.terms.append(TermCopy(record.bundle, BundleRecord.decode(record.state), incarnation, place))
 
 
 def _note_topic(facts: LogFacts, record: TopicRecord, place: Place) -> None:

@@ -2,7 +2,8 @@
 
 Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and manifests, write the store. Imports: storage
 and metadata siblings, clock.
-Invariants: the restore number is raised before anything is read, so nobody joins meanwhile or with what the store said before; epochs under it are
+Invariants: brokers serve until the restore number is raised and they are fenced; read before that is only what never changes. The number is raised
+before anything else is read, so nobody joins meanwhile or with what the store said before; epochs under it are
 above every epoch in storage; the cluster's record is written last, so a restore that was interrupted is noticed by every broker, and simply done
 again; with a problem nothing is written.
 """
@@ -10,20 +11,21 @@ again; with a problem nothing is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from magnetar.clock import Clock
 from magnetar.errors import CorruptData, InvalidRequest, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.backup import Backup, read_backup
-from magnetar.metadata.records import RESTORE_STRIDE, ClusterRecord, RestoreRequestRecord
+from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, ClusterRecord, RestoreRequestRecord
 from magnetar.metadata.store import MetadataStore, Operation, Put
 from magnetar.storage import names
 from magnetar.storage.backups import list_backups, load_backup
 from magnetar.storage.checkpoint import read_checkpoint
 from magnetar.storage.collection import segments_of
 from magnetar.storage.coordinator_copies import read_coordinators
-from magnetar.storage.log_copies import LogFacts, fence_all, read_logs
+from magnetar.storage.log_copies import Files, LogFacts, fence_all, read_logs, read_sealed
+from magnetar.storage.log_format import TermRecord
 from magnetar.storage.manifest import Manifest, read_manifest
 from magnetar.storage.rebuilding import ManifestFact, RebuiltStore, StorageFacts, rebuild
 from magnetar.storage.restore_number import raise_restore_number
@@ -69,6 +71,11 @@ async def restore_store(
     if in_place:
         backup = await read_backup(store, clock.wall_ms())
     await _check(store, storage_id, backup, source, in_place, force)
+    ahead = ReadAhead()
+    await read_ahead(volume, ahead)
+    say(
+        f"{len(ahead.files)} sealed log files and {len(ahead.manifests)} manifests are read; next brokers are fenced, and the pause begins"
+    )
     least = 1 + max(backup.restore if backup is not None else 0, await _restore_in(store))
     number = await raise_restore_number(volume, clock, least, source)
     say(f"restore number {number}: brokers that do not know it end, or do not start")
@@ -77,7 +84,7 @@ async def restore_store(
     except CorruptData as error:
         raise StorageError(f"a log cannot be ended, nothing was written: {error}") from error
     say(f"{len(sealed)} incarnations ended, {sum(map(len, sealed.values()))} log files sealed")
-    facts = await read_facts(volume, storage_id, await read_logs(volume, sealed))
+    facts = await read_facts(volume, storage_id, await read_logs(volume, sealed, ahead.files), ahead)
     say(f"{len(facts.logs.terms)} copies of bundles found")
     last = max(last_epoch(facts), backup.epoch if backup is not None else 0)
     if last >= number * RESTORE_STRIDE:  # revisions that went on into the restore numbers
@@ -142,18 +149,39 @@ def _shown(problems: list[str]) -> str:
 # --- facts ----------------------------------------------------------------------------------------------------------------------
 
 
-async def read_facts(volume: Volume, storage_id: str, logs: LogFacts) -> StorageFacts:
+@dataclass(slots=True)
+class ReadAhead:
+    """What was read of things that never change: sealed log files, manifests, and the topics of checkpoints, by name."""
+
+    files: Files = field(default_factory=dict)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    topics: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+async def read_ahead(volume: Volume, ahead: ReadAhead) -> None:
+    """Read what the pause would otherwise be spent on, for brokers serve meanwhile. Raises StorageError."""
+    await read_sealed(volume, ahead.files)
+    for name in await volume.list(names.MANIFESTS):
+        await _manifest(volume, name, ahead)
+    terms = [
+        BundleRecord.decode(record.state) for said in ahead.files.values() for record, *_ in said if isinstance(record, TermRecord)
+    ]
+    for name in sorted({pointer.object for record in terms if (pointer := record.checkpoint) is not None}):
+        await _topics_of(volume, name, ahead, [])
+
+
+async def read_facts(volume: Volume, storage_id: str, logs: LogFacts, ahead: ReadAhead) -> StorageFacts:
     """What `rebuild` needs beside the logs. Raises StorageError."""
     there = {names.log_file(incarnation, file.number) for incarnation, files in logs.sealed.items() for file in files}
     there.update(await volume.list(names.SEGMENTS))
     manifests: dict[str, list[ManifestFact]] = {}
     for name in await volume.list(names.MANIFESTS):
-        fact = await _manifest_fact(volume, name, there)
+        fact = await _manifest_fact(volume, name, there, ahead)
         if fact is not None:
             manifests.setdefault(name.removeprefix(f"{names.MANIFESTS}/").rpartition("/")[0], []).append(fact)
     checkpoints: dict[str, frozenset[str]] = {}
     for name in sorted({pointer.object for copy in logs.terms if (pointer := copy.record.checkpoint) is not None}):
-        topics = await _topics_of(volume, name, logs)
+        topics = await _topics_of(volume, name, ahead, logs.damaged)
         if topics is not None:
             checkpoints[name] = topics
     for name in await volume.list(names.CHECKPOINTS):
@@ -167,21 +195,32 @@ def last_epoch(facts: StorageFacts) -> int:
     return max((*epochs, *(epoch for copy in facts.logs.terms for epoch in (copy.record.epoch, *copy.record.epochs))), default=0)
 
 
-async def _topics_of(volume: Volume, name: str, logs: LogFacts) -> frozenset[str] | None:
-    try:
-        return frozenset((await read_checkpoint(volume, name)).topics)
-    except FileNotFoundError:
-        return None
-    except CorruptData as error:
-        logs.damaged.append(str(error))
-        return None
+async def _topics_of(volume: Volume, name: str, ahead: ReadAhead, damaged: list[str]) -> frozenset[str] | None:
+    if name not in ahead.topics:
+        try:
+            ahead.topics[name] = frozenset((await read_checkpoint(volume, name)).topics)
+        except FileNotFoundError:
+            return None
+        except CorruptData as error:
+            damaged.append(str(error))
+            return None
+    return ahead.topics[name]
 
 
-async def _manifest_fact(volume: Volume, name: str, there: set[str]) -> ManifestFact | None:
-    """What the manifest `name` needs; None if it is not whole, as one is that a power loss caught."""
-    try:
-        manifest = await read_manifest(volume, name)
-    except (FileNotFoundError, CorruptData):
+async def _manifest(volume: Volume, name: str, ahead: ReadAhead) -> Manifest | None:
+    """The manifest `name`; None if it is not whole, as one is that a power loss caught."""
+    if name not in ahead.manifests:
+        try:
+            ahead.manifests[name] = await read_manifest(volume, name)
+        except (FileNotFoundError, CorruptData):
+            return None
+    return ahead.manifests[name]
+
+
+async def _manifest_fact(volume: Volume, name: str, there: set[str], ahead: ReadAhead) -> ManifestFact | None:
+    """What the manifest `name` needs; None if it is not whole."""
+    manifest = await _manifest(volume, name, ahead)
+    if manifest is None:
         return None
     needed = list(_files(manifest))
     segments = frozenset(segment.object for segment in segments_of(manifest))

@@ -19,7 +19,7 @@ from magnetar.metadata.store import Compare, KeyValue, Operation, TxnResult
 from magnetar.server.bundles.bundle import OwnedBundle
 from magnetar.storage import rebuilding, restoring
 from magnetar.storage.fencing import SealedFile
-from magnetar.storage.log_copies import LogFacts, read_logs
+from magnetar.storage.log_copies import Files, LogFacts, read_logs
 from magnetar.storage.rebuilding import ManifestFact
 from magnetar.storage.restore_number import read_restore_number
 from magnetar.storage.volume import Volume
@@ -41,8 +41,8 @@ def number_is_not_raised(patch: Patch) -> None:
 def logs_are_not_asked(patch: Patch) -> None:
     """Bundles are what the copy of the store says, or nothing."""
 
-    async def blind(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]]) -> LogFacts:
-        return replace(await read_logs(volume, sealed), terms=[])
+    async def blind(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]], files: Files) -> LogFacts:
+        return replace(await read_logs(volume, sealed, files), terms=[])
 
     patch.setattr(restoring, "read_logs", blind)
 

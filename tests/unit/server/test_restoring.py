@@ -32,6 +32,7 @@ from magnetar.topics.ledger_ids import epoch_of
 from tests.unit.server.brokers import CLOCK, TOPIC, open_peer, running_broker, volume_in
 
 NAME = TopicName.parse(TOPIC)
+FENCE = "the restore number is raised"
 
 
 @asynccontextmanager
@@ -45,6 +46,13 @@ async def storage_with_messages(directory: Path, store: MemoryStore, count: int 
         broker.fail("killed")
     async with volume_in(directory) as volume:
         yield volume
+
+
+async def until_sealed(directory: Path, count: int) -> None:
+    """Until so many log files are finished."""
+    async with asyncio.timeout(30.0):
+        while len([*directory.rglob("*.sealed")]) < count:
+            await asyncio.sleep(0.01)
 
 
 async def messages_in(directory: Path, store: MemoryStore) -> list[tuple[int, int]]:
@@ -125,6 +133,43 @@ def test_a_problem_is_named_and_nothing_is_written_unless_forced(tmp_path: Path)
             assert len(done.store.problems) == 1
             [item] = (await fresh.range(keys.BUNDLES)).items
             assert BundleRecord.decode(item.value).chain
+
+    asyncio.run(scenario())
+
+
+def test_what_never_changes_is_read_before_the_brokers_are_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause of clients begins with the restore number: of finished log files only the seals are looked at from then on."""
+
+    async def scenario() -> None:
+        fresh, read = MemoryStore(CLOCK), list[str]()
+        original, put = PosixVolume.read, PosixVolume.put_if_absent
+
+        async def reading(self: PosixVolume, name: str, *place: int) -> bytes:
+            read.append(name)
+            return await original(self, name, *place)
+
+        async def putting(self: PosixVolume, name: str, data: bytes) -> bool:
+            if name.startswith(names.RESTORE):
+                read.append(FENCE)
+            return await put(self, name, data)
+
+        async with running_broker(tmp_path, store=MemoryStore(CLOCK)) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await peer.produce()
+            for number in range(3):
+                await peer.send(b"message", number)
+                await broker.service.roll(NAME)
+            await until_sealed(tmp_path, 3)
+            async with volume_in(tmp_path) as volume:
+                monkeypatch.setattr(PosixVolume, "read", reading)
+                monkeypatch.setattr(PosixVolume, "put_if_absent", putting)
+                await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
+                monkeypatch.undo()
+        at = read.index(FENCE)
+        logs = [[names.log_number(name) for name in part if names.log_number(name) is not None] for part in (read[:at], read[at:])]
+        assert set(logs[0]) == {0, 1, 2}
+        assert set(logs[1]) == {3}, "the one that was open"
+        assert len(await messages_in(tmp_path, fresh)) == 3
 
     asyncio.run(scenario())
 
