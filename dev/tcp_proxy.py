@@ -1,6 +1,7 @@
 """A TCP proxy that makes trouble on request.
 
-Owns: `TcpProxy`: passes bytes on, drops connections, goes silent, answers late; for tests and the soak. Imports: asyncio, threading.
+Owns: `TcpProxy`: passes bytes on, drops connections, goes silent, answers late, shows what passes; for tests and the soak. Imports: asyncio,
+threading.
 Invariants: bytes are never altered, reordered or lost on a connection that stays; a connection that was cut never carries a byte again; every
 method returns when the change holds.
 """
@@ -16,6 +17,8 @@ CHUNK_BYTES = 64 << 10
 CHUNKS_HELD_MAX = 256
 CALL_TIMEOUT_S = 60.0
 R = TypeVar("R")
+Tap = Callable[[object, bool, bytes], None]
+"""Gets every chunk as it is passed on, on the proxy's thread: an object per connection, whether it goes to the target, the bytes."""
 Chunk = tuple[float, bytes]
 
 
@@ -29,6 +32,7 @@ class TcpProxy:
         self._flowing = asyncio.Event()
         self._refusing = False
         self._delay_s = 0.0
+        self.tap: Tap | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -117,8 +121,8 @@ class TcpProxy:
                 target_reader, target_writer = await asyncio.open_connection(*self._target)
                 writers.append(target_writer)
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pass_on(reader, target_writer, late=False))
-                    group.create_task(self._pass_on(target_reader, writer, late=True))
+                    group.create_task(self._pass_on(task, reader, target_writer, to_target=True))
+                    group.create_task(self._pass_on(task, target_reader, writer, to_target=False))
         except* (OSError, EOFError, asyncio.CancelledError):
             pass  # an end of a connection, theirs or ours
         finally:
@@ -126,7 +130,9 @@ class TcpProxy:
             for each in writers:
                 each.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, late: bool) -> None:
+    async def _pass_on(
+        self, connection: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_target: bool
+    ) -> None:
         """One direction, until either side ends (then EOFError: the other direction ends with it)."""
         held: asyncio.Queue[Chunk] = asyncio.Queue(CHUNKS_HELD_MAX)
 
@@ -137,6 +143,8 @@ class TcpProxy:
                 await self._flowing.wait()
                 if not data:
                     raise EOFError
+                if self.tap is not None:
+                    self.tap(connection, to_target, data)
                 writer.write(data)
                 await writer.drain()
 
@@ -146,4 +154,4 @@ class TcpProxy:
             while data:
                 await self._flowing.wait()
                 data = await reader.read(CHUNK_BYTES)
-                await held.put((self._loop.time() + (self._delay_s if late else 0.0), data))
+                await held.put((self._loop.time() + (0.0 if to_target else self._delay_s), data))

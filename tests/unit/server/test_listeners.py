@@ -210,11 +210,12 @@ def test_a_move_sends_each_client_to_an_address_of_its_own_listener(tmp_path: Pa
                 await outside.subscribe()
                 bundle = await source.ownership.bundle_of(TopicName.parse(TOPIC))
                 await source.ownership.move(str(bundle), target.incarnation, "test")
+                consumer = (await outside.answer(Type.CLOSE_CONSUMER)).close_consumer
+                assert consumer.assignedBrokerServiceUrl == expected[outside]
+                await outside.answer(Type.PING)
                 for producer, url in expected.items():
                     closed = (await producer.answer(Type.CLOSE_PRODUCER)).close_producer
                     assert closed.assignedBrokerServiceUrl == url
-                consumer = (await outside.answer(Type.CLOSE_CONSUMER)).close_consumer
-                assert consumer.assignedBrokerServiceUrl == expected[outside]
 
     asyncio.run(main())
 

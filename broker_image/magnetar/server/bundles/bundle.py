@@ -57,6 +57,8 @@ HOSTED_PER_TURN_MAX = 200
 DIRTY_RETRY_S = 1.0
 DELTAS_PER_BLOCK = 5
 """A piece of a cursor has such a part of a block for ranges, and each time as much for masks, for the last of them, for properties, and names."""
+LATE_ACKNOWLEDGEMENTS_S = 0.25
+"""How long a move waits for what consumers acknowledged before they read that they are to reconnect; publishing goes on meanwhile."""
 HEARTBEAT_S = 300.0
 """Of the age of entries a crash of their owner forgets no more than this, if nothing else is written to their bundle."""
 UNWRITTEN_MAX = 2_000
@@ -406,6 +408,20 @@ class OwnedBundle:
                     await asyncio.sleep(0)
         written, size = await write_checkpoint(self.context.volume, encoder, self._checkpoints)
         return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position), size
+
+    async def part_from_consumers(self, successor: Successor | None) -> None:
+        """Send consumers away, to the successor's address if known, and take what they acknowledged before they read that.
+
+        Publishing goes on. A peer that is slow to read is not waited for beyond LATE_ACKNOWLEDGEMENTS_S: what it acknowledges then comes again.
+        """
+        turns, connections = Turns(HOSTED_PER_TURN_MAX), set()
+        for host in list(self.topics.values()):
+            for subscription in list(host.subscriptions.values()):
+                connections.update(subscription.part_from_consumers(successor))
+            await turns.after(1 + len(host.subscriptions))
+        if connections:
+            read = [connection.heartbeat.has_read() for connection in connections]
+            await asyncio.wait(read, timeout=LATE_ACKNOWLEDGEMENTS_S)
 
     def freeze(self, *, parking: bool = False) -> None:
         """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its clients send waits for its children."""

@@ -4,8 +4,8 @@ Owns: asking for a move or a pin of a bundle that is served here, and carrying a
 siblings.
 Source: transition rule of PIP-192, transfer of PIP-307.
 
-Invariants: a bundle is served until the freeze; after RELEASE nothing of this term is written; a pin names its broker by the record alone, so that
-it ends with the term.
+Invariants: consumers are told to reconnect before RELEASE is written, and what they acknowledged before they read that is written before
+RELEASE, so that the new owner does not deliver it again; publishing goes on until the freeze; after RELEASE nothing of this term is written.
 """
 
 from __future__ import annotations
@@ -106,10 +106,11 @@ class Releaser:
     async def carry_out(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> None:
         """From our Releasing record to another broker's Assigning (or Free).
 
-        Checkpoint, freeze, flush, RELEASE, commit, send clients away.
+        Checkpoint, send consumers away, freeze, flush, RELEASE, commit, send producers away.
         """
         releasing = await self._prepare(name, owned, releasing)
         record, revision = releasing.record, releasing.mod_revision
+        await owned.part_from_consumers(self._address_of(record.destination))
         started = self._context.clock.monotonic()
         owned.freeze()
         end = await owned.append_release()

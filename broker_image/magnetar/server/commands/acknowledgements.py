@@ -43,12 +43,21 @@ PART_REST_S = 0.001
 """Between two parts of a long list; what others have asked for takes several turns of the loop."""
 HELD_AT_ONCE_MAX = 250
 """Messages that one consumer gives back before others get their turn."""
+SPAN_BYTES = 100
+"""What a span counts for while it is held."""
 TRACKED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 """Types that know which consumer holds what."""
 
 
 def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
-    """ACK: individual or cumulative; answered only if it has a request id. One that changes much gets turns, with what follows it behind."""
+    """ACK: individual or cumulative; answered only if it has a request id. One that changes much gets turns, with what follows it behind.
+
+    Of a consumer that subscribes just now it waits until that is done.
+    """
+    if ack.consumer_id not in connection.consumers:
+        again = partial(acknowledge, connection, ack)
+        if connection.early_acknowledgements.hold(ack.consumer_id, ack.ByteSize(), again):
+            return
     refused = _take(connection, ack, _confirm(connection, ack))
     if refused is not None:
         _refuse(connection, ack, *refused)
@@ -135,6 +144,9 @@ def _too_many_words(ack: api.CommandAck, limit: int) -> str | None:
 def acknowledge_span(connection: Connection, span: AckSpan) -> None:
     """As `acknowledge`, for consecutive entries that are acknowledged without a request id: what consumers send most."""
     session = connection.consumers.get(span.consumer_id)
+    if session is None:
+        again = partial(acknowledge_span, connection, span)
+        connection.early_acknowledgements.hold(span.consumer_id, SPAN_BYTES, again)
     if session is None or session.subscription.topic.leaving:
         return
     host = session.subscription

@@ -68,10 +68,11 @@ class Consuming:
 
     async def subscribe(self, connection: Connection, request: api.CommandSubscribe) -> None:
         consumer_id, pending = request.consumer_id, connection.pending_consumers
-        if consumer_id in connection.consumers:
+        attached = connection.consumers.get(consumer_id)
+        if attached is not None and not attached.closed:
             connection.queue(commands.success(request.request_id))
             return
-        if consumer_id in pending:
+        if consumer_id in pending or attached is not None:
             raise ServiceNotReady(
                 f"consumer_id: {consumer_id} subscribes already and its topic is being unloaded or opened; try again"
             )
@@ -136,7 +137,7 @@ class Consuming:
         if connection.pending_consumers.get(request.consumer_id) != request.request_id or connection.closed:
             return False
         topic = host.topic
-        if topic.frozen or topic.subscriptions.get(host.core.name) is not host:
+        if topic.frozen or host.parted or topic.subscriptions.get(host.core.name) is not host:
             raise ServiceNotReady(f"topic {topic.name} is being unloaded; look it up again")
         _check_consumer_limits(host)
         session = ConsumerSession(

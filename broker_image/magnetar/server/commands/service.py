@@ -104,7 +104,11 @@ class BrokerService:
             self.coordinator.handle(connection, command)
         elif kind in self._handlers:
             body = getattr(command, commands.FIELD_OF_TYPE[kind])
-            connection.spawn(self._answer(self._handlers[kind], connection, kind, body))
+            task = connection.spawn(self._answer(self._handlers[kind], connection, kind, body))
+            if kind == Type.SUBSCRIBE:
+                early, consumer_id = connection.early_acknowledgements, body.consumer_id
+                early.expect(consumer_id)
+                task.add_done_callback(lambda _task: early.release(consumer_id))
         else:
             refuse(connection, kind, command, NotAllowed(_not_offered(kind)))
 

@@ -22,6 +22,7 @@ from magnetar.server.commands.acknowledgements import acknowledge_span, take_lis
 from magnetar.server.connections.answering import Service
 from magnetar.server.connections.closed_producers import ClosedProducers
 from magnetar.server.connections.connection_table import ConnectionTable
+from magnetar.server.connections.early_acknowledgements import EarlyAcknowledgements
 from magnetar.server.connections.heartbeat import Heartbeat
 from magnetar.server.connections.in_flight import InFlight
 from magnetar.server.connections.outbound import Outbound
@@ -81,10 +82,11 @@ class Connection(asyncio.BufferedProtocol):
         self.consumers: dict[int, ConsumerSession] = {}
         self.watchers: dict[int, TopicWatcher] = {}
         self.in_flight = InFlight()
-        self.slow, self._heartbeat = SlowPeer(self), Heartbeat(self)
+        self.slow, self.heartbeat = SlowPeer(self), Heartbeat(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
         self.closed_producers = ClosedProducers(self.settings.producers_per_connection_max)
         self.pending_consumers: dict[int, int] = {}
+        self.early_acknowledgements = EarlyAcknowledgements()
         self.writable = True
         self.client_version = self.peer = self.group = ""
         self.certificate = PeerCertificate()
@@ -106,12 +108,12 @@ class Connection(asyncio.BufferedProtocol):
             log.warning("connection.refused", peer=self.peer, reason=str(error))
             self._transport.abort()
             return
-        self._heartbeat.begin()
+        self.heartbeat.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._table.remove(self)
-        self._heartbeat.end()
+        self.heartbeat.end()
         self.slow.end()
         self._drop_sessions()
         if exc is not None:
@@ -141,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._inbound.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heartbeat.heard()
+        self.heartbeat.heard()
         try:
             self._handle_frames(nbytes)
         except ProtocolError as error:
@@ -334,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == Type.PING:
             self.queue(commands.PONG)
         elif kind == Type.PONG:
-            return
+            self.heartbeat.ponged()
         elif kind == Type.CONNECT:
             raise ProtocolError("CONNECT was sent twice")
         elif kind == Type.AUTH_RESPONSE and self._table.handshakes is not None:
@@ -361,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connected = True
         self._inbound.allow(self.settings.max_message_bytes)
         self._table.admitted(self)
-        self._heartbeat.admitted()
+        self.heartbeat.admitted()
         self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes))
 
     def _flow(self, flow: api.CommandFlow) -> None:
@@ -468,10 +470,10 @@ class Connection(asyncio.BufferedProtocol):
 
     async def is_alive(self) -> bool:
         """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is closed and its sessions are gone then."""
-        if await self._heartbeat.answers():
+        if await self.heartbeat.answers():
             return True
         self.abort()
-        self._heartbeat.answer()
+        self.heartbeat.answer()
         self._drop_sessions()
         return False
 

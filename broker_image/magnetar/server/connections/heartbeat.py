@@ -1,8 +1,9 @@
 """Whether a peer is still there.
 
-Owns: keep-alive of one connection, and the question, asked when it matters now, whether the peer answers. Imports: asyncio, wire, settings.
-Source: facts on protocol semantics 1.3.
-Invariant: silence counts only while the peer is read; what it may have said while it was not counts as a sign of life.
+Owns: keep-alive of one connection, and two questions, asked when it matters now: whether the peer answers, and when it has read what was sent.
+Imports: asyncio, wire, settings. Source: facts on protocol semantics 1.3.
+Invariants: silence counts only while the peer is read; what it may have said while it was not counts as a sign of life; a peer answers PINGs in
+order, behind what it said before, and what it said is handled in order.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ log = structlog.get_logger(__name__)
 class Heartbeat:
     """PINGs of one connection, and what follows if nothing comes back."""
 
-    __slots__ = ("_connection", "_heard", "_probe", "_timer")
+    __slots__ = ("_answered", "_asked", "_connection", "_heard", "_probe", "_readers", "_timer")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._heard = True
+        self._asked = self._answered = 0
+        self._readers: dict[int, asyncio.Future[None]] = {}
+        """Who waits, by the number of the PING whose answer they wait for."""
         self._probe: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -47,6 +51,33 @@ class Heartbeat:
         """The connection is over."""
         if self._timer is not None:
             self._timer.cancel()
+        self._answer_readers(self._asked)
+
+    def _ping(self) -> int:
+        self._asked += 1
+        self._connection.queue(commands.PING)
+        return self._asked
+
+    def ponged(self) -> None:
+        """The peer has answered a PING."""
+        self._answered = min(self._answered + 1, self._asked)
+        if self._readers:
+            self._answer_readers(self._answered)
+
+    def _answer_readers(self, number: int) -> None:
+        for asked in [asked for asked in self._readers if asked <= number]:
+            reader = self._readers.pop(asked)
+            if not reader.done():
+                reader.set_result(None)
+
+    def has_read(self) -> asyncio.Future[None]:
+        """Done when the peer has read what is queued to it now, and what it said before that is handled; or when the connection is over."""
+        reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._connection.closed:
+            reader.set_result(None)
+        else:
+            self._readers[self._ping()] = reader
+        return reader
 
     def heard(self) -> None:
         """The peer has said something, or may have while it was not read."""
@@ -66,7 +97,7 @@ class Heartbeat:
         if not connection.closed and connection.listens:
             if self._probe is None:
                 self._probe = asyncio.get_running_loop().create_future()
-                connection.queue(commands.PING)
+                self._ping()
             try:
                 async with asyncio.timeout(silent_s):
                     await asyncio.shield(self._probe)
@@ -85,5 +116,5 @@ class Heartbeat:
             connection.abort()
             return
         self._heard = False
-        connection.queue(commands.PING)
+        self._ping()
         self._wait(connection.settings.keep_alive_s)

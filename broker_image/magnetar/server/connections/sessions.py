@@ -166,7 +166,7 @@ class ProducerSession:
 
 
 class ConsumerSession:
-    """One consumer, and what it has been sent and has acknowledged."""
+    """One consumer, and what it has been sent and has acknowledged. `closed`: it is sent nothing more."""
 
     __slots__ = (
         "bytes_out",
@@ -204,13 +204,20 @@ class ConsumerSession:
         clock = subscription.topic.context.clock
         self.connected_ms, self.meter = clock.wall_ms(), RateMeter(clock.monotonic(), CONSUMER_COUNTERS)
 
-    def close_by_broker(self, successor: Successor | None) -> None:
-        """Tell the client to reconnect, at the successor's address if known (PIP-307), before any message that is not written yet."""
+    def part(self, successor: Successor | None) -> None:
+        """Tell the client to reconnect, at the successor's address if known (PIP-307), before any message that is not written yet.
+
+        What it says until `close_by_broker` is heard: it may have acknowledged before it was told.
+        """
         if not self.closed:
             self.closed = True
-            self.connection.forget_consumer(self)
             addresses = _addresses(self.connection, self.subscription.topic, successor)
             self.connection.queue(commands.close_consumer(self.consumer_id, *addresses))
+
+    def close_by_broker(self, successor: Successor | None) -> None:
+        """As `part`, and hear nothing more of it."""
+        self.part(successor)
+        self.connection.forget_consumer(self)
 
     def tell_active(self, active: bool) -> None:
         """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""

@@ -25,6 +25,8 @@ from magnetar.topics.dispatch import Delivery, ReadRequest
 from magnetar.topics.subscription import Subscription
 
 if TYPE_CHECKING:
+    from magnetar.server.connections.connection import Connection
+    from magnetar.server.network.listeners import Successor
     from magnetar.server.topics.topic_host import TopicHost
 
 log = structlog.get_logger(__name__)
@@ -46,7 +48,7 @@ class SubscriptionHost:
         self._read_failures = 0
         self._looked_ms = 0
         self._scheduled = False
-        self._seeking = 0
+        self._seeking, self.parted = 0, False
         self._missed = False
         self._reading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -87,6 +89,14 @@ class SubscriptionHost:
         for session in self.sessions():
             if active is None or active.handle is session:
                 session.close_by_broker(None)
+
+    def part_from_consumers(self, successor: Successor | None) -> list[Connection]:
+        """Deliver nothing more, and tell the consumers to reconnect; what they acknowledge is still taken. Their connections."""
+        self.parted = True
+        sessions = self.sessions()
+        for session in sessions:
+            session.part(successor)
+        return [session.connection for session in sessions]
 
     def _expect_return(self) -> None:
         if not self.core.durable and self._abandoned is None:
@@ -172,7 +182,7 @@ class SubscriptionHost:
 
     def _deliver(self) -> None:
         self._scheduled = False
-        if self.topic.frozen or self._seeking:
+        if self.topic.frozen or self.parted or self._seeking:
             return
         surprises, about = self.topic.context.metrics.surprises, {"topic": str(self.topic.name), "subscription": self.core.name}
         with surprises.contained("deliveries", **about):
@@ -333,7 +343,7 @@ class SubscriptionHost:
 
         `facts` are sent along to those who take them.
         """
-        if self.topic.frozen or self._seeking:
+        if self.topic.frozen or self.parted or self._seeking:
             return False
         deliveries = self.core.dispatch(first, message_counts, traits_of(entries, self.core.traits_wanted))
         plain, described = entries, entries
