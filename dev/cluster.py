@@ -65,10 +65,11 @@ def step(number: int, text: str) -> None:
 
 
 def install(found: Tools, image: str, etcd_image: str, chart: str = CHART, *options: str) -> None:
-    """Install or upgrade a chart of ours, CRDs included."""
+    """Install or upgrade a chart of ours, CRDs included, for all namespaces: whoever tries it out tries several."""
     repository, _, tag = image.rpartition(":")
     command = [
         *found.helm, "upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--create-namespace",
+        "--set", "watchNamespaces={*}",
         "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}", "--wait", "--timeout", "3m", *options,
     ]  # fmt: skip
     if etcd_image:

@@ -28,7 +28,7 @@ described in docs/install.md.
 
 ```bash
 helm upgrade --install magnetar charts/magnetar --namespace magnetar-system --create-namespace \\
-  --set image.repository=registry.example/you/magnetar
+  --set image.repository=registry.example/you/magnetar --set watchNamespaces={default}
 ```
 
 There is no published image: an empty `image.repository` fails and prints how to build, push or load one.

@@ -33,6 +33,8 @@ OPERATOR_USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:magnetar-operator"
 SCOPED_NAMESPACE, SCOPED_TOKEN = "scoped-system", "tests-scoped"
 SCOPED_USER = f"system:serviceaccount:{SCOPED_NAMESPACE}:scoped-magnetar-operator"
 """An operator of another release, with rights in the namespaces that it watches only."""
+EVERYWHERE = "watchNamespaces={*}"
+"""The operator under test has its rights in every namespace, for every test has one of its own."""
 UNINSTALL_TOKEN = "tests-uninstall"
 UNINSTALL_USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:magnetar-uninstall-check"
 
@@ -187,11 +189,19 @@ class ControlPlane:
     # --- talking to it ---------------------------------------------------------------------------------------------------------
 
     def request(
-        self, method: str, path: str, body: Any = None, content_type: str = "application/json", token: str = TOKEN
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        token: str = TOKEN,
+        account: str = "",
     ) -> tuple[int, Any]:
-        """One request; status and document."""
+        """One request; status and document. `account`: in the name of this service account, as `kubectl --as`."""
         data = json.dumps(body).encode() if body is not None else None
         headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type, "Accept": "application/json"}
+        if account:
+            headers |= {"Impersonate-User": account, "Impersonate-Group": "system:authenticated"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60, context=_trusting()) as answer:
@@ -213,7 +223,7 @@ class ControlPlane:
     def install_rights(self) -> None:
         """The chart's roles: the operator under test has these and no others."""
         self.must("POST", "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
-        rendered = rendered_rights("magnetar", OPERATOR_NAMESPACE)
+        rendered = rendered_rights("magnetar", OPERATOR_NAMESPACE, "--set", EVERYWHERE)
         applied = self.kubectl("apply", "-f", "-", text_input=rendered)
         assert applied.returncode == 0, applied.stderr
 

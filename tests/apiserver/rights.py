@@ -52,10 +52,11 @@ def granted(rendered: str, account: str) -> set[Right]:
         if document["kind"].endswith("RoleBinding") and document["subjects"][0]["name"] == account
     }
     roles = [document for document in documents if document["kind"].endswith("Role") and document["metadata"]["name"] in bound]
-    return set(_flattened(rule for role in roles for rule in role["rules"]))
+    return set(flattened(rule for role in roles for rule in role["rules"]))
 
 
-def _flattened(rules: Iterable[dict[str, Any]]) -> Iterator[Right]:
+def flattened(rules: Iterable[dict[str, Any]]) -> Iterator[Right]:
+    """What rules allow, one by one."""
     for rule in rules:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:

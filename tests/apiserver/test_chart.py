@@ -91,7 +91,9 @@ class UninstallCheck:
 def test_installing_tells_what_to_do_next(chart_plane: ControlPlane) -> None:
     """The notes name the namespaces and objects of this release."""
     notes = install(chart_plane).partition("NOTES:")[2]
-    assert "watching all namespaces" in notes
+    assert f"watching {OPERATOR_NAMESPACE}." in notes
+    assert "Resources in other namespaces are not seen" in notes
+    assert "A BrokerCluster without spec.auth is open" in notes
     assert f"kubectl -n {OPERATOR_NAMESPACE} rollout status deployment/magnetar-operator" in notes
     assert "helm uninstall is refused while BrokerClusters exist" in notes
     assert chart_plane.must("GET", DEPLOYMENT)["spec"]["replicas"] == 1
@@ -100,6 +102,7 @@ def test_installing_tells_what_to_do_next(chart_plane: ControlPlane) -> None:
     assert "watching default, kube-public" in scoped
     assert "kubectl apply -n default" in scoped
     assert "helm uninstall stops the operator only" in scoped
+    assert "watching all namespaces" in install(chart_plane, CHART, "--set", "watchNamespaces={*}")
     install(chart_plane, CHART, "--reset-values")
 
 
@@ -145,7 +148,8 @@ def test_uninstalling_is_refused_while_clusters_exist_and_loses_nothing(chart_pl
 
     A new release of the same name takes everything up again.
     """
-    install(chart_plane)
+    watching = ("--set", "watchNamespaces={default}")
+    install(chart_plane, CHART, *watching)
     waited = chart_plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=120s")
     assert waited.returncode == 0, waited.stderr
     manifest = {"apiVersion": "magnetar.io/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {}}
@@ -165,7 +169,7 @@ def test_uninstalling_is_refused_while_clusters_exist_and_loses_nothing(chart_pl
     assert passed.returncode == 0, passed.stderr
     assert chart_plane.request("GET", DEPLOYMENT)[0] == 404
     assert chart_plane.must("GET", f"{CLUSTERS}/main")["metadata"]["uid"] == uid
-    install(chart_plane)
+    install(chart_plane, CHART, *watching)
     assert chart_plane.must("GET", f"{CLUSTERS}/main")["metadata"]["uid"] == uid
 
     chart_plane.must("DELETE", f"{CLUSTERS}/main")

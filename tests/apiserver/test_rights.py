@@ -16,6 +16,7 @@ from magnetar.names import NamespaceName, initial_boundaries
 from magnetar_operator.models.base import GROUP
 from magnetar_operator.models.definitions import NAMINGS
 from tests.apiserver.control_plane import (
+    EVERYWHERE,
     OPERATOR_NAMESPACE,
     OPERATOR_USER,
     SCOPED_NAMESPACE,
@@ -54,7 +55,7 @@ def make_namespace(control_plane: ControlPlane, name: str) -> None:
 
 def test_nothing_the_operator_asked_for_was_forbidden(control_plane: ControlPlane) -> None:
     """In the whole tier, whatever was tested. (A namespace that is being deleted refuses what rights allow: that is no lack of them.)"""
-    mine = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
+    mine = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE, "--set", EVERYWHERE), ACCOUNT)
     asked = requests(control_plane.audit_log, OPERATOR_USER)
     missing = {f"{found.right} ({found.path})" for found in asked if found.status == 403 and found.right not in mine}
     assert sorted(missing) == []
@@ -66,7 +67,7 @@ def test_every_right_is_used(control_plane: ControlPlane, request: pytest.Fixtur
         pytest.skip("needs the whole tier: python -m pytest tests/apiserver")
     asked = requests(control_plane.audit_log, OPERATOR_USER)
     used = {right for found in asked if found.status != 403 for right in found.rights}
-    mine = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
+    mine = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE, "--set", EVERYWHERE), ACCOUNT)
     assert sorted(map(str, mine - used - set(EXPLAINED))) == []
     assert sorted(map(str, set(EXPLAINED) - mine)) == [], "explained here, but not granted any more"
 
@@ -75,7 +76,7 @@ def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsew
     control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """watchNamespaces: a real operator works with Roles alone; the next namespace is closed to it."""
-    everywhere = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE), ACCOUNT)
+    everywhere = granted(rendered_rights("magnetar", OPERATOR_NAMESPACE, "--set", EVERYWHERE), ACCOUNT)
     rendered = rendered_rights("scoped", SCOPED_NAMESPACE, "--set", f"watchNamespaces={{{namespace}}},{ONLY_ROLES}")
     of_no_namespace = {Right("", "nodes", "get"), Right("storage.k8s.io", "storageclasses", "get")}
     assert granted(rendered, SCOPED_ACCOUNT) == everywhere - of_no_namespace

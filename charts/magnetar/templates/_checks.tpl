@@ -9,6 +9,9 @@
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
 {{- fail "\n\nserviceAccount.create is false and serviceAccount.name is empty: set the name of the account that the operator is to use." }}
 {{- end }}
+{{- if and (has "*" .Values.watchNamespaces) (gt (len .Values.watchNamespaces) 1) }}
+{{- fail "\n\nwatchNamespaces has * beside names: * alone stands for all namespaces; take the names or the * out." }}
+{{- end }}
 {{- $known := list }}
 {{- range (.Files.Get "files/alerts.yaml" | fromYaml).alerts }}
 {{- $known = append $known .alert }}

@@ -36,6 +36,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- else }}{{ printf "%s:%s" $repository ($image.tag | default $top.Chart.AppVersion) }}{{ end }}
 {{- end }}
 
+{{/* Namespaces to watch, as JSON; an empty list = all. */}}
+{{- define "magnetar.watched" -}}
+{{- if has "*" .Values.watchNamespaces }}[]{{ else }}{{ .Values.watchNamespaces | default (list .Release.Namespace) | toJson }}{{ end }}
+{{- end }}
+
 {{/* The `restricted` pod security standard, as the user of the image. */}}
 {{- define "magnetar.pod-security" -}}
 runAsNonRoot: true

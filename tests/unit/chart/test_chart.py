@@ -83,6 +83,7 @@ WRONG = [
     ("replicas=0", "at '/replicas': minimum: got 0, want 1"),
     ("replicas=two", "at '/replicas': got string, want integer"),
     ("watchNamespaces=shop", "at '/watchNamespaces': got string, want array"),
+    ("watchNamespaces={*,shop}", "watchNamespaces has * beside names"),
     ("watchNamespaces={Shop}", "'Shop' does not match pattern"),
     ("operator.logLevel=loud", "at '/operator/logLevel': value must be one of 'debug', 'info'"),
     ("operator.resources.limits.memory=much", "'much' does not match pattern"),
@@ -139,7 +140,24 @@ def test_a_namespaced_operator_gets_no_cluster_wide_rights_but_nodes_and_storage
     off = "watchNamespaces={shop},rbac.readNodes=false,rbac.readStorageClasses=false"
     assert not [d for d in documents(helm, *IMAGE, "--set", off) if d["kind"] == "ClusterRoleBinding"]
     roles = {d["metadata"]["namespace"] for d in found if d["kind"] == "Role" and d["metadata"]["name"] == "magnetar-operator"}
-    assert roles == {"shop", "lab", "magnetar-system"}
+    assert roles == {"shop", "lab"}
+    own = [d for d in found if d["kind"] == "Role" and d["metadata"]["namespace"] == "magnetar-system"]
+    verbs = {verb for d in own for rule in d["rules"] if {"pods", "secrets"} & set(rule["resources"]) for verb in rule["verbs"]}
+    assert verbs == {"list", "watch"}
+
+
+def test_by_default_an_operator_has_rights_where_it_lives_only(helm: str) -> None:
+    """Of secrets and pods of other namespaces it learns nothing; {*} is asked for by name."""
+    found = documents(helm, *IMAGE)
+    roles = {d["metadata"]["namespace"] for d in found if d["kind"] == "Role"}
+    assert roles == {"magnetar-system"}
+    bound = {d["roleRef"]["name"] for d in found if d["kind"] == "ClusterRoleBinding"}
+    rules = [rule for d in found if d["kind"] == "ClusterRole" and d["metadata"]["name"] in bound for rule in d["rules"]]
+    assert {(*rule["resources"], *rule["verbs"]) for rule in rules} == {("nodes", "get"), ("storageclasses", "get")}
+    everywhere = documents(helm, *IMAGE, "--set", "watchNamespaces={*}")
+    bound = {d["roleRef"]["name"] for d in everywhere if d["kind"] == "ClusterRoleBinding"}
+    rules = [rule for d in everywhere if d["kind"] == "ClusterRole" and d["metadata"]["name"] in bound for rule in d["rules"]]
+    assert [rule for rule in rules if "secrets" in rule["resources"]]
 
 
 def test_no_wildcard_and_no_deletion_of_volumes(helm: str) -> None:
@@ -211,7 +229,11 @@ def test_monitors_and_alerts_come_with_the_kind(helm: str) -> None:
 
 def test_the_uninstall_check_may_list_and_write_an_event(helm: str) -> None:
     """What it prints is shown when it refuses, and its Job goes then as well. Its rights exist only while it runs, in the watched namespaces only."""
-    for arguments, kind in (((), "ClusterRole"), (("--set", "watchNamespaces={shop}"), "Role")):
+    for arguments, kind in (
+        (("--set", "watchNamespaces={*}"), "ClusterRole"),
+        (("--set", "watchNamespaces={shop}"), "Role"),
+        ((), "Role"),
+    ):
         hooks = [d for d in documents(helm, *IMAGE, *arguments) if "helm.sh/hook" in d["metadata"].get("annotations", {})]
         assert {d["metadata"]["annotations"]["helm.sh/hook"] for d in hooks} == {"pre-delete"}
         (role, events) = (d for d in hooks if "rules" in d)
