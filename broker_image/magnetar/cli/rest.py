@@ -19,6 +19,10 @@ from magnetar.cli.failures import Refused, Unreachable, WrongUsage
 from magnetar.names import NamespaceName, TopicName
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+NOWHERE = (
+    "start a server with `make run`, or say where one is by --url or MAGNETAR_URL. On Kubernetes: `kubectl exec main-broker-0 -- magnetar status`, "
+    "or `kubectl port-forward service/main 8080` and the same again"
+)
 TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
 REDIRECTS_MAX = 5
@@ -76,9 +80,9 @@ class Rest:
                 unready = error  # it starts or stops: another one may serve
         if unready is not None:
             raise unready
+        remedy = "is the server running, and is --url (or MAGNETAR_URL) right?"
         raise Unreachable(
-            f"no answer from {'; '.join(failures)}".replace("; ", ", "),
-            "is the server running, and is --url (or MAGNETAR_URL) right?",
+            f"no answer from {'; '.join(failures)}".replace("; ", ", "), NOWHERE if self.urls == (DEFAULT_URL,) else remedy
         )
 
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:

@@ -21,6 +21,7 @@ import uvloop
 from magnetar.errors import InvalidRequest, MagnetarError
 from magnetar.server.broker import Broker
 from magnetar.server.logs import LEVELS, configure_logs
+from magnetar.server.memory import limit_bytes
 from magnetar.server.network.access import OPEN, AccessOptions
 from magnetar.server.network.listeners import ListenerOptions, options_of
 from magnetar.server.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
@@ -213,7 +214,7 @@ def _process_options(
         advertised_host=options.advertised_address,
         broker_port=options.broker_port,
         http_port=options.http_port,
-        settings=BrokerSettings.from_environment(os.environ),
+        settings=BrokerSettings.from_environment(os.environ, limit_bytes()),
         listeners=options.listeners.parsed(),
         access=options.access,
     )

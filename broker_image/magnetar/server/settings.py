@@ -21,9 +21,10 @@ ENTRY_HEAD_BYTES_MAX = 8 * _KIB
 """A little less than what a frame may have beyond `max_message_bytes`: what is too large by less is refused alone, the rest with its connection."""
 
 
-def _bounded(default: Any, low: float, high: float, what: str) -> Any:
-    """A dataclass field with bounds and a description (both are shown in errors and in the docs)."""
-    return field(default=default, metadata={"low": low, "high": high, "what": what})
+def _bounded(default: Any, low: float, high: float, what: str, share: int = 0) -> Any:
+    """A dataclass field with bounds and a description (both are shown in errors and in the docs). Where the process' memory is limited, the
+    default is one part in `share` of the limit."""
+    return field(default=default, metadata={"low": low, "high": high, "what": what, "share": share})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,11 @@ class BrokerSettings:
         "bytes of the volume kept for cursors, trims, deletions and a start when it is full; shared by all brokers; 0 = as much as a log file",
     )
     log_pending_bytes_max: int = _bounded(
-        64 * _MIB, 64 * _KIB, 4096 * _MIB, "bytes waiting for a flush above which connections are not read"
+        64 * _MIB,
+        64 * _KIB,
+        4096 * _MIB,
+        "bytes waiting for a flush above which connections are not read; without it 1/32 of the memory limit, if the broker has one",
+        share=32,
     )
     checkpoint_files_max: int = _bounded(4, 1, 1000, "log files that a takeover may have to scan for one bundle")
     checkpoint_records_max: int = _bounded(
@@ -62,7 +67,13 @@ class BrokerSettings:
         100_000_000,
         "records of one bundle behind its last checkpoint at which it gets another: what a takeover replays",
     )
-    tail_cache_bytes_max: int = _bounded(128 * _MIB, 64 * _KIB, 1 << 40, "recent entries kept in memory for dispatch")
+    tail_cache_bytes_max: int = _bounded(
+        128 * _MIB,
+        64 * _KIB,
+        1 << 40,
+        "recent entries kept in memory for dispatch; without it 1/16 of the memory limit, if the broker has one",
+        share=16,
+    )
     read_batch_bytes_max: int = _bounded(4 * _MIB, 64 * _KIB, 256 * _MIB, "bytes fetched at once for a reader that is behind")
     read_batch_entries_max: int = _bounded(1000, 1, 100_000, "entries dispatched to one subscription before others get their turn")
     ack_write_delay_s: float = _bounded(1.0, 0.0, 60, "an acknowledgement without request id is in the log at most this much later")
@@ -230,12 +241,16 @@ class BrokerSettings:
     load_report_s: float = _bounded(5.0, 0.1, 600, "interval of the load report")
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str]) -> BrokerSettings:
-        """Read MAGNETAR_<NAME> for every setting. Raises InvalidRequest naming variable, value and bounds."""
+    def from_environment(environment: Mapping[str, str], memory_limit_bytes: int | None = None) -> BrokerSettings:
+        """Read MAGNETAR_<NAME> for every setting; what is not there is sized by the memory limit, if there is one, or has its default. Raises
+        InvalidRequest naming variable, value and bounds."""
         values: dict[str, Any] = {}
         for setting in dataclasses.fields(BrokerSettings):
             name = ENVIRONMENT_PREFIX + setting.name.upper()
             if name not in environment:
+                if memory_limit_bytes is not None and (share := setting.metadata["share"]):
+                    low, high = setting.metadata["low"], setting.metadata["high"]
+                    values[setting.name] = min(max(memory_limit_bytes // share, low), high)
                 continue
             convert = int if isinstance(setting.default, int) else float
             try:

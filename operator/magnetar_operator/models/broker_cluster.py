@@ -263,7 +263,11 @@ class BrokerClusterSpec(Model):
     network_policy: NetworkPolicy = Field(
         default_factory=NetworkPolicy, description="Who may reach the ports of brokers and coordinators."
     )
-    resources: Resources = Field(default_factory=Resources, description="Compute resources of each broker.")
+    resources: Resources = Field(
+        default_factory=lambda: Resources(limits={"memory": "2Gi"}),
+        description="Compute resources of each broker. Its caches are sized by the limit of memory.",
+        json_schema_extra={"default": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}},
+    )
     config: BrokerConfig = Field(
         default_factory=BrokerConfig, description="Broker settings by their own names, as numbers. A change rolls the brokers."
     )

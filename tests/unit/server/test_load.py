@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.server.bundles.load import LOOP_CORES, ProcessUsage, cpu_quota
+from magnetar.server.memory import limit_bytes
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,12 @@ def test_the_cgroups_quota_counts_as_cores(tmp_path: Path, content: str, cores: 
 def test_the_share_of_cpu_is_of_what_one_event_loop_can_use() -> None:
     """On a machine of many cores a broker whose loop is full says so."""
     assert 0 < ProcessUsage().cores <= LOOP_CORES
+
+
+@pytest.mark.parametrize(("content", "limit"), [("268435456\n", 256 << 20), ("max\n", None), ("9223372036854771712\n", None)])
+def test_the_memory_limit_is_that_of_the_control_group(tmp_path: Path, content: str, limit: int | None) -> None:
+    """Version 2 says max, version 1 a number that no machine has."""
+    path = tmp_path / "memory.max"
+    path.write_text(content)
+    assert limit_bytes([tmp_path / "absent", path]) == limit
+    assert limit_bytes([tmp_path / "absent"]) is None

@@ -137,3 +137,17 @@ def test_ack_sets_fit_into_a_part_of_a_block() -> None:
     assert BrokerSettings().ack_words_max == 4096
     small = BrokerSettings(ack_set_words_max=1 << 20, log_file_bytes=1 << 20, max_message_bytes=256 << 10)
     assert 8 * small.ack_words_max <= small.block_bytes_max // 5
+
+
+def test_caches_are_sized_by_the_memory_limit() -> None:
+    """The default limit of a BrokerCluster gives what a broker without a limit has; what is set stays."""
+    limit = 2 << 30
+    assert BrokerSettings.from_environment({}, limit) == DEFAULTS
+    small = BrokerSettings.from_environment({}, limit // 4)
+    assert (small.tail_cache_bytes_max, small.log_pending_bytes_max) == (32 << 20, 16 << 20)
+    assert BrokerSettings.from_environment({"MAGNETAR_TAIL_CACHE_BYTES_MAX": "1048576"}, limit).tail_cache_bytes_max == 1 << 20
+
+
+def test_a_memory_limit_keeps_the_caches_within_their_bounds() -> None:
+    assert BrokerSettings.from_environment({}, 1 << 10).tail_cache_bytes_max == 64 << 10
+    assert BrokerSettings.from_environment({}, 1 << 40).log_pending_bytes_max == 4096 << 20

@@ -20,10 +20,10 @@ from magnetar.errors import StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import LoadRecord
 from magnetar.server.context import BrokerContext
+from magnetar.server.memory import limit_bytes, machine_bytes
 
 log = structlog.get_logger(__name__)
 
-_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 LOOP_CORES = 1.0
 """The event loop runs on one core, whatever the machine has: with that one full, the broker is."""
@@ -57,7 +57,7 @@ class ProcessUsage:
 
     def __init__(self) -> None:
         self.cores = min(LOOP_CORES, float(len(os.sched_getaffinity(0))), cpu_quota(_QUOTA_FILE))
-        self._limit_bytes = _memory_limit_bytes()
+        self._limit_bytes = limit_bytes() or machine_bytes()
 
     def cpu_seconds(self) -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -74,19 +74,6 @@ def cpu_quota(path: Path) -> float:
         return int(quota) / int(period)
     except (OSError, ValueError):
         return float("inf")  # "max 100000", or another version of cgroups
-
-
-def _memory_limit_bytes() -> int:
-    """The cgroup's limit, or the machine's memory where there is none."""
-    machine = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
-    for path in _LIMIT_FILES:
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            return min(int(text), machine)
-    return machine
 
 
 class LoadReporter:
