@@ -138,6 +138,7 @@ def _next_steps(found: Tools) -> str:
   k exec main-broker-0 -- magnetar status
   k scale brokercluster/main --replicas=3
   k apply -f examples/compaction.yaml
+{f"  MAGNETAR_URL=http://{address}:8080 .venv/bin/magnetar status" if found.local else ""}
 {"Stop it with: make cluster-down" if found.local else ""}"""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from dev.kube.paths import Paths
 from dev.kube.report import CommandFailed, exit_code, say
 from dev.kube.versions import PROGRAMS
 
+RECLAIM_INTERVAL_S = 2.0
 Verb = Callable[[argparse.Namespace, Paths], int]
 
 
@@ -86,6 +88,12 @@ def wipe_volumes(arguments: argparse.Namespace, paths: Paths) -> int:
     return 1 if bound else 0
 
 
+def reclaim_volumes(_: argparse.Namespace, paths: Paths) -> int:
+    while True:
+        volumes.reclaim(paths)
+        time.sleep(RECLAIM_INTERVAL_S)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m dev.kube", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -112,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("images", images, "list the node's images")
     build = add("binary", binary, "build and cache programs, and print their paths")
     build.add_argument("names", nargs="+", metavar="name", choices=sorted(PROGRAMS))
+    add("reclaim-volumes", reclaim_volumes, "empty volumes whose claims are deleted, until stopped (a component of the node)")
     add("wipe-volumes", wipe_volumes, "empty every volume no claim holds and make it available again")
     return parser
 

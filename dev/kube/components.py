@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dev.kube import addresses as net
 from dev.kube.configuration import client_configuration
-from dev.kube.paths import Paths
+from dev.kube.paths import CHECKOUT, Paths
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,22 @@ def dns(paths: Paths, program: Path) -> Component:
     return Component("coredns", (str(program), "-conf", str(configuration)), (configuration,))
 
 
+def reclaimer(paths: Paths) -> Component:
+    """Empties volumes whose claims were deleted, as the provisioner of a storage class would."""
+    environment = ("/usr/bin/env", f"PYTHONPATH={CHECKOUT}", f"MAGNETAR_CACHE={paths.cache}")
+    return Component("reclaimer", (*environment, "python3", "-m", "dev.kube", "reclaim-volumes"))
+
+
 def node(paths: Paths, programs: Mapping[str, Path]) -> tuple[Component, ...]:
     """All components in the order they start."""
     builders: tuple[tuple[str, Callable[[Paths, Path], Component]], ...] = (
         ("etcd", etcd), ("kube-apiserver", api_server), ("kube-controller-manager", controller_manager),
         ("kube-scheduler", scheduler), ("kubelet", kubelet), ("kube-proxy", proxy), ("coredns", dns),
     )  # fmt: skip
-    return (containerd(paths), *(build(paths, programs[name]) for name, build in builders))
+    return (containerd(paths), *(build(paths, programs[name]) for name, build in builders), reclaimer(paths))
 
 
 COMPONENT_NAMES = (
     "containerd", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy",
-    "coredns",
+    "coredns", "reclaimer",
 )  # fmt: skip

@@ -1,11 +1,13 @@
 """Static volumes of the local node.
 
 Owns: the PersistentVolumes and the directories behind them. May import: addresses, api, paths, report.
-Invariant: a bound volume is never emptied; a recycled one is empty before it can be claimed again.
+Invariant: a bound volume is never emptied; a recycled one is empty before it can be claimed again. One whose claim was deleted has no user: a pod
+that mounts a claim keeps it.
 """
 
 from __future__ import annotations
 
+import http
 import json
 import shutil
 import string
@@ -72,7 +74,24 @@ def apply(paths: Paths) -> None:
 def wipe(paths: Paths) -> list[str]:
     """Recycle every volume that no claim holds; returns the names of those still bound."""
     bound = _bound(paths)
-    free = [volume for volume in VOLUMES if volume.name not in bound]
+    _recycle(paths, [volume for volume in VOLUMES if volume.name not in bound])
+    return sorted(bound)
+
+
+def reclaim(paths: Paths) -> None:
+    """Recycle the volumes whose claim was deleted; quiet while there are none, or no API server."""
+    status, body = api.get(paths, "/api/v1/persistentvolumes")
+    released = in_phase(json.loads(body), "Released") if status == http.HTTPStatus.OK else set()
+    if found := [volume for volume in VOLUMES if volume.name in released]:
+        _recycle(paths, found)
+
+
+def in_phase(listed: dict[str, Any], phase: str) -> set[str]:
+    """Names of the volumes of a list that are in a phase."""
+    return {item["metadata"]["name"] for item in listed["items"] if item.get("status", {}).get("phase") == phase}
+
+
+def _recycle(paths: Paths, free: list[Volume]) -> None:
     if free:
         names = [volume.name for volume in free]
         api.kubectl(paths, "delete", "persistentvolume", "--ignore-not-found", "--wait=true", "--timeout=30s", *names)
@@ -81,9 +100,7 @@ def wipe(paths: Paths) -> list[str]:
         _make_directory(paths.volumes / volume.directory)
     apply(paths)
     say(f"{len(free)} volumes are empty and available")
-    return sorted(bound)
 
 
 def _bound(paths: Paths) -> set[str]:
-    listed: dict[str, Any] = json.loads(api.kubectl(paths, "get", "persistentvolume", "--output=json"))
-    return {item["metadata"]["name"] for item in listed["items"] if item["status"]["phase"] == "Bound"}
+    return in_phase(json.loads(api.kubectl(paths, "get", "persistentvolume", "--output=json")), "Bound")

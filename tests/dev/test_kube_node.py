@@ -155,3 +155,14 @@ def test_up_with_a_context_only_looks(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert main() == 1
     assert "production" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_volume_whose_claim_was_deleted_is_reclaimed() -> None:
+    phases = {"a": "Bound", "b": "Released", "c": "Available"}
+    listed = {
+        "items": [
+            *({"metadata": {"name": name}, "status": {"phase": phase}} for name, phase in phases.items()),
+            {"metadata": {"name": "new"}},
+        ]
+    }
+    assert volumes.in_phase(listed, "Released") == {"b"}
