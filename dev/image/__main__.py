@@ -39,6 +39,8 @@ def build_image(arguments: argparse.Namespace, paths: Paths) -> int:
                 deliver.load(workshop, paths, image)
         if arguments.archive:
             deliver.save(workshop, images, arguments.archive)
+    if arguments.tag:
+        say("push them with:\n" + "\n".join(f"  skopeo copy oci:{workshop.layout}:{image} docker://{image}" for image in images))
     print(name)
     return 0
 

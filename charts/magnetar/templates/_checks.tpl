@@ -27,7 +27,7 @@
 
 image.repository is empty: this chart knows no published images. Make them from the checkout, then install again.
 
-  a registry:    make image REPO=registry.example/you/magnetar      (builds them; it says how to push)
+  a registry:    make image REPO=registry.example/you/magnetar      (builds them, and says how to push them)
                  helm upgrade --install {{ .Release.Name }} charts/magnetar --set image.repository=registry.example/you/magnetar
   kind:          docker build -t magnetar:{{ .Chart.AppVersion }} . && docker build -t magnetar-operator:{{ .Chart.AppVersion }} --target operator .
                  kind load docker-image magnetar:{{ .Chart.AppVersion }} magnetar-operator:{{ .Chart.AppVersion }}
