@@ -20,7 +20,7 @@ import uvloop
 
 from magnetar.errors import InvalidRequest, MagnetarError
 from magnetar.server.broker import Broker
-from magnetar.server.logs import LEVELS, configure_logs
+from magnetar.server.logs import configure_logs
 from magnetar.server.memory import limit_bytes
 from magnetar.server.network.access import OPEN, AccessOptions
 from magnetar.server.network.listeners import ListenerOptions, options_of
@@ -220,19 +220,7 @@ def _process_options(
     )
 
 
-def run_operator(namespaces: list[str], log_level: str) -> None:
-    """Run the operator; needs the extra `operator`."""
-    _configure(log_level)
-    try:
-        from magnetar_operator.main import run
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(f"the operator needs the package {error.name}; install magnetar[operator]") from error
-    run(namespaces=namespaces)
-
-
 def _configure(log_level: str) -> None:
-    if log_level not in LEVELS:
-        raise InvalidRequest(f"log-level: {log_level!r} is not known; use {', '.join(LEVELS)}")
     configure_logs(log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 

@@ -193,6 +193,13 @@ def _broker_options(options: argparse.Namespace) -> BrokerOptions:
 
 
 def _operator(options: argparse.Namespace) -> None:
-    from magnetar.cli.serve import run_operator
+    # The operator's image has no packages that only brokers need.
+    from magnetar.errors import InvalidRequest
+    from magnetar.server.logs import configure_logs
 
-    run_operator([part for part in options.namespaces.split(",") if part], options.log_level)
+    configure_logs(options.log_level)
+    try:
+        from magnetar_operator.main import run
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"the operator needs the package {error.name}; install magnetar[operator]") from error
+    run(namespaces=[part for part in options.namespaces.split(",") if part])

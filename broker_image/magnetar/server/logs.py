@@ -1,6 +1,6 @@
 """Structured logs.
 
-Owns: how log events leave a process: JSON lines for machines, short lines for people at a terminal. Imports: structlog, clock.
+Owns: how log events leave a process: JSON lines for machines, short lines for people at a terminal. Imports: structlog, clock, errors.
 Invariants: one event per line, on standard error; the event's name is a constant, everything variable is a field; no secret is ever a field; events
 that name a peer, which it can cause at will, are limited in rate by name; what was left out is counted in the next one that is not.
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from magnetar.clock import SystemClock
+from magnetar.errors import InvalidRequest
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -44,7 +45,9 @@ class PeerEventLimit:
 
 
 def configure_logs(level: str = "info", json_lines: bool | None = None) -> None:
-    """Set up the process's logs; `json_lines` None = JSON unless standard error is a terminal."""
+    """Set up the process's logs; `json_lines` None = JSON unless standard error is a terminal. Raises InvalidRequest for an unknown level."""
+    if level not in LEVELS:
+        raise InvalidRequest(f"log-level: {level!r} is not known; use {', '.join(LEVELS)}")
     machine = not sys.stderr.isatty() if json_lines is None else json_lines
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -25,6 +26,17 @@ def test_the_operator_imports_nothing_that_its_image_lacks() -> None:
     done = subprocess.run([sys.executable, "-c", blocked + IMPORTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {"kopf", "aetcd"} <= set(done.stdout.split())
+
+
+def test_the_command_starts_the_operator_with_what_its_image_holds() -> None:
+    """`magnetar operator` comes as far as its settings."""
+    blocked = f"import sys\nsys.modules.update(dict.fromkeys({sorted(OF_BROKERS_ONLY)}))\n"
+    program = f"{blocked}from magnetar.cli import main\nsys.argv = ['magnetar', 'operator']\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, "MAGNETAR_IMAGE": ""}
+    )
+    assert done.returncode != 0
+    assert "MAGNETAR_IMAGE is not set" in done.stderr
 
 
 def test_the_group_of_the_image_repeats_the_projects_own_bounds() -> None:

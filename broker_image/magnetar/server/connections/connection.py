@@ -51,10 +51,9 @@ ENTRY_METADATA_SINCE = 18
 """Protocol version."""
 ACK_SPAN_BYTES_MIN = 60
 """Shorter ones, of a few entries, are parsed: that is as fast."""
-TURN_COST_MAX = 16 << 10
-"""Of the commands of one connection that are handled before others get their turn, a few milliseconds: of each its size twice, and one of these."""
-TURN_REST_S = 0.001
-"""Between two turns of one connection, unless it publishes: what others have asked for takes several turns of the loop."""
+TURN_COST_MAX, TURN_REST_S = 16 << 10, 0.001
+"""Of the commands of one connection that are handled before others get their turn, a few milliseconds: of each its size twice, and one of these.
+Before its next turn, unless it publishes, it rests: what others have asked for takes several turns of the loop."""
 SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 8, 96, 256, 1024
 """What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a request that gets a task of its own."""
 SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
@@ -258,8 +257,7 @@ class Connection(asyncio.BufferedProtocol):
             return True
         if not self._connected or not self._table.ready.is_set():
             return False
-        service = self._service_of()
-        if not service.disk_is_behind():
+        if not (service := self._service_of()).disk_is_behind():
             return False
         self._reading_paused = True
         assert self._transport is not None
