@@ -48,6 +48,7 @@ def test_a_volume_is_emptied_when_its_claim_is_deleted(node: Node) -> None:
     before = node.get("persistentvolume", VOLUME)["metadata"]["uid"]
     node.run("delete", "persistentvolumeclaim", "reclaimed", "--timeout=60s")
     node.run("wait", "--for=delete", f"persistentvolume/{VOLUME}", "--timeout=5s", check=False)
+    node.run("wait", "--for=create", f"persistentvolume/{VOLUME}", "--timeout=60s")
     node.run("wait", "--for=jsonpath={.status.phase}=Available", f"persistentvolume/{VOLUME}", "--timeout=60s")
     assert node.get("persistentvolume", VOLUME)["metadata"]["uid"] != before
     assert not left.exists()

@@ -129,13 +129,14 @@ def receipt_before_flush(patch: Patch) -> None:
 
 def ack_confirmed_before_flush(patch: Patch) -> None:
     """ACK_RESPONSE leaves when the cursor record is handed to the log."""
-    write = OwnedBundle.write_cursor
+    append = OwnedBundle._append_deltas
 
-    def hasty(bundle: OwnedBundle, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
-        confirmed()
-        write(bundle, subscription, lambda: None)
+    def hasty(bundle: OwnedBundle, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]) -> None:
+        for confirm in confirmed:
+            confirm()
+        append(bundle, subscription, [lambda: None] if confirmed else ())
 
-    patch.setattr(OwnedBundle, "write_cursor", hasty)
+    patch.setattr(OwnedBundle, "_append_deltas", hasty)
 
 
 def ledger_of_the_term_before(patch: Patch) -> None:
