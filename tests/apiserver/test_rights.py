@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 ACCOUNT = OPERATOR_USER.rpartition(":")[2]
 SCOPED_ACCOUNT = SCOPED_USER.rpartition(":")[2]
-ONLY_ROLES = "rbac.sparkRole=false,rbac.readNodes=false,rbac.readStorageClasses=false"
+ONLY_ROLES = "rbac.readNodes=false,rbac.readStorageClasses=false"
 """Values of an operator that has no right beyond the namespaces that it watches."""
 
 _OF_ADMISSION = "asked by admission about owner references that block deletion, not by a request"

@@ -24,7 +24,7 @@ HAPPENED_PER_SEED = {
     "bundle.released": 5,
     "bundle.move_requested": 1,
     "preloaded": 4,
-    "bundle.acquire_lost": 0.1,
+    "bundle.acquire_lost": 0.05,
     "bundle.commit_unknown": 0.3,
     "bundle.recovery_failed": 0.08,
     "graceful stop": 0.3,
