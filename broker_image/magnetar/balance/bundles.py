@@ -180,8 +180,9 @@ def split_called_off(record: BundleRecord, reason: str, *, end: LogPosition) -> 
     """The owner has written RELEASE, which ends at `end`, and cannot divide the bundle: Splitting to Free. Raises TransitionRefused."""
     _require(record, BundleState.FREE, only=(BundleState.SPLITTING,))
     chain = _closed_by_owner(record, end)
-    free = replace(record, state=BundleState.FREE, incarnation="", source="", boundaries=(), chain=chain, reason=reason)
-    return replace(free, pinned_until_ms=0)
+    return replace(
+        record, state=BundleState.FREE, incarnation="", source="", boundaries=(), chain=chain, reason=reason, pinned_until_ms=0
+    )
 
 
 def retire(record: BundleRecord) -> BundleRecord:

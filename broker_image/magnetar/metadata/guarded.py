@@ -66,9 +66,8 @@ class GuardedStore:
     async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
         """As the store's, of the store that was joined: what is not in it is not anywhere."""
         result = await self._store.range(prefix, limit=limit)
-        await self._check(
-            await self._store.get(self._guard.key)
-        )  # after it: a store that was replaced never becomes the one before again
+        # After it: a store that was replaced never becomes the one before again.
+        await self._check(await self._store.get(self._guard.key))
         return result
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:

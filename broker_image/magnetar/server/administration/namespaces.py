@@ -21,7 +21,6 @@ from magnetar.errors import (
     NamespaceNotFound,
     NotAllowed,
     NotOwner,
-    ServiceNotReady,
     StoreError,
     StoreUnavailable,
     SubscriptionNotFound,
@@ -35,7 +34,7 @@ from magnetar.names import CLUSTER_NAME, BundleName, NamespaceName, TopicName, b
 from magnetar.policies import check
 from magnetar.server.administration.base import ATTEMPTS_MAX
 from magnetar.server.administration.peers import ask_broker
-from magnetar.server.administration.topics import TopicAdministration
+from magnetar.server.administration.topics import TopicAdministration, store_needed
 from magnetar.server.topics.effective_policies import PROPERTY, own_policies
 from magnetar.server.topics.topic_registry import entered_topic
 from magnetar.storage.turns import Turns
@@ -192,12 +191,10 @@ class NamespaceAdministration(TopicAdministration):
             raise NamespaceNotFound(f"{bundle} is not a bundle of namespace {name}; GET .../bundles lists them")
         boundaries = boundaries_of(found, algorithm, positions)
         await self._bundle_served_here(found)
-        try:
+        with store_needed():
             children = await self._broker.ownership.split(found, boundaries)
             for child in children if unload else ():
                 await self._unload_bundle(child, "")
-        except StoreUnavailable as error:
-            raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
 
     async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
         """Hand over one bundle. Raises NotOwner, TopicNotFound for a range that is not a bundle."""
@@ -208,13 +205,10 @@ class NamespaceAdministration(TopicAdministration):
 
         Raises NotOwner with the owner's address, TopicNotFound for a range that is not a bundle, ServiceNotReady.
         """
-        found, context = await self._bundle(name, bundle), self._broker.context
+        found = await self._bundle(name, bundle)
         await self._bundle_served_here(found)
-        kept_s = context.settings.move_pin_s if seconds is None else seconds
-        try:
-            await self._broker.ownership.pin(str(found), context.clock.wall_ms() + int(kept_s * 1000) if kept_s else 0)
-        except StoreUnavailable as error:
-            raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
+        with store_needed():
+            await self._broker.ownership.pin(str(found), self._pinned_until_ms(seconds))
 
     async def clear_backlog(self, name: NamespaceName, bundle: str, subscription: str) -> None:
         """Skip everything, for one subscription or (with "") all, on the topics of a bundle, or (with "") of all bundles at their owners."""

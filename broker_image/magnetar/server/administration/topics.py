@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -275,14 +275,18 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
 
     async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
         """Move a bundle by request of a person: to a named broker it is pinned there for `move_pin_s`."""
-        ownership, context = self._broker.ownership, self._broker.context
+        ownership = self._broker.ownership
         target = self._destination(destination) if destination else ""
-        pinned_until_ms = context.clock.wall_ms() + int(context.settings.move_pin_s * 1000) if target else 0
+        pinned_until_ms = self._pinned_until_ms(None) if target else 0
         await self._bundle_served_here(bundle)
-        try:
+        with store_needed():
             await ownership.move(str(bundle), target, "unload requested", pinned_until_ms=pinned_until_ms)
-        except StoreUnavailable as error:
-            raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
+
+    def _pinned_until_ms(self, seconds: float | None) -> int:
+        """When a pin of now ends (None = after `move_pin_s`); 0: there is none."""
+        context = self._broker.context
+        kept_s = context.settings.move_pin_s if seconds is None else seconds
+        return context.clock.wall_ms() + int(kept_s * 1000) if kept_s else 0
 
     def _destination(self, name: str) -> str:
         """The incarnation of a live broker, named, or as GET /admin/v2/brokers lists it, or by an address. Raises InvalidRequest."""
@@ -291,6 +295,15 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             if name == viewed.record.broker or address in addresses_of_broker(viewed.record):
                 return identifier
         raise InvalidRequest(f"destinationBroker: {name!r} is not a live broker; GET /admin/v2/brokers lists them")
+
+
+@contextlib.contextmanager
+def store_needed() -> Iterator[None]:
+    """Raises ServiceNotReady where the metadata store gives no answer."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
 
 
 def _check_unused(host: TopicHost) -> None:

@@ -126,7 +126,8 @@ class OwnedBundle:
         self._dirty: dict[SubscriptionHost, list[Callable[[], None]]] = {}
         """Cursors with what is not in the log, and who wants to hear when it is."""
         self._dirty_timer: asyncio.TimerHandle | None = None
-        self._confirming = False
+        self._awaited: dict[SubscriptionHost, None] = {}
+        """Those of them that are written in the next turn of the loop."""
         self._last_written = recovered.records, context.clock.monotonic()
         self.topics: dict[str, TopicHost] = {}
 
@@ -269,9 +270,9 @@ class OwnedBundle:
         waiting = self._dirty.setdefault(subscription, [])
         if self.context.log.space.stalled is None or not self.serving:
             waiting.append(confirmed)
-            if not self._confirming:
-                self._confirming = True
+            if not self._awaited:
                 asyncio.get_running_loop().call_soon(self._write_awaited)
+            self._awaited[subscription] = None
             return
         if len(waiting) < CONFIRMATIONS_MAX:
             waiting.append(confirmed)
@@ -297,11 +298,8 @@ class OwnedBundle:
             self._write_dirty()
 
     def _write_awaited(self) -> None:
-        self._confirming = False
-        awaited = {subscription: confirmed for subscription, confirmed in self._dirty.items() if confirmed}
-        for subscription in awaited:
-            del self._dirty[subscription]
-        self._write(awaited)
+        awaited, self._awaited = self._awaited, {}
+        self._write({subscription: self._dirty.pop(subscription) for subscription in awaited if self._dirty.get(subscription)})
 
     def _write_dirty(self) -> None:
         dirty, self._dirty = self._dirty, {}
