@@ -44,8 +44,9 @@ def tasks(paths: Paths, environment: str) -> list[Task]:
     if missing:
         what = f"{len(missing)} Go programs from source, {', '.join(missing)}"
         found.append(Task("programs", what, (*module, "dev.kube", "binary", *missing), 2 + 8 * len(missing) / len(PROGRAMS)))
-    if unbuilt := [image for image in content.images_of(content.default_name(CHECKOUT)) if not _is_built(paths, image)]:
-        has_packages = any(content.REPOSITORY in name for name in archive.names_in(Workshop.below(paths).layout))
+    built = archive.names_in(Workshop.below(paths).layout)
+    if unbuilt := [image for image in content.images_of(content.default_name(CHECKOUT)) if image not in built]:
+        has_packages = any(content.REPOSITORY in name for name in built)
         what = "images of brokers, operator and Spark" + (" (packages are cached)" if has_packages else "")
         found.append(Task("images", what, (*module, "dev.image", "build"), (0.3 if has_packages else 2.0) * len(unbuilt)))
     if environment and not (Path(environment) / ".magnetar-installed").exists():
@@ -100,7 +101,3 @@ def _follow(name: str, process: subprocess.Popen[str]) -> int:
         for line in process.stdout:
             print(f"  {name}: {line.rstrip()}", flush=True)
     return process.wait()
-
-
-def _is_built(paths: Paths, image: str) -> bool:
-    return image in archive.names_in(Workshop.below(paths).layout)

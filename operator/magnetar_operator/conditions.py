@@ -434,9 +434,6 @@ class Problem:
     about: str = ""
 
 
-NOTHING = {Type.PROGRESSING: "Nothing is under way.", Type.DEGRADED: "Nothing needs repair."}
-
-
 def counted(number: int, one: str, many: str) -> str:
     """A number with its words, as people write them."""
     return f"{number} {one if number == 1 else many}"

@@ -1,6 +1,6 @@
 """Kubernetes Events.
 
-Owns: telling people what was done and why nothing was done. Imports: kubernetes_api, conditions, clock.
+Owns: telling people what was done and why nothing was done. Imports: kubernetes_api, conditions, builders.object, clock.
 Invariants: an effect has one Event; a state that lasts has one when it begins; a failure to write one never stops the work.
 """
 
@@ -10,7 +10,8 @@ import structlog
 
 from magnetar.clock import Clock
 from magnetar_operator import names
-from magnetar_operator.conditions import timestamp
+from magnetar_operator.builders.object import Manifest
+from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, timestamp
 from magnetar_operator.kubernetes_api import KubernetesApi
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.models.base import API_VERSION, CustomResource
@@ -18,8 +19,25 @@ from magnetar_operator.refusals import KubernetesError
 
 log = structlog.get_logger(__name__)
 
-MESSAGE_LENGTH_MAX = 1000
 REMEMBERED_MAX = 10_000
+
+
+def event(name: str, involved: Manifest, kind: str, reason: str, message: str, wall_ms: int, component: str) -> Manifest:
+    """An Event about the object `involved`, in its namespace, by `component`; `kind` is Normal or Warning."""
+    now = timestamp(wall_ms)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": involved["namespace"]},
+        "involvedObject": involved,
+        "type": kind,
+        "reason": reason,
+        "message": message[:MESSAGE_LENGTH_MAX],
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "source": {"component": component},
+    }
 
 
 class Events:
@@ -55,30 +73,13 @@ class Events:
     async def _write(self, about: CustomResource, kind: str, reason: str, message: str) -> None:
         log.info("event", about=about.reference, reason=reason, message=message)
         now_ms = self._clock.wall_ms()
-        now = timestamp(now_ms)
         # Times have whole seconds, and Events of one second are shown by name: the names keep their order.
         self._newest_ms = max(self._newest_ms + 1, now_ms)
-        manifest = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{about.name}.{self._newest_ms:012x}{self._clock.random_bits(32):08x}",
-                "namespace": about.namespace,
-            },
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": about.kind,
-                "name": about.name,
-                "namespace": about.namespace,
-                "uid": about.metadata.uid,
-            },
-            "type": kind,
-            "reason": reason,
-            "message": message[:MESSAGE_LENGTH_MAX],
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-            "source": {"component": names.FIELD_MANAGER},
+        name = f"{about.name}.{self._newest_ms:012x}{self._clock.random_bits(32):08x}"
+        involved = {
+            "apiVersion": API_VERSION, "kind": about.kind, "name": about.name, "namespace": about.namespace, "uid": about.metadata.uid,
+        }  # fmt: skip
+        manifest = event(name, involved, kind, reason, message, now_ms, names.FIELD_MANAGER) | {
             "reportingComponent": names.FIELD_MANAGER,
             "reportingInstance": self._identity,
         }

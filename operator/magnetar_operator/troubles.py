@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, NOTHING, Finding, Problem, Reason, Type, timestamp
+from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Finding, Problem, Reason, Type, timestamp
 from magnetar_operator.models.base import Trouble
 
 TROUBLES_MAX = 20
 PER_REASON_MAX = 5
 TROUBLE_LENGTH_MAX = 400
+_NOTHING = {Type.PROGRESSING: "Nothing is under way.", Type.DEGRADED: "Nothing needs repair."}
 _STORE = frozenset(
     {
         Reason.ETCD_DATA_LOST,
@@ -92,7 +93,7 @@ def _headline(troubles: Sequence[Problem]) -> Problem | None:
 
 def _finding(kind: Type, problem: Problem | None) -> Finding:
     if problem is None:
-        return Finding(kind, False, Reason.AS_DESIRED, NOTHING[kind])
+        return Finding(kind, False, Reason.AS_DESIRED, _NOTHING[kind])
     return Finding(kind, True, problem.reason, problem.message)
 
 

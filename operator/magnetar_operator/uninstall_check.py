@@ -1,6 +1,6 @@
 """`python -m magnetar_operator.uninstall_check`: whether the operator may go.
 
-Owns: what `helm uninstall` asks first, and its sentence. Imports: kubernetes_api, resources, conditions.
+Owns: what `helm uninstall` asks first, and its sentence. Imports: kubernetes_api, resources, events.
 Invariants: it lists, and writes one Event when it objects, since its Job goes when it has failed; exit code
 0 = nothing needs the operator, 1 = something does, 2 = it could not be found out (then the operator stays).
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from magnetar.clock import SystemClock
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, timestamp
+from magnetar_operator.events import event
 from magnetar_operator.kubernetes_api import KubernetesApi, connect
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.refusals import KubernetesError
@@ -53,22 +53,10 @@ def _shown(references: Sequence[str]) -> str:
     return ", ".join(references[:SHOWN_MAX]) + more
 
 
-def event(objection: str, job: str, namespace: str, wall_ms: int) -> Manifest:
-    """The objection for those who do not see what the Job has printed."""
-    now = timestamp(wall_ms)
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{job}.{wall_ms:012x}", "namespace": namespace},
-        "involvedObject": {"apiVersion": "batch/v1", "kind": "Job", "name": job, "namespace": namespace},
-        "type": "Warning",
-        "reason": REASON,
-        "message": objection[:MESSAGE_LENGTH_MAX],
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-        "source": {"component": job},
-    }
+def objecting(objection: str, job: str, namespace: str, wall_ms: int) -> Manifest:
+    """The Event of an objection, for those who do not see what the Job has printed."""
+    involved = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "namespace": namespace}
+    return event(f"{job}.{wall_ms:012x}", involved, "Warning", REASON, objection, wall_ms, job)
 
 
 async def check(namespaces: Sequence[str], job: str, release: str) -> str:
@@ -93,7 +81,7 @@ async def check(namespaces: Sequence[str], job: str, release: str) -> str:
         problem = objection(await found(BROKER_CLUSTER), await found(TOPIC_NAMESPACE))
         if problem:
             with contextlib.suppress(KubernetesError):  # what it has printed says the same
-                await api.post_event(event(problem, job, release, clock.wall_ms()))
+                await api.post_event(objecting(problem, job, release, clock.wall_ms()))
         return problem
     finally:
         await client.close()

@@ -39,8 +39,6 @@ def driver_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: st
     memory = f"{job.spec.driver.memory_mib}Mi"
     container = {
         "name": names.DRIVER,
-        # The job leaves its last words itself; the log's last lines are for what it could not foresee.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         "args": _driver_arguments(job, cluster, run),
         "env": [
             field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP"), _secret_variable(job),
@@ -62,7 +60,6 @@ def executor_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, drive
     memory = f"{wanted.memory_mib + max(OVERHEAD_MIN_MIB, int(wanted.memory_mib * OVERHEAD_SHARE))}Mi"
     container = {
         "name": names.EXECUTOR,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         "args": [
             "python3", "-m", "magnetar_jobs.executor",
             "--driver", driver["status"]["podIP"],
@@ -138,6 +135,8 @@ def _pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, container: Ma
                 | {
                     "image": image,
                     "imagePullPolicy": pull_policy,
+                    # The job leaves its last words itself; the log's last lines are for what it could not foresee.
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
                     # Some of Spark's files go to the working directory.
                     "workingDir": "/tmp",
                     "securityContext": container_security(),
