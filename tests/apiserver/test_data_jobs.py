@@ -66,6 +66,14 @@ class Jobs:
         return str(await until(f"{kind} for {reason}", found))
 
 
+async def begun(scene: Scene, brokers: Brokers, cluster_etcd: EtcdProcess) -> tuple[Jobs, dict[str, Any]]:
+    """The job of a cluster, and its first driver."""
+    scene.create("BrokerCluster", "main", external(cluster_etcd))
+    jobs = Jobs(scene, brokers)
+    await jobs.make()
+    return jobs, await until("the first driver", jobs.driver)
+
+
 @pytest.mark.parametrize(
     ("topic", "partitions"), [(TOPIC, 0), (TOPIC, 2), (f"{TOPIC}-partition-1", 2)], ids=["plain", "partitioned", "partition"]
 )
@@ -98,10 +106,7 @@ def test_a_job_waits_for_its_topic_and_then_begins(scene: Scene, cluster_etcd: E
 def test_a_topic_that_goes_between_attempts_is_named_as_well(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            jobs = Jobs(scene, brokers)
-            await jobs.make()
-            pod = await until("the first driver", jobs.driver)
+            jobs, pod = await begun(scene, brokers, cluster_etcd)
             await brokers.store.delete(keys.partitioned_topic(TopicName.parse(TOPIC)))
             jobs.end(pod, {"exitCode": 1, "reason": "Error"})
             await jobs.says("TopicNotFound")
@@ -134,10 +139,7 @@ def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            jobs = Jobs(scene, brokers)
-            await jobs.make()
-            driver = await until("the driver", jobs.driver)
+            jobs, driver = await begun(scene, brokers, cluster_etcd)
             name = driver["metadata"]["name"]
             jobs.report(name, "Pending", unschedulable)
             assert (await jobs.says("PodUnschedulable")).startswith(f"{name}: {words}")
@@ -163,10 +165,7 @@ def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(scene: S
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            jobs = Jobs(scene, brokers)
-            await jobs.make()
-            driver = await until("the driver", jobs.driver)
+            jobs, driver = await begun(scene, brokers, cluster_etcd)
             scene.plane.must("POST", scene.core("resourcequotas"), quota)
             used = {"status": {"hard": {"pods": "1"}, "used": {"pods": "1"}}}
             scene.merge(f"{scene.core('resourcequotas', 'few')}/status", used)

@@ -28,12 +28,8 @@ pytestmark = [pytest.mark.slow]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Nobody but the tests moves bundles; leases last for as long as a busy machine may need to look at what an end of a broker looks like."""
-    running = Cluster(tmp_path_factory.mktemp("cluster"), environment={**STILL, "MAGNETAR_LEASE_TTL_S": "10"})
-    try:
-        running.start()
+    with Cluster(tmp_path_factory.mktemp("cluster"), environment={**STILL, "MAGNETAR_LEASE_TTL_S": "10"}) as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

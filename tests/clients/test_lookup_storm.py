@@ -42,12 +42,8 @@ Type = api.BaseCommand.Type
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = Cluster(tmp_path_factory.mktemp("storm"))
-    try:
-        running.start()
+    with Cluster(tmp_path_factory.mktemp("storm")) as running:
         yield running
-    finally:
-        running.stop()
 
 
 def _create_namespace(cluster: Cluster) -> None:

@@ -34,12 +34,8 @@ BETWEEN_MOVES_S = 0.3
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three brokers behind proxies; nobody but the test moves anything."""
-    running = Cluster(tmp_path_factory.mktemp("acknowledged"), environment=STILL, fronted=True)
-    try:
-        running.start()
+    with Cluster(tmp_path_factory.mktemp("acknowledged"), environment=STILL, fronted=True) as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

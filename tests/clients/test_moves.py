@@ -44,12 +44,8 @@ LOOKUPS = re.compile(r"^magnetar_lookups_total (\S+)$", re.MULTILINE)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three brokers; nobody but the test moves anything."""
-    running = Cluster(tmp_path_factory.mktemp("moves"), environment=STILL)
-    try:
-        running.start()
+    with Cluster(tmp_path_factory.mktemp("moves"), environment=STILL) as running:
         yield running
-    finally:
-        running.stop()
 
 
 class Term(NamedTuple):

@@ -15,7 +15,7 @@ from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
 from tests.unit.server.brokers import CLOCK, Type
 from tests.unit.server.rest import NAMESPACE
-from tests.unit.server.test_topic_life import PATH, Life, Lives, play, until
+from tests.unit.server.topic_lives import PATH, Life, Lives, play, until
 
 YEAR_MS = 365 * 24 * 3_600_000
 TTL_S = 60

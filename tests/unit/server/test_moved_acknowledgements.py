@@ -88,17 +88,23 @@ async def move(cluster: Pair) -> asyncio.Task[None]:
     return asyncio.create_task(cluster.first.ownership.move(name, cluster.second.incarnation, "test"))
 
 
+async def told(cluster: Pair, peer: Peer, kind: int) -> tuple[list[api.MessageIdData], asyncio.Task[None]]:
+    """A consumer that was sent MESSAGES and CLOSE_CONSUMER: their ids, and the move that waits for its answer."""
+    await peer.produce()
+    await peer.subscribe(subType=kind)
+    identifiers = await published(peer)
+    moving = await move(cluster)
+    await until_told(peer)
+    return identifiers, moving
+
+
 @KINDS
 def test_an_acknowledgement_that_crosses_the_word_to_move_is_taken(tmp_path: Path, kind: int) -> None:
     """Sent before CLOSE_CONSUMER was read, some in a span and some one by one: none of it is delivered by the new owner, all else is."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
-            await peer.produce()
-            await peer.subscribe(subType=kind)
-            identifiers = await published(peer)
-            moving = await move(cluster)
-            await until_told(peer)
+            identifiers, moving = await told(cluster, peer, kind)
             peer.write(acknowledged(identifiers[:30]))
             peer.write(acknowledged([identifiers[31], identifiers[33]]))
             peer.write(command_frame("pong"))
@@ -156,11 +162,7 @@ def test_an_acknowledgement_before_the_new_owner_has_answered_is_taken(tmp_path:
 
     async def scenario() -> None:
         async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
-            await peer.produce()
-            await peer.subscribe(subType=kind)
-            identifiers = await published(peer)
-            moving = await move(cluster)
-            await until_told(peer)
+            identifiers, moving = await told(cluster, peer, kind)
             getting = asyncio.create_task(delivered(cluster.second, kind, acknowledged(identifiers[:count])))
             peer.write(command_frame("pong"))
             await moving

@@ -3,110 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from magnetar.clock import SystemClock, elapsed_ms
+from magnetar.clock import elapsed_ms
 from magnetar.errors import WireCode
-from magnetar.metadata.memory import MemoryStore
-from magnetar.server.broker import Broker
 from magnetar.server.commands.seeking import first_published_at
-from magnetar.server.topics.topic_host import TopicHost
 from magnetar.server.topics.topic_life import expire_subscriptions, trim_now
 from magnetar.storage.manifest import Compacted, TopicSegments, commit_manifest
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
-from magnetar.wire.frames import encode_command
-from tests.unit.server.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, open_peer, volume_in
+from tests.unit.server.brokers import CLOCK, TOPIC, Type
 from tests.unit.server.deliveries import seek
-from tests.unit.server.rest import NAMESPACE, TOPICS, Rest, rest_over
+from tests.unit.server.rest import NAMESPACE, TOPICS
+from tests.unit.server.topic_lives import PATH, PAYLOAD, Lives, play, until
 from tests.unit.server.transacting import late_commit
-
-PATH = f"{TOPICS}/t"
-QUICK = {
-    "topic_check_s": 0.02,
-    "retention_check_s": 0.02,
-    "expiry_check_s": 0.02,
-    "backlog_quota_check_s": 0.02,
-    "inactive_check_s": 0.02,
-    "trim_grace_s": 0.0,
-    "inactive_topic_s": 0.0,
-}
-PAYLOAD = bytes(1000)
-
-
-class Life:
-    """One incarnation of the broker under test, with its REST and a client."""
-
-    def __init__(self, broker: Broker, rest: Rest, peer: Peer) -> None:
-        self.broker, self.rest, self.peer = broker, rest, peer
-
-    def topic(self, name: str = TOPIC) -> TopicHost:
-        return self.topics()[name]
-
-    def topics(self) -> dict[str, TopicHost]:
-        return {name: host for owned in self.broker.ownership.owned.values() for name, host in owned.topics.items()}
-
-    async def publish(self, count: int, start: int = 0) -> list[tuple[int, int]]:
-        """Messages of PAYLOAD's size; their positions."""
-        return [await self.peer.send(PAYLOAD, start + number) for number in range(count)]
-
-    async def acknowledge(self, consumer_id: int, positions: list[tuple[int, int]], *others: int) -> None:
-        """Acknowledge, and wait for the confirmation and for commands of `others` types, in any order."""
-        command = api.BaseCommand(type=Type.ACK)
-        command.ack.consumer_id, command.ack.ack_type, command.ack.request_id = consumer_id, api.CommandAck.Individual, 77
-        for ledger, number in positions:
-            command.ack.message_id.add(ledgerId=ledger, entryId=number)
-        self.peer.write(encode_command(command))
-        answers = [await self.peer.answer() for _ in range(1 + len(others))]
-        assert sorted(answer.type for answer in answers) == sorted((Type.ACK_RESPONSE, *others))
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Poll what has no event."""
-    async with asyncio.timeout(120):
-        while not reached():
-            await asyncio.sleep(0.005)
-
-
-class Lives:
-    """Incarnations of one broker after one another."""
-
-    def __init__(self, directory: Path, store: MemoryStore, node: Node) -> None:
-        self._directory, self._store, self._node = directory, store, node
-
-    @asynccontextmanager
-    async def one(self, *, crash: bool = False) -> AsyncIterator[Life]:
-        """The next incarnation; with `crash` it ends without handing anything over."""
-        broker = await self._node.start()
-        try:
-            async with rest_over(self._directory, broker) as rest, open_peer(broker) as peer:
-                await peer.lookup()
-                yield Life(broker, rest, peer)
-                if crash:
-                    broker.fail("crash")
-        finally:
-            await broker.close()
-
-
-Script = Callable[[Lives], Coroutine[Any, Any, None]]
-
-
-def play(directory: Path, script: Script, **settings: Any) -> None:
-    async def main() -> None:
-        store = MemoryStore(SystemClock())
-        async with volume_in(directory) as volume:
-            await script(Lives(directory, store, Node(store, volume, "broker-0", replace(SETTINGS, **{**QUICK, **settings}))))
-        await store.close()
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -428,103 +342,6 @@ def test_eviction_moves_the_slowest_subscription_on(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_subscriptions_are_made_moved_and_deleted_over_rest(tmp_path: Path) -> None:
-    """Create at a position, skip, reset by id and by time, delete; what is in the way says so; all of it is durable."""
-
-    async def script(lives: Lives) -> None:
-        async with lives.one(crash=True) as life:
-            await life.peer.produce()
-            positions = await life.publish(5)
-            ledger, number = positions[2]
-            await life.rest("PUT", f"{PATH}/subscription/at", {"ledgerId": ledger, "entryId": number})
-            await life.rest("PUT", f"{PATH}/subscription/at", {}, status=409)
-            await life.rest(
-                "PUT", f"{PATH}/subscription/first", {"ledgerId": 2**64 - 1, "entryId": 2**64 - 1, "properties": {"a": "b"}}
-            )
-            await life.rest("PUT", f"{PATH}/subscription/last", {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1})
-            assert await life.rest.get(f"{PATH}/subscriptions") == ["at", "first", "last"]
-            stats = (await life.rest.get(f"{PATH}/stats"))["subscriptions"]
-            assert {name: found["msgBacklog"] for name, found in stats.items()} == {"at": 3, "first": 5, "last": 0}
-            assert stats["first"]["subscriptionProperties"] == {"a": "b"}
-            await life.rest("POST", f"{PATH}/subscription/first/skip/2")
-            await life.rest(
-                "POST", f"{PATH}/subscription/last/resetcursor", {"ledgerId": ledger, "entryId": number, "isExcluded": True}
-            )
-            await life.rest("POST", f"{PATH}/subscription/at/resetcursor/0")
-            await life.rest("POST", f"{PATH}/subscription/none/skip_all", status=404)
-            await life.rest("POST", f"{PATH}/subscription/at/resetcursor", {"ledgerId": "x"}, status=400)
-            assert (await life.peer.subscribe(1, subscription="first")).type == Type.SUCCESS
-            await life.rest("DELETE", f"{PATH}/subscription/first", status=412)
-        async with lives.one() as life:
-            stats = (await life.rest.get(f"{PATH}/stats"))["subscriptions"]
-            assert {name: found["msgBacklog"] for name, found in stats.items()} == {"at": 5, "first": 3, "last": 2}
-            assert (await life.peer.subscribe(1, subscription="first")).type == Type.SUCCESS
-            await life.rest("DELETE", f"{PATH}/subscription/first?force=true")
-            await life.peer.answer(Type.CLOSE_CONSUMER)
-            assert await life.rest.get(f"{PATH}/subscriptions") == ["at", "last"]
-
-    play(tmp_path, script, retention_check_s=1000.0)
-
-
-def test_topics_and_partitions_are_created_and_deleted_over_rest(tmp_path: Path) -> None:
-    """409 for what is there, 404 for what is not, 412 for what has clients; a namespace with topics goes only by force."""
-
-    async def script(lives: Lives) -> None:
-        async with lives.one() as life:
-            rest = life.rest
-            await rest("PUT", PATH, {"color": "blue"})
-            await rest("PUT", PATH, status=409)
-            assert await rest.get(f"{PATH}/properties") == {"color": "blue"}
-            await rest("PUT", f"{TOPICS}/many/partitions", 3)
-            await rest("PUT", f"{TOPICS}/many", status=409)
-            await rest("DELETE", f"{TOPICS}/many", status=409)
-            await rest("PUT", f"{TOPICS}/many/subscription/s", {})
-            assert await rest.get(f"{TOPICS}/many/subscriptions") == ["s"]
-            assert await rest.get(f"{TOPICS}/partitioned") == ["persistent://public/default/many"]
-            total = await rest.get(f"{TOPICS}/many/partitioned-stats")
-            assert (total["metadata"]["partitions"], len(total["partitions"]), list(total["subscriptions"])) == (3, 3, ["s"])
-            await rest("POST", f"{TOPICS}/many/partitions", 4)
-            await life.peer.lookup(f"{TOPIC[:-1]}many-partition-2")
-            await life.peer.subscribe(1, f"{TOPIC[:-1]}many-partition-2")
-            assert "consumers connected to s" in (await rest("DELETE", f"{TOPICS}/many/partitions", status=412))["reason"]
-            assert (await rest.get(f"{TOPICS}/many/partitions"))["partitions"] == 4
-            assert len(await rest.get(TOPICS)) == 5, "a refused deletion has deleted nothing"
-            assert await rest.get(f"{TOPICS}/many-partition-0/subscriptions") == ["s"], "not even what nobody uses"
-            await rest("DELETE", f"{TOPICS}/many/partitions?force=true")
-            await life.peer.answer(Type.CLOSE_CONSUMER)
-            await rest("DELETE", f"{TOPICS}/many/partitions", status=404)
-            assert await rest.get(TOPICS) == [TOPIC]
-            await rest("PUT", f"{PATH}/subscription/idle", {})  # goes with its topic, as Pulsar's administration has it
-            await rest("DELETE", PATH)
-            assert await rest.get(TOPICS) == []
-            await rest("PUT", "/admin/v2/namespaces/a/b")
-            await rest("PUT", "/admin/v2/persistent/a/b/t")
-            await rest("PUT", "/admin/v2/persistent/a/b/p/partitions", 2)
-            await rest("DELETE", "/admin/v2/namespaces/a/b", status=409)
-            await rest("DELETE", "/admin/v2/namespaces/a/b?force=true")
-            await rest("GET", "/admin/v2/namespaces/a/b", status=404)
-
-    play(tmp_path, script)
-
-
-def test_clients_create_topics_only_where_the_policy_lets_them(tmp_path: Path) -> None:
-    """Administrators do so in any case; partitions of a topic that is there come with it."""
-
-    async def script(lives: Lives) -> None:
-        async with lives.one() as life:
-            await life.rest("POST", f"{NAMESPACE}/autoTopicCreation", {"allowAutoTopicCreation": False})
-            refused = await life.peer.ask("producer", topic=TOPIC, producer_id=1)
-            assert (refused.type, refused.error.error) == (Type.ERROR, WireCode.TOPIC_NOT_FOUND)
-            await life.rest("PUT", PATH)
-            await life.peer.produce()
-            await life.rest("PUT", f"{TOPICS}/many/partitions", 1)
-            partition = f"{TOPIC[:-1]}many-partition-0"
-            await life.peer.lookup(partition)
-            await life.peer.produce(producer_id=2, topic=partition)
-
-    play(tmp_path, script)
-
-
 def test_a_compacted_topic_keeps_its_entries_until_its_name_begins_again(tmp_path: Path) -> None:
     """Readers of the view find it by the entries' places; what was compacted in an earlier life of the name holds nothing back."""
 
@@ -566,23 +383,6 @@ def test_a_subscription_that_nobody_uses_expires(tmp_path: Path) -> None:
             assert sorted(topic.subscriptions) == ["unused", "used"]
             await expire_subscriptions(topic, now_ms + 60 * 60_000)
             assert sorted(topic.subscriptions) == ["used"]
-
-    play(tmp_path, script)
-
-
-def test_a_namespace_has_no_more_topics_than_its_policy_says(tmp_path: Path) -> None:
-    """Those that are there stay usable."""
-
-    async def script(lives: Lives) -> None:
-        async with lives.one() as life:
-            await life.rest("POST", f"{NAMESPACE}/maxTopicsPerNamespace", 1)
-            await life.peer.produce()
-            other = f"{TOPIC[:-1]}other"
-            await life.peer.lookup(other)
-            refused = await life.peer.ask("producer", topic=other, producer_id=2)
-            assert (refused.type, refused.error.error) == (Type.ERROR, WireCode.NOT_ALLOWED)
-            await life.rest("PUT", f"{TOPICS}/other", status=409)
-            await life.peer.produce(producer_id=3)
 
     play(tmp_path, script)
 
