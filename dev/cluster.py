@@ -65,7 +65,7 @@ def step(number: int, text: str) -> None:
 
 
 def install(found: Tools, image: str, etcd_image: str, chart: str = CHART, *options: str) -> None:
-    """Install or upgrade a chart of ours, CRDs included, for all namespaces: whoever tries it out tries several."""
+    """Install or upgrade a chart of ours, CRDs included, for all namespaces: a cluster to try things out has several."""
     repository, _, tag = image.rpartition(":")
     command = [
         *found.helm, "upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--create-namespace",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 REPOSITORY = "localhost/magnetar"
 TARGETS = {"broker": "", "operator": "-operator", "spark": "-spark"}
-"""Targets of the Dockerfile, and what their repositories' names end with; whoever is given one image's name knows the others'."""
+"""Targets of the Dockerfile, and what their repositories' names end with: the name of one image gives the others'."""
 HASH_LENGTH = 16
 FILES = (
     "Dockerfile", "pyproject.toml", "README.md", "requirements.lock", "requirements-operator.lock",

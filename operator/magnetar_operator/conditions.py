@@ -248,7 +248,7 @@ class Reason(enum.Enum):
     )
     OPEN_TO_ALL = (
         "OpenToAll",
-        "There is no spec.auth: whoever reaches a port may publish, consume and, by REST, change and delete everything.",
+        "There is no spec.auth: every client that reaches a port may publish, consume and, by REST, change and delete everything.",
         "Set spec.auth (docs/security.md), or keep the ports to those you trust by spec.networkPolicy.",
     )
     NO_AUTHORIZATION = (

@@ -42,4 +42,4 @@ def _who(cluster: BrokerCluster) -> str:
         return f"whom spec.networkPolicy.{chosen} admits, where the network plugin enforces policies"
     if tls is not None and tls.plain == "Internal":
         return f"every pod, on {names.HTTP_PORT} for metrics only"
-    return "every pod of this Kubernetes cluster, and to whoever else is routed to pods or services"
+    return "every pod of this Kubernetes cluster, and to every host that is routed to pods or services"

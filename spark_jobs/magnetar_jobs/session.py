@@ -4,7 +4,7 @@ Owns: every `spark.*` setting, the checks before a JVM is started, and progress 
 Imports: pyspark (only when a session is built), structlog, errors.
 Invariants: `spark_settings` is pure and gives the same settings for the same arguments; a missing Java, address or secret is
 reported in words with the remedy before Spark gets a chance to fail with a stack trace; the session is always stopped, which ends
-its executors; a driver never asks Kubernetes for anything: whoever made its pod makes those of its executors (`executor.py`).
+its executors; a driver never asks Kubernetes for anything: the operator makes its executors' pods as well (`executor.py`).
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_the_table_of_rights_is_what_the_api_server_says(control_plane: ControlP
     text = HEAD + "\n".join(["| account | what | verbs | where |", "|---|---|---|---|", *rows]) + "\n"
     if os.environ.get("UPDATE_GOLDEN"):
         PAGE.write_text(text)
-    assert text == PAGE.read_text(), "docs/reference/rights.md differs: UPDATE_GOLDEN=1 writes it anew"
+    assert text == PAGE.read_text(), "docs/reference/rights.md differs: UPDATE_GOLDEN=1 writes it again"
 
 
 def test_no_other_account_is_made_and_no_pod_mounts_a_token(scene: Scene, cluster_etcd: EtcdProcess) -> None:

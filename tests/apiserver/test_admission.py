@@ -101,7 +101,7 @@ def test_a_size_that_the_class_cannot_give_is_refused(scene: Scene) -> None:
     asyncio.run(scenario())
 
 
-def test_whoever_deletes_a_namespace_that_may_not_go_at_once_is_told(scene: Scene) -> None:
+def test_a_deletion_of_a_namespace_that_has_to_wait_warns(scene: Scene) -> None:
     """kubectl prints the warning before it waits; nothing is said where nothing is deleted."""
 
     def deleted(name: str) -> str:

@@ -28,7 +28,7 @@ PAYLOAD = b"x" * (48 << 10)
 RECEIVE_MS = 60_000
 EXIT_S = 240
 OUTAGE_GAP_S_MAX = 2.0
-"""Between two receipts while etcd is away and then empty: nobody waits for it."""
+"""Between two receipts while etcd does not answer and then is empty: nobody waits for it."""
 PAUSE_S_MAX = 15.0
 """What docs/restore.md promises; about one second on a quiet machine."""
 Id = tuple[int, int]

@@ -1,4 +1,4 @@
-"""Planned moves deliver nothing again that was acknowledged before the consumer was told, and the story notices brokers that do."""
+"""Planned moves deliver nothing again that was acknowledged before CLOSE_CONSUMER, and the story notices brokers that do."""
 
 from __future__ import annotations
 

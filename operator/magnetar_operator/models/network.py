@@ -56,6 +56,6 @@ class NetworkPolicy(Model):
     )
     rest_from: Peers = Field(
         default=(),
-        description="Who may reach the ports of REST and metrics (8080, 8443), so also whoever scrapes; empty = as clientsFrom.",
+        description="Who may reach the ports of REST and metrics (8080, 8443), scrapers among them; empty = as clientsFrom.",
         json_schema_extra=ATOMIC,
     )

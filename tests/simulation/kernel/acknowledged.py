@@ -1,6 +1,6 @@
 """Acknowledgements around planned moves, judged by the commands that pass between clients and brokers.
 
-Owns: `Passed`: which messages were delivered again although their ACK had been sent before that consumer was told to reconnect, or before its new
+Owns: `Passed`: which messages were delivered again although their ACK had been sent before that consumer got CLOSE_CONSUMER, or before its new
 SUBSCRIBE was answered. Fed by clients of the simulation and by proxies before real brokers. Imports: wire.
 Invariants: commands of one connection come in the order in which they pass; a check only accuses: it is for courses in which every broker lives
 until it has handed its bundles over.
@@ -63,7 +63,7 @@ class Passed:
         self._attachments: Counter[Subscribed] = Counter()
         self.delivered: dict[Subscribed, Counter[Place]] = {}
         self.repeated: dict[Subscribed, set[Place]] = {}
-        """Delivered again although the ACK had passed before its sender was told to move, or before it was attached to the new owner."""
+        """Delivered again although the ACK had passed before its sender got CLOSE_CONSUMER, or before it was attached to the new owner."""
         self.moves: Counter[Subscribed] = Counter()
 
     def tap(self, connection: object, to_broker: bool, data: bytes) -> None:

@@ -39,7 +39,7 @@ def run(bug: str, seed: int) -> dict[str, int]:
 
 
 def acknowledged_while_the_bundle_moves(seed: int) -> dict[str, int]:
-    """What the client had acknowledged before it was told to reconnect does not come again; everything comes once at least."""
+    """What the client had acknowledged before it got CLOSE_CONSUMER does not come again; everything comes once at least."""
     with Story(seed) as story, watched() as passed:
         cluster, stopping = story.cluster, asyncio.Event()
         consuming, producing = cluster.script(_consume(story)), cluster.script(_produce(story, stopping))
@@ -123,7 +123,7 @@ def late_acknowledgements_are_not_waited_for(patch: Patch) -> None:
 
 
 def parted_consumers_are_not_heard(patch: Patch) -> None:
-    """A consumer that was told to reconnect is forgotten at once."""
+    """A consumer that got CLOSE_CONSUMER is forgotten at once."""
     part = ConsumerSession.part
 
     def forget(session: ConsumerSession, successor: Any) -> None:

@@ -48,7 +48,7 @@ def test_a_refused_start_is_read_from_the_start_container() -> None:
 
 
 def test_pods_that_wait_to_join_are_no_trouble_and_pods_that_no_node_takes_are() -> None:
-    """A pending member is told of beside whatever the plan says; of a volume without data the plan speaks itself."""
+    """A pending member is listed beside whatever the plan says; of a volume without data the plan speaks itself."""
     refused = {"exitCode": 1, "message": f"{etcd_start.EMPTY}: the volume holds no data"}
     joins = {"name": "start", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": refused}}
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}

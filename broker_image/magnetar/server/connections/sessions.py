@@ -207,7 +207,7 @@ class ConsumerSession:
     def part(self, successor: Successor | None) -> None:
         """Tell the client to reconnect, at the successor's address if known (PIP-307), before any message that is not written yet.
 
-        What it says until `close_by_broker` is heard: it may have acknowledged before it was told.
+        What it says until `close_by_broker` is heard: it may have acknowledged before it got that.
         """
         if not self.closed:
             self.closed = True
