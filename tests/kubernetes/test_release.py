@@ -5,26 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dev import cluster
-from dev.kube.paths import Paths
 from tests.kubernetes.conftest import Node
 
 pytestmark = pytest.mark.kubernetes
-VOLUME = "magnetar-local-etcd-3"
-CLAIM = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"name": "reclaimed"},
-    "spec": {
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": "magnetar-local",
-        "volumeName": VOLUME,
-        "resources": {"requests": {"storage": "1Gi"}},
-    },
-}
 
 
 def test_helm_test_publishes_and_reads_a_message(node: Node) -> None:
@@ -41,14 +30,38 @@ def test_helm_test_publishes_and_reads_a_message(node: Node) -> None:
 @pytest.mark.skipif(bool(os.environ.get("CONTEXT")), reason="another cluster's volumes are its own")
 def test_a_volume_is_emptied_when_its_claim_is_deleted(node: Node) -> None:
     """By the node itself, so that the next claim finds it as a provisioned one."""
-    node.run("apply", "-f", "-", given=json.dumps(CLAIM))
-    node.run("wait", "--for=jsonpath={.status.phase}=Bound", f"persistentvolume/{VOLUME}", "--timeout=60s")
-    left = Paths.from_environment().volumes / "etcd-3" / "left"
+    volume = _available_volume(node)
+    name = volume["metadata"]["name"]
+    node.run("apply", "-f", "-", given=json.dumps(_claim_of(volume)))
+    node.run("wait", "--for=jsonpath={.status.phase}=Bound", "persistentvolumeclaim/reclaimed", "--timeout=60s")
+    left = Path(volume["spec"]["local"]["path"]) / "left"
     left.write_text("by the one before")
-    before = node.get("persistentvolume", VOLUME)["metadata"]["uid"]
     node.run("delete", "persistentvolumeclaim", "reclaimed", "--timeout=60s")
-    node.run("wait", "--for=delete", f"persistentvolume/{VOLUME}", "--timeout=5s", check=False)
-    node.run("wait", "--for=create", f"persistentvolume/{VOLUME}", "--timeout=60s")
-    node.run("wait", "--for=jsonpath={.status.phase}=Available", f"persistentvolume/{VOLUME}", "--timeout=60s")
-    assert node.get("persistentvolume", VOLUME)["metadata"]["uid"] != before
+    # The reclaimer may have been faster than this wait; its volume has the same name.
+    node.run("wait", "--for=delete", f"persistentvolume/{name}", "--timeout=5s", check=False)
+    node.run("wait", "--for=create", f"persistentvolume/{name}", "--timeout=60s")
+    node.run("wait", "--for=jsonpath={.status.phase}=Available", f"persistentvolume/{name}", "--timeout=60s")
+    assert node.get("persistentvolume", name)["metadata"]["uid"] != volume["metadata"]["uid"]
     assert not left.exists()
+
+
+def _available_volume(node: Node) -> dict[str, Any]:
+    """A volume that no claim holds: which ones the claims of etcd took is the scheduler's choice."""
+    listed: list[dict[str, Any]] = json.loads(node.run("get", "persistentvolume", "--output=json"))["items"]
+    available = [volume for volume in listed if volume["status"]["phase"] == "Available"]
+    assert available, [(volume["metadata"]["name"], volume["status"]) for volume in listed]
+    return available[0]
+
+
+def _claim_of(volume: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "reclaimed"},
+        "spec": {
+            "accessModes": volume["spec"]["accessModes"],
+            "storageClassName": volume["spec"]["storageClassName"],
+            "volumeName": volume["metadata"]["name"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
