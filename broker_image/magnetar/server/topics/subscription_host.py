@@ -184,9 +184,11 @@ class SubscriptionHost:
         self._scheduled = False
         if self.topic.frozen or self.parted or self._seeking:
             return
-        surprises, about = self.topic.context.metrics.surprises, {"topic": str(self.topic.name), "subscription": self.core.name}
-        with surprises.contained("deliveries", **about):
+        # Plain handlers: this runs for every batch, and a context manager costs more than what is within it.
+        try:
             self._tell_active()
+        except Exception as error:
+            self._surprise(error)
         if self._reading is not None:
             self._missed = True
         else:
@@ -194,8 +196,14 @@ class SubscriptionHost:
                 self._deliver_what_is_due()
             except Exception as error:
                 self._begin_reading(partial(self._pause, error))
-        with surprises.contained("deliveries", **about):
+        try:
             self._arm_timer()
+        except Exception as error:
+            self._surprise(error)
+
+    def _surprise(self, error: Exception) -> None:
+        about = {"topic": str(self.topic.name), "subscription": self.core.name}
+        self.topic.context.metrics.surprises.note("deliveries", error, **about)
 
     def _tell_active(self) -> None:
         """Whoever is active, or is not any more, since somebody came or left."""
@@ -294,7 +302,7 @@ class SubscriptionHost:
             return True
         log.error("subscription.read_failed", **names)
         if not foreseen:
-            self.topic.context.metrics.surprises.note("deliveries", error, topic=names["topic"], subscription=names["subscription"])
+            self._surprise(error)
         self.topic.context.damage.note(
             "read", self._damage_name, told, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
         )
