@@ -184,7 +184,7 @@ class SubscriptionHost:
         self._scheduled = False
         if self.topic.frozen or self.parted or self._seeking:
             return
-        # Plain handlers: this runs for every batch, and a context manager costs more than what is within it.
+        # Plain handlers instead of `contained`: this runs for every batch, and they cost nothing until something is raised.
         try:
             self._tell_active()
         except Exception as error:
@@ -202,8 +202,8 @@ class SubscriptionHost:
             self._surprise(error)
 
     def _surprise(self, error: Exception) -> None:
-        about = {"topic": str(self.topic.name), "subscription": self.core.name}
-        self.topic.context.metrics.surprises.note("deliveries", error, **about)
+        """Log and count an error of this subscription's deliveries that no code foresaw."""
+        self.topic.context.metrics.surprises.note("deliveries", error, topic=str(self.topic.name), subscription=self.core.name)
 
     def _tell_active(self) -> None:
         """Whoever is active, or is not any more, since somebody came or left."""
