@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from magnetar.metadata.records import BundleRecord, BundleState, CoordinatorRecord, IntentRecord, LogFileRecord, LogRange
 from magnetar.names import BundleName
+from magnetar.storage import names
 from magnetar.storage.manifest import Manifest, SegmentReference
 
 LogFile = tuple[str, int]
@@ -232,6 +233,12 @@ def segments_of(manifest: Manifest) -> Iterable[SegmentReference]:
         yield from topic.level1
         if topic.compacted is not None:
             yield from topic.compacted.segments
+
+
+def listed_in(manifest: Manifest) -> frozenset[str]:
+    """Names of the log files and segments that a manifest lists."""
+    files = {names.log_file(entry.incarnation, entry.file) for entry in manifest.level0}
+    return frozenset(files.union(segment.object for segment in segments_of(manifest)))
 
 
 def children_of(bundle: BundleName, others: Iterable[BundleName]) -> tuple[str, ...]:

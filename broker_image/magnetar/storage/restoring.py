@@ -10,7 +10,7 @@ again; with a problem nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from magnetar.clock import Clock
@@ -22,7 +22,7 @@ from magnetar.metadata.store import MetadataStore, Operation, Put
 from magnetar.storage import names
 from magnetar.storage.backups import list_backups, load_backup
 from magnetar.storage.checkpoint import read_checkpoint
-from magnetar.storage.collection import segments_of
+from magnetar.storage.collection import listed_in, segments_of
 from magnetar.storage.coordinator_copies import read_coordinators
 from magnetar.storage.log_copies import Files, LogFacts, fence_all, read_logs, read_sealed
 from magnetar.storage.log_format import TermRecord
@@ -222,14 +222,9 @@ async def _manifest_fact(volume: Volume, name: str, there: set[str], ahead: Read
     manifest = await _manifest(volume, name, ahead)
     if manifest is None:
         return None
-    needed = list(_files(manifest))
     segments = frozenset(segment.object for segment in segments_of(manifest))
-    missing = sorted({*needed, *segments} - there)
+    missing = sorted(listed_in(manifest) - there)
     return ManifestFact(name, manifest.generation, manifest.covered, segments, tuple(missing))
-
-
-def _files(manifest: Manifest) -> Iterable[str]:
-    return (names.log_file(entry.incarnation, entry.file) for entry in manifest.level0)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------------------

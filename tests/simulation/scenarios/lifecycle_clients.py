@@ -128,13 +128,15 @@ async def acknowledge_all(history: History, topic: str, environment: Environment
                     receiver_queue=10,
                     consumer_name=environment.name,
                 )
-                for _ in range(SESSION_MESSAGES):
-                    message = await consumer.receive(timeout_s=4)
-                    session.received(position_of(message), message.value)
-                    acknowledgement = session.ack(position_of(message))
-                    await consumer.acknowledge(message)
-                    acknowledgement.confirmed()
-                await consumer.close()
+                try:
+                    for _ in range(SESSION_MESSAGES):
+                        message = await consumer.receive(timeout_s=4)
+                        session.received(position_of(message), message.value)
+                        acknowledgement = session.ack(position_of(message))
+                        await consumer.acknowledge(message)
+                        acknowledgement.confirmed()
+                finally:  # left open, it would hold what was delivered to it
+                    await consumer.close()
             except ALLOWED:
                 await asyncio.sleep(environment.clock.uniform(*PAUSE_S))
             await asyncio.sleep(environment.clock.uniform(0.0, pause_s))

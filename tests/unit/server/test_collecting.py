@@ -29,7 +29,7 @@ from magnetar.storage.volume import Volume
 from magnetar.topics.dispatch import ReadRequest
 from tests.unit.server.brokers import CLOCK, TOPIC, Peer, open_peer, running_broker
 from tests.unit.server.rest import Process
-from tests.unit.server.test_tidying import OTHER, world
+from tests.unit.server.test_tidying import OTHER, World, world
 
 DEAD, CLAIMED, ALSO_DEAD = "broker-7.0000000000000007", "broker-8.0000000000000008", "broker-9.0000000000000009"
 YEAR_MS = 365 * 24 * 3_600_000
@@ -87,6 +87,55 @@ def test_of_each_bundle_one_manifest_is_remembered_also_by_who_never_leads(tmp_p
                 await collector.collect_own()
             assert (await found.manifest(TOPIC)).generation > 20
             assert manifests_held() <= before
+
+    asyncio.run(scenario())
+
+
+async def rewritten(found: World) -> str:
+    """A log file of the broker's own that the manifest of before lists, and the current one does not; no chain needs it."""
+    await found.publish(TOPIC, 5)
+    await found.roll()
+    await noted(found.broker, 1)
+    broker = found.broker
+    [listed] = (await found.manifest(TOPIC)).level0
+    for owned in list(broker.ownership.owned.values()):
+        await broker.ownership.shortener.checkpoint(str(owned.name))
+        await broker.maintenance.tidier.tidy(owned)
+    assert not (await found.manifest(TOPIC)).level0
+    return names.log_file(listed.incarnation, listed.file)
+
+
+def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Path) -> None:
+    """A restore that begins now may go back to it: nothing tells it that the next generation was committed."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            file = await rewritten(found)
+            volume, collector = found.broker.context.volume, found.broker.maintenance.collector
+            await collector.collect_own()
+            assert await volume.exists(file)
+            await collector.collect_objects()
+            await collector.collect_own()
+            assert not await volume.exists(file)
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_was_fenced_deletes_nothing(tmp_path: Path) -> None:
+    """Whoever fenced it may need all that was there then (simulation seeds 453 and 528 of restore)."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as found:
+            await rewritten(found)
+            volume, collector = found.broker.context.volume, found.broker.maintenance.collector
+            await collector.collect_objects()
+            bundle = await found.broker.ownership.bundle_of(TopicName.parse(TOPIC))
+            await next_generation(found.broker, bundle)
+            before = [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)]
+            await volume.remove(names.claim(found.broker.incarnation))
+            await collector.collect_own()
+            await collector.collect_objects()
+            assert [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)] == before
 
     asyncio.run(scenario())
 

@@ -5,7 +5,8 @@ committed. Imports: metadata, storage (the decisions are `storage.collection`), 
 Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
 Invariants: a log file of a living incarnation is deleted by that incarnation alone; what is listed is listed before the facts are read that
 decide about it; an intent goes before the files it stands for; whatever was replaced stays for `replaced_kept_s`. A restored store needs none of
-it: its records come from the logs' own copies, which are durable before anything is let go of.
+it: its records come from the logs' own copies, which are durable before anything is let go of. It may go back to a superseded manifest that it finds
+after it has fenced everybody: what one lists is deleted only after it is gone, and by an incarnation that has seen its own claim after that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from magnetar.server.bundles.ownership import Ownership
 from magnetar.server.context import BrokerContext
 from magnetar.server.storage.log_keys import LogKeys, sealed_files
 from magnetar.storage import collection, names
-from magnetar.storage.collection import BundleFacts, LogFile
+from magnetar.storage.collection import BundleFacts, LogFile, listed_in
 from magnetar.storage.fencing import fence
 from magnetar.storage.index import IndexBuilder
 from magnetar.storage.log_format import FILE_HEADER_BYTES
@@ -62,6 +63,7 @@ class Collector:
         self._unused_claims = collection.Grace(UNUSED_CLAIM_MS)
         self._unheard = collection.Grace(int(context.settings.intent_age_max_s * 1000))
         self._manifests: dict[str, tuple[str, Manifest]] = {}
+        self._superseded: dict[str, frozenset[str]] = {}
         self._complete: set[str] = set()
         self._damaged: set[tuple[str, str]] = set()
         self._met: set[tuple[str, str]] = set()
@@ -173,7 +175,38 @@ class Collector:
         coordinators = await self._coordinators()
         dead = collection.dead_log_files(files, facts, pinned_bundles=pinned, beginning=beginning, coordinators=coordinators)
         by_name = {names.log_file(*file): file for file in dead}
-        return [by_name[name] for name in grace.over(by_name, elapsed_ms(self._clock))]
+        due = grace.over(by_name, elapsed_ms(self._clock))
+        if not due:
+            return []
+        listing = {name for found in due for name in files[by_name[found]].bundles}
+        listing.update(child for name in tuple(listing) for child in facts[name].children)
+        objects = [
+            name
+            for bundle in sorted(listing)
+            for name in await self._context.volume.list(names.manifests_of(BundleName.parse(bundle)))
+        ]
+        held = await self._listed_by_superseded(objects)
+        return [by_name[name] for name in due if name not in held] if await self._is_claimed() else []
+
+    async def _listed_by_superseded(self, objects: Iterable[str]) -> set[str]:
+        """What those of the manifest `objects` list that no bundle's pointer names, as names of log files and segments. Raises StorageError."""
+        current = {name for name, _ in self._manifests.values()}
+        listed: dict[str, frozenset[str]] = {}
+        for name in objects:
+            if name in current:
+                continue
+            if name not in self._superseded:
+                try:
+                    self._superseded[name] = listed_in(await read_manifest(self._context.volume, name))
+                except (FileNotFoundError, CorruptData):
+                    continue  # a restore passes it over, too
+            listed[name] = self._superseded[name]
+        self._superseded = listed
+        return {name for found in listed.values() for name in found}
+
+    async def _is_claimed(self) -> bool:
+        """Whether nobody has fenced us yet; asked after what decides was read. Raises StorageError."""
+        return await self._context.volume.exists(names.claim(self._context.incarnation))
 
     async def _facts(self, listed: set[str]) -> dict[str, BundleFacts]:
         """Of every bundle that has a record, and of the `listed` ones."""
@@ -279,7 +312,14 @@ class Collector:
         for bundle, found in _by_bundle(segments).items():
             if (bundle in pointers or bundle in over) and BundleName.parse(bundle).namespace not in kept:
                 given_up += collection.orphaned_segments(found, intents.keys(), readable)
-        for name in self._objects.over(given_up, elapsed_ms(self._clock)):
+        due = self._objects.over(given_up, elapsed_ms(self._clock))
+        if any(name.startswith(names.SEGMENTS) for name in due):
+            held = await self._listed_by_superseded(manifests)
+            due = [name for name in due if name not in held]
+        if not await self._is_claimed():
+            return
+        # Newest first: a manifest that lost its compare-and-swap does not outlive the one before it, which shows that it may have.
+        for name in reversed(due):
             log.info("collector.removed", object=name)
             await volume.remove(name)
         self._manifests = {bundle: held for bundle, held in self._manifests.items() if bundle in pointers}
