@@ -3,7 +3,8 @@
 Owns: what a broker checks before it claims anything: storage id, format, restore number, and that the store has not gone back in time.
 Imports: metadata, storage. Source: DESIGN 4 (restore is survivable), 11 (storage id).
 Invariants: a store that has lost what storage remembers is never started over: whoever comes with one is refused and told what to run; the
-cluster's record is written before the first log is, so storage with logs and a store without that record means that the store is lost.
+cluster's record is written before the first log is, so storage with logs and a store without that record means that the store is lost; the restore
+number is written together with that record, by a join or a restore, and never into a store that another join has read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ async def join_cluster(store: MetadataStore, volume: Volume, clock: Clock) -> Me
     if item is None:
         await _refuse_lost_store(store, volume, storage_id)
         fresh = ClusterRecord(storage_id=storage_id, restore=0, format_version=FORMAT_VERSION)
-        await store.transact([Compare(keys.CLUSTER, "create", "=", 0)], [Put(keys.CLUSTER, fresh.encode())])
+        number = Put(keys.RESTORE, RestoreRecord(fresh.restore).encode())
+        await store.transact([Compare(keys.CLUSTER, "create", "=", 0)], [Put(keys.CLUSTER, fresh.encode()), number])
         item = await store.get(keys.CLUSTER)
         assert item is not None
     cluster = ClusterRecord.decode(item.value)
@@ -55,11 +57,15 @@ async def join_cluster(store: MetadataStore, volume: Volume, clock: Clock) -> Me
         raise StorageError(f"the cluster writes format {cluster.format_version}; this broker knows {FORMAT_VERSION}: upgrade it")
     await check_restore(volume, cluster.restore)
     await _check_time(store, volume, cluster.restore)
-    await store.transact([Compare(keys.RESTORE, "create", "=", 0)], [Put(keys.RESTORE, RestoreRecord(cluster.restore).encode())])
+    guard = _guard(cluster.restore)
     for namespace in START_NAMESPACES:
         record = NamespaceRecord(boundaries=initial_boundaries(DEFAULT_BUNDLES), policies={})
         key = keys.namespace(namespace)
-        await store.transact([Compare(key, "create", "=", 0)], [Put(key, record.encode())])
+        await store.transact([guard, Compare(key, "create", "=", 0)], [Put(key, record.encode())])
+    if (number_now := await store.get(keys.RESTORE)) is None or number_now.value != guard.operand:
+        raise RestoreAwaited(
+            "restore number: the metadata store was lost, or a restore of it has begun, while we joined; wait for the restore"
+        )
     return Membership(storage_id, cluster.restore)
 
 
@@ -77,7 +83,12 @@ def incarnation_number(restore: int, revision: int) -> str:
 
 def guarded(store: MetadataStore, restore: int, on_replaced: Callable[[str], None]) -> MetadataStore:
     """The store for one incarnation: it changes nothing in another store than the one that was joined, under that restore number."""
-    return GuardedStore(store, Compare(keys.RESTORE, "value", "=", RestoreRecord(restore).encode()), on_replaced)
+    return GuardedStore(store, _guard(restore), on_replaced)
+
+
+def _guard(restore: int) -> Compare:
+    """Holds in the store that has this restore number, once its restore is over."""
+    return Compare(keys.RESTORE, "value", "=", RestoreRecord(restore).encode())
 
 
 async def check_restore(volume: Volume, restore: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.backup import read_backup
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import BackupReportRecord, ClusterRecord, NamespaceRecord, RestoreRecord
-from magnetar.metadata.store import Put
+from magnetar.metadata.store import Compare, KeyValue, Operation, Put, RangeResult, TxnResult
 from magnetar.names import TopicName
 from magnetar.server.broker import STORE_RETRY_S
 from magnetar.server.joining import check_restore, guarded, join_cluster
@@ -77,6 +77,57 @@ def test_an_empty_store_over_logs_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=r"metadata restore FILE.*metadata rebuild"):
             await join_cluster(empty, volume, CLOCK)
         assert (await empty.range("")).items == ()
+
+    run(tmp_path, script)
+
+
+class LostStore(MemoryStore):
+    """A store that loses everything (`only`: that key) after so many calls."""
+
+    def __init__(self, before: MemoryStore, calls: int, only: str = "") -> None:
+        super().__init__(CLOCK)
+        self._before, self._calls, self._only = before, calls, only
+
+    async def _lose(self) -> None:
+        self._calls -= 1
+        if self._calls == 0:
+            for item in (await self._before.range(self._only)).items:
+                await self._before.delete(item.key)
+
+    async def get(self, key: str) -> KeyValue | None:
+        await self._lose()
+        return await self._before.get(key)
+
+    async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
+        await self._lose()
+        return await self._before.range(prefix, limit=limit)
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        await self._lose()
+        return await self._before.transact(compares, operations)
+
+
+@pytest.mark.parametrize("only", ["", keys.RESTORE])
+def test_a_store_that_is_lost_while_it_is_joined_stays_lost(tmp_path: Path, only: str) -> None:
+    """At whichever call; so does one whose restore begins then, which takes the restore number away (simulation seed 315 of restore)."""
+
+    async def script(store: MemoryStore, volume: PosixVolume) -> None:
+        joined = await join_cluster(store, volume, CLOCK)
+        await volume.put_if_absent(names.log_file("broker-0.1", 0), b"log")
+        whole, refused = (await store.range("")).items, 0
+        for calls in range(1, 100):
+            lost = LostStore(store, calls, only)
+            try:
+                assert await join_cluster(lost, volume, CLOCK) == joined
+                if lost._calls > 0:
+                    break
+            except RestoreAwaited:
+                refused += 1
+            left = {item.key for item in (await store.range("")).items}
+            assert left == ({item.key for item in whole} - {keys.RESTORE} if only else set())
+            for item in whole:
+                await store.put(item.key, item.value)
+        assert refused > 3
 
     run(tmp_path, script)
 
