@@ -4,7 +4,8 @@ Owns: the thresholds of the collector of this process, and the full collections 
 Why: a full collection visits every object there is and stops the event loop meanwhile, 100 ms with a tail cache and some thousand topics, 150 ms with
 ten thousand objects in an operator's caches: the whole of a publisher's p99, or of an edit's. Young collections are short, and nothing that is done
 often makes cycles, so full ones wait for a quiet moment.
-Invariants: no full collection begins by itself; under endless load one runs every `BUSY_COLLECTION_S`, over what is younger than the one before.
+Invariants: no full collection begins by itself; while anything is done they are so rare that one in hundred operations does not meet one:
+`QUIET_COLLECTION_S` apart, and under endless load `BUSY_COLLECTION_S`, over what is younger than the one before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ MIDDLE_PER_FULL = 1_000_000_000
 LOOK_S = 5.0
 QUIET_ACTIVITY = 100
 """Activity between two looks up to which a moment counts as quiet, unless said otherwise."""
+QUIET_COLLECTION_S = 60.0
 BUSY_COLLECTION_S = 600.0
 
 
@@ -49,9 +51,9 @@ class GarbageSchedule:
     def look(self) -> None:
         """Collect if the moment is quiet and there is anything new, or if it is high time."""
         activity = self._activity()
-        quiet = activity - self._seen <= self._quiet
-        self._seen = activity
+        done, self._seen = activity - self._seen, activity
         self._since_full_s += LOOK_S
+        quiet = done == 0 or (done <= self._quiet and self._since_full_s >= QUIET_COLLECTION_S)
         if _young_collections() == self._young:
             return  # fewer new objects than one young collection is worth
         if quiet:

@@ -1,16 +1,21 @@
 """Connections between processes.
 
 Owns: the interface through which server and client open and accept byte streams, and its asyncio implementation.
-Imports: asyncio, ssl. The simulation passes a network of its own whose transports offer the methods named here.
+Imports: asyncio, socket, ssl. The simulation passes a network of its own whose transports offer the methods named here.
 Invariant: protocols see asyncio's `BufferedProtocol` contract and nothing else, so real and simulated streams are interchangeable.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Protocol, TypeVar
+
+BACKLOG_MAX = 1024
+ACCEPTED_IN_TURN = 4
+ACCEPT_RETRY_S = 0.1
 
 P = TypeVar("P", bound=asyncio.BufferedProtocol)
 
@@ -53,23 +58,62 @@ async def connect_over(network: Network, host: str, port: int, factory: Callable
 
 
 class _AsyncioListener:
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
+    """Accepts a few connections in a turn of the loop, however many have come: others have their turns between them."""
+
+    def __init__(self, listening: socket.socket, factory: Callable[[], asyncio.BufferedProtocol]) -> None:
+        self._listening, self._factory = listening, factory
+        self._loop = asyncio.get_running_loop()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._begin()
 
     @property
     def port(self) -> int:
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._listening.getsockname()[1])
 
     def close(self) -> None:
-        self._server.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        elif self._listening.fileno() >= 0:
+            self._loop.remove_reader(self._listening)
+        self._listening.close()
+
+    def _begin(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_IN_TURN):
+            try:
+                accepted, _ = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # too many open files
+                self._loop.call_exception_handler({"message": "socket.accept() failed; trying again", "exception": error})
+                self._loop.remove_reader(self._listening)
+                self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._begin)
+                return
+            task = self._loop.create_task(self._connect(accepted))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        try:
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(self._factory, accepted)
+        except OSError:  # the peer has gone already
+            accepted.close()
 
 
 class AsyncioNetwork:
     """TCP through the running event loop."""
 
     async def listen(self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]) -> Listener:
-        loop = asyncio.get_running_loop()
-        return _AsyncioListener(await loop.create_server(factory, host or None, port, backlog=1024))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG_MAX)
+        listening.setblocking(False)
+        return _AsyncioListener(listening, factory)
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         loop = asyncio.get_running_loop()

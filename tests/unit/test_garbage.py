@@ -56,6 +56,17 @@ def test_a_full_collection_waits_for_a_quiet_moment(traffic: tuple[_Traffic, Gar
     assert cycle() is None, "a quiet moment passed unused"
 
 
+def test_under_little_load_full_collections_are_rare(traffic: tuple[_Traffic, GarbageSchedule]) -> None:
+    """A client that sends a few messages meets one a minute: not one message in a hundred waits for it."""
+    load, schedule = traffic
+    cycle, looks = _old_cycle(), 0
+    while cycle() is not None:
+        load.messages += 1
+        schedule.look()
+        looks += 1
+    assert looks == int(garbage.QUIET_COLLECTION_S / garbage.LOOK_S)
+
+
 def test_under_endless_load_a_full_collection_runs_in_the_end(traffic: tuple[_Traffic, GarbageSchedule]) -> None:
     load, schedule = traffic
     cycle = _old_cycle()

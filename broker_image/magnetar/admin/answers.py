@@ -19,7 +19,7 @@ from fastapi import FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.requests import ClientDisconnect
 
 from magnetar.errors import BodyTooLarge, InvalidRequest, MagnetarError, NotOwner
@@ -35,6 +35,8 @@ NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 Domain = Annotated[str, Path(json_schema_extra={"enum": ["persistent", "non-persistent"]})]
 COMPRESSED_BYTES_MIN = 1 << 10
 """Smaller answers gain nothing by compression."""
+UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream")
+"""Messages, too: their producers have compressed what is worth it, and a large one would take the loop for long."""
 NO_CONTENT = 204
 TEMPORARY_REDIRECT = 307
 
@@ -46,7 +48,7 @@ def add_refusals(application: FastAPI) -> None:
     application.add_exception_handler(HTTPException, _refuse_route)
     application.add_exception_handler(ClientDisconnect, _leave)
     application.add_exception_handler(Exception, _fail)
-    application.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN)
+    application.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, exclude_content_types=UNCOMPRESSED)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -59,10 +59,10 @@ def create_application(port: AdminPort, gate: Gate | None = None) -> FastAPI:
     )
     add_refusals(application)
     _add_probes(application, port)
+    add_docs(application)
     _add_lookup(application, port)
     for router in ROUTERS:
         application.include_router(router(port))
-    add_docs(application)
     return application
 
 

@@ -2,8 +2,8 @@
 
 Owns: peek, examine, an entry by its id, the id at a time and the size of a backlog, under `/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports.
 Source: facts on protocol 3, priority 1.
-Invariants: the body is the message's payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`; a few messages are uncompressed at a
-time, and answers that peers have not read yet hold at most `ANSWERS_BYTES_MAX` of payloads: small messages may unpack into large ones.
+Invariants: the body is the message's payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`; messages are uncompressed one at
+a time, and answers that peers have not read yet hold at most `ANSWERS_BYTES_MAX` of payloads: small messages may unpack into large ones.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from magnetar.errors import InvalidRequest, LimitExceeded
 
 ANSWERS_BYTES_MAX = 64 << 20
 """Of all payloads that are being sent. One alone may be larger, and small ones find room beside those of peers that read nothing."""
-LOOKS_MAX = 2
-"""Messages that are read and uncompressed at a time."""
-PART_BYTES = 256 << 10
+LOOKS_MAX = 1
+"""Messages that are read and uncompressed at a time: each takes a core."""
+PART_BYTES = 64 << 10
 """What is sent at once: others are served between two parts. A message of one part is small."""
 OCTETS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}

@@ -1,6 +1,6 @@
 """What the REST routes ask of a broker.
 
-Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports: names, transaction ids.
+Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports: names, transaction ids, Buffer.
 Invariant: every method raises errors of `magnetar.errors`, whose HTTP status the application sends with `{"reason": ...}`.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.transactions.ids import TxnId
+from magnetar.wire.checksum import Buffer
 
 ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
 """Which topics a list shows."""
@@ -22,7 +23,7 @@ class FoundMessage:
     """An entry as REST shows it: what its metadata says, and its payload, uncompressed."""
 
     headers: Mapping[str, str]
-    payload: bytes
+    payload: Buffer
 
 
 class HealthPort(Protocol):

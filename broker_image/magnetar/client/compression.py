@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import enum
 import importlib
+import mmap
 import zlib
 from typing import Any
 
 from magnetar.errors import NotAllowed, ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import Buffer
 
 UNCOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
 PART_BYTES = 256 << 10
@@ -56,7 +58,7 @@ def _pyarrow(codec: str) -> Any:
         raise NotAllowed(f"{codec} messages need pyarrow; install it beside magnetar, or use zlib") from failure
 
 
-def decompress(kind: int, payload: memoryview, size: int) -> bytes:
+def decompress(kind: int, payload: memoryview, size: int) -> Buffer:
     """The payload of `size` bytes. Raises ProtocolError if it is damaged, NotAllowed if its codec is not installed here."""
     if size > UNCOMPRESSED_BYTES_MAX:
         raise ProtocolError(f"payload claims {size} bytes uncompressed; the limit is {UNCOMPRESSED_BYTES_MAX}")
@@ -75,10 +77,16 @@ def decompress(kind: int, payload: memoryview, size: int) -> bytes:
         raise ProtocolError(f"{name} payload of {len(payload)} bytes is damaged: {failure}") from failure
 
 
-def _inflated(payload: memoryview, size_max: int) -> bytes:
-    """At most so many bytes, collected in one block: zlib's own blocks grow up to 32 MiB, and the allocator keeps such ones once they are free."""
-    stream, collected, rest = zlib.decompressobj(), bytearray(), bytes(payload)
-    while len(collected) < size_max and (part := stream.decompress(rest, min(PART_BYTES, size_max - len(collected)))):
-        collected += part
+def _inflated(payload: memoryview, size_max: int) -> Buffer:
+    """At most so many bytes. Large ones are collected in a mapping, whose pages come as they are written: nothing else runs while a large block is
+    cleared or copied, and zlib's own blocks grow up to 32 MiB, which the allocator keeps once they are free.
+    """
+    stream = zlib.decompressobj()
+    if size_max <= PART_BYTES:
+        return stream.decompress(payload, size_max)
+    collected, end, rest = memoryview(mmap.mmap(-1, size_max)), 0, bytes(payload)
+    while end < size_max and (part := stream.decompress(rest, min(PART_BYTES, size_max - end))):
+        collected[end : end + len(part)] = part
+        end += len(part)
         rest = stream.unconsumed_tail
-    return bytes(collected)
+    return collected[:end]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, cast
@@ -65,6 +67,25 @@ class Line:
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run in virtual time, so that keep-alives need no waiting."""
     run_virtually(scenario(), VirtualLoop())
+
+
+def test_a_lost_connection_goes_without_a_collection() -> None:
+    """Peers that come and go by the ten thousand leave nothing to the garbage collector, whose turns everybody waits for."""
+
+    async def scenario() -> None:
+        connection, transport = Connection(ConnectionTable(SETTINGS), lambda: cast(BrokerService, Disk())), Transport()
+        connection.connection_made(transport)
+        connection.slow.begin()
+        connection.connection_lost(None)
+        lost = weakref.ref(connection)
+        gc.disable()
+        try:
+            del connection, transport
+            assert lost() is None
+        finally:
+            gc.enable()
+
+    run(scenario)
 
 
 def test_connected_announces_the_limit_and_the_lower_version() -> None:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from magnetar.admin.answers import add_refusals
 from magnetar.server.network import http
-from magnetar.server.network.http import HttpListener
+from magnetar.server.network.http import HttpListener, OneInTurn
 
 HOST = "127.0.0.1"
 GET = b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -84,6 +84,31 @@ async def ends(streams: Streams) -> bool:
         return True
     finally:
         streams[1].close()
+
+
+def test_requests_of_many_peers_begin_one_in_a_turn_and_probes_at_once() -> None:
+    """What is asked of REST, by however many connections, leaves the loop to others between any two requests."""
+
+    async def scenario() -> None:
+        turn, begun = 0, dict[str, list[int]]()
+
+        async def note(scope: Any, _receive: Any, _send: Any) -> None:
+            begun.setdefault(scope["path"], []).append(turn)
+
+        application = OneInTurn(note)
+        paths = ["/x"] * 10 + ["/ready"] * 3
+        asked = [asyncio.ensure_future(application({"path": path}, None, None)) for path in paths]
+        asked[5].cancel()
+        async with asyncio.timeout(60):
+            while len(begun.get("/x", ())) < 9:
+                await asyncio.sleep(0)
+                turn += 1
+        assert len(set(begun["/x"])) == 9
+        assert len(set(begun["/ready"])) == 1
+        await application({"path": "/x"}, None, None)
+        assert len(begun["/x"]) == 10
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("begun", [b"", HALF, POST + b"12345"])

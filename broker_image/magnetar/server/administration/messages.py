@@ -132,7 +132,7 @@ async def _message(host: TopicHost, ordinal: int) -> FoundMessage:
     identifier = {"X-Pulsar-Message-ID": f"{position.ledger}:{position.entry}"}
     entry = readable_entry(data)
     if entry is None:
-        return FoundMessage(identifier, bytes(data))
+        return FoundMessage(identifier, data)
     payload: Buffer = entry.payload
     if not entry.metadata.encryption_keys and entry.metadata.compression != api.NONE:
         payload = await asyncio.to_thread(uncompressed, entry, decompress)
@@ -143,7 +143,7 @@ async def _message(host: TopicHost, ordinal: int) -> FoundMessage:
             headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] = iso8601(broker_ms)
         if index is not None:
             headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
-    return FoundMessage({**identifier, **headers}, bytes(payload))
+    return FoundMessage({**identifier, **headers}, payload)
 
 
 def _headers(entry: Entry, size: int) -> Iterator[tuple[str, str]]:

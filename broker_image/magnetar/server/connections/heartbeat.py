@@ -9,7 +9,8 @@ order, behind what it said before, and what it said is handled in order.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
@@ -27,7 +28,7 @@ class Heartbeat:
     __slots__ = ("_answered", "_asked", "_connection", "_heard", "_probe", "_readers", "_timer")
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection = cast("Connection", weakref.proxy(connection))  # as `SlowPeer`'s
         self._heard = True
         self._asked = self._answered = 0
         self._readers: dict[int, asyncio.Future[None]] = {}

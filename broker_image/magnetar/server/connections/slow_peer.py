@@ -8,7 +8,8 @@ either, so that it can ask for nothing more; a peer that has taken too little fo
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
@@ -27,7 +28,7 @@ class SlowPeer:
     __slots__ = ("_connection", "_since", "_timer", "_writable", "holds")
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection = cast("Connection", weakref.proxy(connection))  # it owns us; a lost one goes at once, not with the next collection
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
