@@ -135,8 +135,10 @@ async def acknowledge_all(history: History, topic: str, environment: Environment
                         acknowledgement = session.ack(position_of(message))
                         await consumer.acknowledge(message)
                         acknowledgement.confirmed()
-                finally:  # left open, it would hold what was delivered to it
+                except ALLOWED:  # left open, the consumer would hold what was delivered to it
                     await consumer.close()
+                    raise
+                await consumer.close()
             except ALLOWED:
                 await asyncio.sleep(environment.clock.uniform(*PAUSE_S))
             await asyncio.sleep(environment.clock.uniform(0.0, pause_s))
