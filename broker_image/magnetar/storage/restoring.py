@@ -10,6 +10,7 @@ again; with a problem nothing is written.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from magnetar.clock import Clock
 from magnetar.errors import CorruptData, InvalidRequest, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.backup import Backup, read_backup
-from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, ClusterRecord, RestoreRequestRecord
+from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, ClusterRecord, ManifestPointer, RestoreRequestRecord
 from magnetar.metadata.store import MetadataStore, Operation, Put
 from magnetar.storage import names
 from magnetar.storage.backups import list_backups, load_backup
@@ -36,6 +37,7 @@ FORMAT_VERSION = 1
 OPERATIONS_MAX = 100
 TRANSACTION_BYTES_MAX = 512 << 10
 SHOWN_MAX = 20
+MADE_DURABLE_AT_ONCE = 16
 LAST = (keys.RESTORE, keys.CLUSTER)
 
 Say = Callable[[str], None]
@@ -95,6 +97,7 @@ async def restore_store(
         raise InvalidRequest(
             f"nothing was written: {_shown(result.problems)}; then run this again, or run it with --force to go on without"
         )
+    await _make_durable(volume, result.items)
     await _write(store, result.items, request)
     return Restored(number, source, result)
 
@@ -225,6 +228,20 @@ async def _manifest_fact(volume: Volume, name: str, there: set[str], ahead: Read
     segments = frozenset(segment.object for segment in segments_of(manifest))
     missing = sorted(listed_in(manifest) - there)
     return ManifestFact(name, manifest.generation, manifest.covered, segments, tuple(missing))
+
+
+async def _make_durable(volume: Volume, items: dict[str, bytes]) -> None:
+    """Of the manifests that are pointed to, those whose writers had not ended when they were fenced may be seen and yet be lost with the power."""
+    objects = [ManifestPointer.decode(value).object for key, value in sorted(items.items()) if key.startswith(keys.MANIFESTS)]
+
+    async def again(name: str) -> None:
+        try:
+            await volume.put_if_absent(name, await volume.read(name))  # which makes the name durable that is there
+        except FileNotFoundError as error:
+            raise StorageError(f"{name} has gone while the store was restored; restore it again") from error
+
+    for start in range(0, len(objects), MADE_DURABLE_AT_ONCE):
+        await asyncio.gather(*(again(name) for name in objects[start : start + MADE_DURABLE_AT_ONCE]))
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from magnetar.errors import RestoreAwaited, StorageError, StoreError, StoreUnava
 from magnetar.metadata import keys
 from magnetar.metadata.backup import read_backup
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.records import BackupReportRecord, ClusterRecord, NamespaceRecord, RestoreRecord
+from magnetar.metadata.records import BackupReportRecord, ClusterRecord, ManifestPointer, NamespaceRecord, RestoreRecord
 from magnetar.metadata.store import Compare, KeyValue, Operation, Put, RangeResult, TxnResult
 from magnetar.names import TopicName
 from magnetar.server.broker import STORE_RETRY_S
@@ -265,5 +265,31 @@ def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(tmp
             core = (await broker.ownership.serving(await broker.ownership.bundle_of(TopicName.parse(TOPIC)))).topics[TOPIC].core
             assert core.ledgers.end - core.ledgers.first == 2
         await store.close()
+
+    asyncio.run(script())
+
+
+def test_a_restored_store_points_to_manifests_that_are_durable(tmp_path: Path) -> None:
+    """Their writers may have been fenced between the name's being there and its being durable (simulation seed 184 of restore)."""
+    made: list[str] = []
+
+    class Noting(PosixVolume):
+        async def put_if_absent(self, name: str, data: bytes) -> bool:
+            made.append(name)
+            return await super().put_if_absent(name, data)
+
+    async def script() -> None:
+        async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            await peer.produce()
+            await peer.send(b"x", 0)
+            await broker.service.roll(TopicName.parse(TOPIC))
+        store, volume = MemoryStore(CLOCK), Noting(tmp_path)
+        await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
+        pointers = [ManifestPointer.decode(item.value).object for item in (await store.range(keys.MANIFESTS)).items]
+        assert pointers
+        assert {*pointers} <= {*made}
+        await store.close()
+        await volume.close()
 
     asyncio.run(script())

@@ -28,7 +28,9 @@ class SlowPeer:
     __slots__ = ("_connection", "_since", "_timer", "_writable", "holds")
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = cast("Connection", weakref.proxy(connection))  # it owns us; a lost one goes at once, not with the next collection
+        self._connection = cast(
+            "Connection", weakref.proxy(connection)
+        )  # it owns us; a lost one goes at once, not with the next collection
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
