@@ -57,6 +57,14 @@ async def connect_over(network: Network, host: str, port: int, factory: Callable
     return protocol
 
 
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens on host:port (0 = any free port) and does not block. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=BACKLOG_MAX)
+    listening.setblocking(False)
+    return listening
+
+
 class _AsyncioListener:
     """Accepts a few connections in a turn of the loop, however many have come: others have their turns between them."""
 
@@ -110,10 +118,7 @@ class AsyncioNetwork:
     """TCP through the running event loop."""
 
     async def listen(self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]) -> Listener:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG_MAX)
-        listening.setblocking(False)
-        return _AsyncioListener(listening, factory)
+        return _AsyncioListener(listening_socket(host, port), factory)
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         loop = asyncio.get_running_loop()

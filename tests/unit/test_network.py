@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 from collections.abc import Callable
@@ -83,7 +82,5 @@ def test_a_process_without_descriptors_accepts_again_once_it_has_some(monkeypatc
                     await asyncio.sleep(0)
             listener.close()
             listener.close()
-        del listener
-        gc.collect()
 
     asyncio.run(scenario())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from magnetar.clock import Clock
 from magnetar.errors import RestoreAwaited, StorageError
 from magnetar.metadata import keys
+from magnetar.metadata.core import holds
 from magnetar.metadata.guarded import GuardedStore
 from magnetar.metadata.records import RESTORE_STRIDE, BackupRecord, ClusterRecord, NamespaceRecord, RestoreRecord
 from magnetar.metadata.store import Compare, MetadataStore, Put
@@ -62,7 +63,7 @@ async def join_cluster(store: MetadataStore, volume: Volume, clock: Clock) -> Me
         record = NamespaceRecord(boundaries=initial_boundaries(DEFAULT_BUNDLES), policies={})
         key = keys.namespace(namespace)
         await store.transact([guard, Compare(key, "create", "=", 0)], [Put(key, record.encode())])
-    if (number_now := await store.get(keys.RESTORE)) is None or number_now.value != guard.operand:
+    if not holds(guard, await store.get(keys.RESTORE)):
         raise RestoreAwaited(
             "restore number: the metadata store was lost, or a restore of it has begun, while we joined; wait for the restore"
         )

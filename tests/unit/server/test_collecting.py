@@ -122,7 +122,7 @@ def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Pat
 
 
 def test_a_broker_that_was_fenced_deletes_nothing(tmp_path: Path) -> None:
-    """Whoever fenced it may need all that was there then (simulation seeds 453 and 528 of restore)."""
+    """The process that fenced it may need all that was there then (simulation seeds 453 and 528 of restore)."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:

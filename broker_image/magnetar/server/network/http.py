@@ -3,7 +3,7 @@
 Owns: running the FastAPI application on the broker's event loop, and the time and room that its peers have. Imports: uvicorn, h11, peer_budget.
 Invariants: the listener ends with the broker and takes no signal handlers of its own (the process owns them); a connection that is not being
 answered, idle or in the middle of a request, makes room for a new one, so that a probe is always answered; a request's head, its body and the
-reading of its answer have a time limit each; requests begin one in a turn of the loop, whoever sends them, so that messages pass between two.
+reading of its answer have a time limit each; of all peers' requests one begins in each turn of the loop, so that messages pass between two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -44,7 +43,7 @@ CERTIFICATE = "magnetar.certificate"
 """Key of an ASGI scope: the client's `PeerCertificate`, if the connection is one by TLS."""
 BACKLOG_MAX = 128
 PROBES = frozenset({"/live", "/ready"})
-"""Cheap, and waited for by whoever would restart us: they begin at once."""
+"""Cheap, and a broker that does not answer them is restarted: they begin at once."""
 
 
 class _EmbeddedServer(uvicorn.Server):
@@ -153,32 +152,13 @@ class OneInTurn:
 
     def __init__(self, application: Any) -> None:
         self._application = application
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._begun = False
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] not in PROBES:
-            await self._turn()
+            await self._turn.acquire()
+            asyncio.get_running_loop().call_soon(self._turn.release)
         await self._application(scope, receive, send)
-
-    async def _turn(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._begun:
-            mine: asyncio.Future[None] = loop.create_future()
-            self._waiting.append(mine)
-            await mine
-        else:
-            self._begun = True
-            loop.call_soon(self._next, loop)
-
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self._waiting:
-            following = self._waiting.popleft()
-            if not following.done():  # or its request was cancelled
-                following.set_result(None)
-                loop.call_soon(self._next, loop)
-                return
-        self._begun = False
 
 
 def _knowing(application: Any, certificate: PeerCertificate) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from magnetar.errors import InvalidRequest
+from magnetar.network import ACCEPT_RETRY_S, listening_socket
 from magnetar.server.background import Surprises
 from magnetar.server.connections.peer_budget import PeerBudget, peer_group
 from magnetar.server.network.descriptors import HANDSHAKES_MAX
@@ -33,8 +34,6 @@ log = structlog.get_logger(__name__)
 CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "tls.crt", "tls.key", "ca.crt"
 FILE_BYTES_MAX = 1 << 20
 HANDSHAKE_S = 10.0
-BACKLOG_MAX = 1024
-ACCEPT_RETRY_S = 0.1
 
 
 class TlsCertificates:
@@ -198,9 +197,7 @@ class TlsDoor:
 
     async def listen(self, host: str, port: int, factory: Callable[[], asyncio.BaseProtocol]) -> TlsListener:
         """Accept on host:port (0 = any free port). Raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG_MAX)
-        listening.setblocking(False)
+        listening = listening_socket(host, port)
         accepting = self.surprises.again_and_again("tls", partial(self._accept, listening, factory))
         return TlsListener(listening, asyncio.create_task(accepting, name=f"tls {port}"))
 
