@@ -57,8 +57,8 @@ HOSTED_PER_TURN_MAX = 200
 DIRTY_RETRY_S = 1.0
 DELTAS_PER_BLOCK = 5
 """A piece of a cursor has such a part of a block for ranges, and each time as much for masks, for the last of them, for properties, and names."""
-LATE_ACKNOWLEDGEMENTS_S = 0.25
-"""How long a move waits for what consumers acknowledged before they read that they are to reconnect; publishing goes on meanwhile."""
+LATE_ACKNOWLEDGEMENTS_S = 1.0
+"""How long a move waits for what consumers acknowledged before they read that they are to reconnect; publishing continues during the wait."""
 HEARTBEAT_S = 300.0
 """Of the age of entries a crash of their owner forgets no more than this, if nothing else is written to their bundle."""
 UNWRITTEN_MAX = 2_000
@@ -410,7 +410,7 @@ class OwnedBundle:
     async def part_from_consumers(self, successor: Successor | None) -> None:
         """Send consumers away, to the successor's address if known, and take what they acknowledged before they read that.
 
-        Publishing goes on. A peer that is slow to read is not waited for beyond LATE_ACKNOWLEDGEMENTS_S: what it acknowledges then comes again.
+        Publishing continues. The wait for a slow peer ends after LATE_ACKNOWLEDGEMENTS_S: what it acknowledges later is redelivered.
         """
         turns, connections = Turns(HOSTED_PER_TURN_MAX), set()
         for host in list(self.topics.values()):
@@ -419,7 +419,9 @@ class OwnedBundle:
             await turns.after(1 + len(host.subscriptions))
         if connections:
             read = [connection.heartbeat.has_read() for connection in connections]
-            await asyncio.wait(read, timeout=LATE_ACKNOWLEDGEMENTS_S)
+            _, slow = await asyncio.wait(read, timeout=LATE_ACKNOWLEDGEMENTS_S)
+            if slow:
+                log.info("bundle.consumers_slow", bundle=str(self.name), connections=len(slow), waited_s=LATE_ACKNOWLEDGEMENTS_S)
 
     def freeze(self, *, parking: bool = False) -> None:
         """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its clients send waits for its children."""
