@@ -53,12 +53,12 @@ campaign: setup ## The long, resumable simulation run (SUITE=durable, tracer or 
 
 soak: setup ## Three brokers and etcd hurt at random under load, then a history check (MINUTES=10, SEED=n repeats the faults of a run)
 	@$(PY) -m dev.kube binary etcd > /dev/null
-	@$(PY) -m tests.clients.foreign_build java go > /dev/null
+	@$(PY) -m dev.testbed.foreign_build java go > /dev/null
 	@$(PY) -m dev.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 soak-txn: setup ## Exactly-once applications under kills of brokers and coordinators, then a history check (TRANSACTIONS=10000, KILLS=300, SEED=n)
 	@$(PY) -m dev.kube binary etcd > /dev/null
-	@$(PY) -m tests.clients.foreign_build java go > /dev/null
+	@$(PY) -m dev.testbed.foreign_build java go > /dev/null
 	@$(PY) -m dev.soak.transactions --transactions $(TRANSACTIONS) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 soak-hostile: setup ## An ordinary workload with and without a hostile client beside it, clocks that jump: latencies compared (MINUTES=60, SEED=n)

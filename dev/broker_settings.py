@@ -1,7 +1,7 @@
 """`python -m dev.broker_settings`: write the list of a broker's settings that the operator and the reference read.
 
-Owns: `operator/magnetar_operator/models/broker_settings.json` and the text of `docs/settings.md`. Imports: the broker's settings.
-Invariant: both are functions of `server/settings.py`, which the operator may not import; `make crds` writes them, a test fails when they differ.
+Owns: `broker_image/magnetar/resources/broker_settings.json` and the text of `docs/settings.md`. Imports: the broker's settings.
+Invariant: both are functions of `hosting/settings.py`, which the operator may not import; `make crds` writes them, a test fails when they differ.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from magnetar.server.settings import ENVIRONMENT_PREFIX, BrokerSettings
+from magnetar.hosting.settings import ENVIRONMENT_PREFIX, BrokerSettings
 
 ROOT = Path(__file__).resolve().parent.parent
-LIST = ROOT / "operator" / "magnetar_operator" / "models" / "broker_settings.json"
+LIST = ROOT / "broker_image" / "magnetar" / "resources" / "broker_settings.json"
 REFERENCE = ROOT / "docs" / "settings.md"
 OF_THE_OPERATOR = {"drain_timeout_s": "spec.drainTimeoutSeconds"}
 """Settings that have a field of their own in a BrokerCluster."""
 INTRODUCTION = f"""# Settings of a broker
 
-Made from `broker_image/magnetar/server/settings.py` by `make docs`; do not edit.
+Made from `broker_image/magnetar/hosting/settings.py` by `make docs`; do not edit.
 
 A `BrokerCluster` takes them in `spec.config` by these names, as numbers; the API server checks names and bounds, and
 `kubectl explain brokercluster.spec.config` shows this list. A change rolls the brokers one by one. A broker that is started by hand, and

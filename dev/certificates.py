@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from magnetar_operator.certificates import Pair, Subject, issue, make_authority
+from magnetar_operator.etcd.certificates import Pair, Subject, issue, make_authority
 
 LOOPBACK = ("127.0.0.1", "localhost")
 LIFE = timedelta(days=365)

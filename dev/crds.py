@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from magnetar_operator.models.definitions import definitions
+from magnetar.resources.definitions import definitions
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORIES = (ROOT / "crds", ROOT / "charts" / "magnetar" / "files" / "crds")

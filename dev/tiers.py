@@ -96,7 +96,7 @@ TIERS = {
             [
                 *_programs("etcd"),
                 S3_SERVER,
-                _python("tests.clients.foreign_build", "java", "go", "admin"),
+                _python("dev.testbed.foreign_build", "java", "go", "admin"),
                 _pytest("tests/clients"),
             ],
             FIRST,

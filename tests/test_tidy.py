@@ -96,9 +96,9 @@ def test_commits_name_no_registry_and_no_machine() -> None:
 
 
 UNTIL_TRANSACTIONS = (
-    "magnetar.server.coordinator.life",
-    "magnetar.server.coordinator.transactions",
-    "magnetar.transactions.coordinator",
+    "magnetar.coordinator.incarnation",
+    "magnetar.coordinator.transactions",
+    "magnetar.transactions.coordinator.core",
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from magnetar.hashes import murmur3
 from magnetar.topics.cursor import Cursor
-from magnetar.topics.dispatch import DispatchLimits, EntryTraits, SubscriptionType
+from magnetar.topics.dispatch.base import DispatchLimits, EntryTraits, SubscriptionType
 from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription

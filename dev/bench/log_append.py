@@ -19,14 +19,14 @@ import uvloop
 from magnetar.clock import SystemClock
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
-from magnetar.storage.fencing import fence
-from magnetar.storage.index import LevelZeroIndex
-from magnetar.storage.log import LogWriter, RecordPlace
-from magnetar.storage.log_format import encode_entries
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.recovery import scan
-from magnetar.storage.segment import SegmentReader, SegmentWriter
-from magnetar.storage.segment_format import Row
+from magnetar.storage.log.fencing import fence
+from magnetar.storage.log.format import encode_entries
+from magnetar.storage.log.index import LevelZeroIndex
+from magnetar.storage.log.recovery import scan
+from magnetar.storage.log.writer import LogWriter, RecordPlace
+from magnetar.storage.segments.format import Row
+from magnetar.storage.segments.segment import SegmentReader, SegmentWriter
+from magnetar.storage.volumes.posix import PosixVolume
 
 ENTRY = memoryview(os.urandom(1024))
 IN_FLIGHT = 128

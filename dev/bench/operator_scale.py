@@ -26,9 +26,9 @@ from typing import Any
 import aiohttp
 import yaml
 
-from magnetar_operator.connection import Connection, connect, login
-from tests.apiserver.control_plane import ROOT, ControlPlane, EtcdProcess
-from tests.apiserver.operator_process import OperatorProcess
+from dev.testbed.control_plane import ROOT, ControlPlane, EtcdProcess
+from dev.testbed.operator_process import OperatorProcess
+from magnetar_operator.kube.connection import Connection, connect, login
 
 NAMESPACE = "many"
 ROOT_PATH = f"/apis/magnetar.io/v1alpha1/namespaces/{NAMESPACE}"

@@ -27,13 +27,13 @@ from pyspark.sql import functions as F
 from magnetar.clock import SystemClock
 from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
-from magnetar.storage.index import LevelZeroIndex
-from magnetar.storage.log import LogWriter
-from magnetar.storage.log_format import encode_entries
+from magnetar.storage.log.format import encode_entries
+from magnetar.storage.log.index import LevelZeroIndex
+from magnetar.storage.log.writer import LogWriter
 from magnetar.storage.manifest import SegmentReference
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.segment import SegmentWriter
-from magnetar.storage.segment_format import Row
+from magnetar.storage.segments.format import Row
+from magnetar.storage.segments.segment import SegmentWriter
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.wire.entries import encode_entry
 from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 from magnetar_jobs.execution import CompactionOptions, compact_plan

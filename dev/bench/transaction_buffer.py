@@ -12,10 +12,10 @@ import sys
 import time
 import tracemalloc
 
-from magnetar.storage.transaction_format import participant_pieces, participant_state
-from magnetar.transactions.buffer import TransactionBuffer
+from magnetar.storage.transactions.topic_format import participant_pieces, participant_state
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import ParticipantState
+from magnetar.transactions.topic.buffer import TransactionBuffer
 
 TOPIC = "persistent://a/b/c"
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from magnetar.resources.definitions import definitions
 from magnetar_operator.conditions import Reason, Type
-from magnetar_operator.models.definitions import definitions
 
 OPERATOR = Path(__file__).resolve().parents[2] / "operator" / "magnetar_operator"
 Schema = dict[str, Any]

@@ -27,8 +27,8 @@ from dev.soak.namespaces import create_namespace
 from dev.soak.nemesis import Nemesis
 from dev.soak.report import fault_table, progress_line, summary
 from dev.soak.traffic import NAMESPACES, OfficialTraffic, OwnTraffic, plan_topics
-from tests.clients.cluster import LEASE_S, Cluster
-from tests.clients.rest import Admin
+from dev.testbed.cluster import LEASE_S, Cluster
+from dev.testbed.rest import Admin
 
 PROGRESS_S = 10.0
 WARM_UP_S = 3.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from dev.server_process import HOST
 from dev.tcp_proxy import TcpProxy
-from tests.clients.cluster import FRONT, SETTINGS, Cluster, request, wait_for
+from dev.testbed.cluster import FRONT, SETTINGS, Cluster, request, wait_for
 
 PARTITIONS = "/admin/v2/persistent/pulsar/system/transaction_coordinator_assign/partitions"
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from dev.soak.traffic import PADDING, Plan, producer_name
-from tests.clients.foreign import Driver, Stream
+from dev.testbed.foreign import Driver, Stream
 
 SEND_TIMEOUT_MS = 600_000
 """Longer than any trouble: a send that fails is a violation."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dev.histories.transactions import Fate, History, Input, TransactionHistory
+from dev.testbed.foreign import Driver, ForeignError, Producer, Received, Transaction
 from magnetar.transactions.ids import TxnId
-from tests.clients.foreign import Driver, ForeignError, Producer, Received, Transaction
 
 LANGUAGES = ("java", "go")
 INPUTS_MAX = 8

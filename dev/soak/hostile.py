@@ -28,9 +28,9 @@ from dev.server_process import HOST, ServerProcess
 from dev.soak.hostile_peer import CPU_SHARE, NICE, Plan
 from dev.soak.hostile_report import Phase, attack_table, json_lines, latency_table, logged_errors, stop_lines
 from dev.soak.paced import OPERATION_TIMEOUT_S, PacedTraffic
+from dev.testbed.cluster import SETTINGS, Cluster, request, wait_for
+from dev.testbed.rest import Admin
 from magnetar.client import Client
-from tests.clients.cluster import SETTINGS, Cluster, request, wait_for
-from tests.clients.rest import Admin
 
 ORDINARY, HOSTILE, HOSTILE_REST, EXPIRING = "public/ordinary", "public/hostile", "public/hostile-rest", "public/expiring"
 NUM_BUNDLES = 4

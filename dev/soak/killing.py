@@ -16,7 +16,7 @@ from typing import Self
 from dev.server_process import ServerProcess
 from dev.soak.coordinators import Coordinators
 from dev.soak.namespaces import create_namespace
-from tests.clients.cluster import Cluster
+from dev.testbed.cluster import Cluster
 
 COORDINATORS = 2
 

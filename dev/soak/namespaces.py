@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.clients.rest import Admin, HasRest
+from dev.testbed.rest import Admin, HasRest
 
 NUM_BUNDLES = 4
 FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}

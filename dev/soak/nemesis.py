@@ -19,9 +19,9 @@ from urllib.parse import quote
 import grpc  # type: ignore[import-untyped]
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import LEASE_S, Cluster, request, wait_for
+from dev.testbed.etcd_admin import EtcdAdmin
 from magnetar.metadata import keys
-from tests.clients.cluster import LEASE_S, Cluster, request, wait_for
-from tests.contract.metadata.etcd_admin import EtcdAdmin
 
 TWICE = 0.4
 """Share of rounds with two faults at once."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from dev.soak.coordinators import Coordinators
 from dev.soak.nemesis import DROPS_MAX, Nemesis
-from tests.clients.cluster import LEASE_S, Cluster
+from dev.testbed.cluster import LEASE_S, Cluster
 
 BROKER_KINDS = {
     "kill -9": 8,

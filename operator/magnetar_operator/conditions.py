@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from magnetar.errors import MagnetarError, StoreError
-from magnetar_operator.models.base import Condition
-from magnetar_operator.outages import LOOK_AGAIN_MIN_S, StoreAway
+from magnetar.resources.base import Condition
+from magnetar_operator.stores.outages import LOOK_AGAIN_MIN_S, StoreAway
 
 MESSAGE_LENGTH_MAX = 1000
 

@@ -16,10 +16,10 @@ from aiohttp import web
 
 from magnetar.clock import Clock
 from magnetar_operator import names
-from magnetar_operator.kubernetes_api import KubernetesApi
+from magnetar_operator.engine.work_queue import WorkQueue
+from magnetar_operator.kube.api import KubernetesApi
+from magnetar_operator.kube.errors import KubernetesError
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.refusals import KubernetesError
-from magnetar_operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 

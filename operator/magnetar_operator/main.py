@@ -18,23 +18,23 @@ import structlog
 import uvloop
 
 from magnetar.clock import Clock, SystemClock
-from magnetar.garbage import GarbageSchedule
-from magnetar_operator.connection import Connection
-from magnetar_operator.controller import Controller
-from magnetar_operator.etcd_credentials import EtcdCredentials
-from magnetar_operator.events import Events
+from magnetar.hosting.garbage import GarbageSchedule
+from magnetar_operator.engine.controller import Controller
+from magnetar_operator.engine.work_queue import Key, WorkQueue
+from magnetar_operator.engine.world import World
+from magnetar_operator.etcd.credentials import EtcdCredentials
 from magnetar_operator.health import Health, application, beat, serve_http
-from magnetar_operator.informers import Informers
-from magnetar_operator.kubernetes_api import KubernetesApi, connect
-from magnetar_operator.leadership import Leadership
+from magnetar_operator.kube.api import KubernetesApi, connect
+from magnetar_operator.kube.cache import ObjectCache, Shown, owner_of
+from magnetar_operator.kube.connection import Connection
+from magnetar_operator.kube.errors import KubernetesError
+from magnetar_operator.kube.events import Events
+from magnetar_operator.kube.informers import Informers
+from magnetar_operator.kube.kinds import CUSTOM, GROUP_VERSION_PATH
+from magnetar_operator.kube.leadership import Leadership
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.object_cache import ObjectCache, Shown, owner_of
-from magnetar_operator.refusals import KubernetesError
-from magnetar_operator.resources import CUSTOM, GROUP_VERSION_PATH
 from magnetar_operator.settings import OperatorSettings
-from magnetar_operator.stores import Stores
-from magnetar_operator.work_queue import Key, WorkQueue
-from magnetar_operator.world import World
+from magnetar_operator.stores.connections import Stores
 
 log = structlog.get_logger(__name__)
 library = structlog.get_logger("library")

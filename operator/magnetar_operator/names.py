@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from magnetar_operator.models.base import GROUP
+from magnetar.resources.base import GROUP
 
 FIELD_MANAGER = "magnetar-operator"
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 
 from magnetar.clock import SystemClock
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.events import event
-from magnetar_operator.kubernetes_api import KubernetesApi, connect
+from magnetar_operator.kube.api import KubernetesApi, connect
+from magnetar_operator.kube.errors import KubernetesError
+from magnetar_operator.kube.events import event
+from magnetar_operator.kube.kinds import BROKER_CLUSTER, TOPIC_NAMESPACE, Resource
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.refusals import KubernetesError
-from magnetar_operator.resources import BROKER_CLUSTER, TOPIC_NAMESPACE, Resource
 
 SHOWN_MAX = 5
 REASON = "UninstallRefused"

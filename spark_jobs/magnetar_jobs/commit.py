@@ -22,7 +22,7 @@ from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
 from magnetar.storage import names
 from magnetar.storage.manifest import CommitResult, Compacted, Manifest, Outcome, Rewrite, commit_manifest, load_manifest
-from magnetar.storage.volume import Volume
+from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.execution import Written
 from magnetar_jobs.planning import CompactionPlan
 

@@ -26,8 +26,8 @@ from magnetar.clock import Clock, SystemClock
 from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, ServiceNotReady, TopicNotFound
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
-from magnetar.storage.opening import is_directory
-from magnetar.storage.posix import PosixVolume
+from magnetar.storage.volumes.opening import is_directory
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs.cluster import bundle_of_topic, owner_of, partitions_of, roll_log
 from magnetar_jobs.commit import Committer, Conflict
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
@@ -238,11 +238,11 @@ async def open_store(options: argparse.Namespace, clock: Clock) -> AsyncIterator
     else:
         scheme, _, place = options.store.partition("://")
         if scheme == "etcd" and place:
-            from magnetar.metadata.etcd import EtcdStore
+            from magnetar.metadata.backends.etcd import EtcdStore
 
             store = EtcdStore.at(options.store, options.store_tls, clock)
         elif scheme == "embedded" and place:
-            from magnetar.metadata.embedded import EmbeddedStore
+            from magnetar.metadata.backends.embedded import EmbeddedStore
 
             store = await EmbeddedStore.open(Path(place), clock)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.storage.posix import PosixVolume
+from magnetar.storage.volumes.posix import PosixVolume
 
 
 class VolumeFiles:

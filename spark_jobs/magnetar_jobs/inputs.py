@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from magnetar.errors import CorruptData, LimitExceeded
-from magnetar.storage.index import LevelZeroIndex, Run
-from magnetar.storage.segment import SegmentReader
-from magnetar.storage.segment_format import HAS_KEY, IS_DECIDED, IS_DELETION, UNPARSED, Block, BlockEntry
+from magnetar.storage.log.index import LevelZeroIndex, Run
+from magnetar.storage.segments.format import HAS_KEY, IS_DECIDED, IS_DELETION, UNPARSED, Block, BlockEntry
+from magnetar.storage.segments.segment import SegmentReader
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
 from magnetar_jobs.bounds import HIGHEST, Bounds
 from magnetar_jobs.files import VolumeFiles

@@ -27,12 +27,12 @@ from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, Na
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName, bundles_of, sidecar_of
 from magnetar.storage import names
-from magnetar.storage.index import IndexBuilder, LevelZeroIndex
-from magnetar.storage.log_format import FILE_HEADER_BYTES, EntriesRecord
+from magnetar.storage.log.format import FILE_HEADER_BYTES, EntriesRecord
+from magnetar.storage.log.index import IndexBuilder, LevelZeroIndex
+from magnetar.storage.log.recovery import scan
+from magnetar.storage.log.seals import read_seal
 from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, load_manifest
-from magnetar.storage.recovery import scan
-from magnetar.storage.seals import read_seal
-from magnetar.storage.volume import Volume
+from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.bounds import HIGHEST
 from magnetar_jobs.inputs import BEFORE_ALL, GROUP_BYTES_MAX, LOG, SEGMENT, Group, Piece, Position, Span, pack, surviving_slices
 from magnetar_jobs.orders import ROWS_MAX

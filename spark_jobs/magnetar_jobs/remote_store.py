@@ -1,6 +1,6 @@
 """The metadata store of a standalone broker, reached through the broker.
 
-Owns: a `MetadataStore` over `POST {broker}/internal/v1/store/{get,range,transact}` (served by `magnetar.admin.store_routes`, on
+Owns: a `MetadataStore` over `POST {broker}/internal/v1/store/{get,range,transact}` (served by `magnetar.rest.store_routes`, on
 the loopback interface only, header `x-magnetar-internal: 1`). Imports: errors, metadata.store, urllib.
 
 JSON shapes (values and operands of target `value` are base64):

@@ -20,8 +20,8 @@ import pyarrow as pa
 from magnetar.errors import CorruptData
 from magnetar.names import BundleName
 from magnetar.storage import names
-from magnetar.storage.segment import SegmentWriter
-from magnetar.storage.segment_format import HAS_REMOVED, IS_BATCH, IS_DECIDED, IS_DELETION, Footer, Row
+from magnetar.storage.segments.format import HAS_REMOVED, IS_BATCH, IS_DECIDED, IS_DELETION, Footer, Row
+from magnetar.storage.segments.segment import SegmentWriter
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.files import VolumeFiles
 from magnetar_jobs.inputs import Group, read_group

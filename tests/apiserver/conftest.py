@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.apiserver.control_plane import (
-    ROOT,
-    ControlPlane,
-    ControlPlaneNotAvailable,
-    EtcdProcess,
-    is_ci,
-)
+from dev.testbed.control_plane import ROOT, ControlPlane, ControlPlaneNotAvailable, EtcdProcess, is_ci
 from tests.apiserver.rights import WHOLE_TIER
 from tests.apiserver.stage import Scene
 

@@ -24,11 +24,12 @@ from typing import Any
 
 import pytest
 
-from magnetar_operator import etcd_start, names
+from dev.testbed.control_plane import binary
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar_operator import names
 from magnetar_operator.builders import etcd_set, etcd_tls
-from magnetar_operator.certificates import Subject
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from tests.apiserver.control_plane import binary
+from magnetar_operator.etcd import start as etcd_start
+from magnetar_operator.etcd.certificates import Subject
 from tests.apiserver.stage import Scene, repeating
 
 SET = "main-etcd"
@@ -66,7 +67,7 @@ class EtcdKubelet:
             more = tuple(self.address(ordinal) for ordinal in range(etcd_tls.MEMBERS_MAX))
             return found | {names.ETCD_MEMBERS: replace(members, names=(*members.names, *more))}
 
-        monkeypatch.setattr("magnetar_operator.etcd_secrets.subjects", subjects)
+        monkeypatch.setattr("magnetar_operator.etcd.secrets.subjects", subjects)
 
     def volume(self, name: str) -> Path:
         return self._directory / f"data-{name}"

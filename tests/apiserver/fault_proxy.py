@@ -22,7 +22,7 @@ import yaml
 from aiohttp import web
 
 from dev.ports import free_port
-from tests.apiserver.control_plane import ControlPlane
+from dev.testbed.control_plane import ControlPlane
 
 REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 HOP_BY_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
 from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.names import NamespaceName
-from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Brokers, Scene, brokers_of, until
 
 TIMEOUT_S = 120.0

@@ -16,9 +16,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from dev.testbed.control_plane import OPERATOR_NAMESPACE, ControlPlane, EtcdProcess
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
-from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.records import (
     BundleRecord,
     BundleState,
@@ -32,7 +33,6 @@ from magnetar.metadata.store import Compare, Delete, Put
 from magnetar.names import TopicName, initial_boundaries
 from magnetar_operator.main import Operator, serve
 from magnetar_operator.settings import OperatorSettings
-from tests.apiserver.control_plane import OPERATOR_NAMESPACE, ControlPlane, EtcdProcess
 
 TIMEOUT_S = 120.0
 """How long a machine that is busy with other things may take for anything."""

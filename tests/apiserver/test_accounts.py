@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.apiserver.control_plane import ROOT, ControlPlane, EtcdProcess, rendered
+from dev.testbed.control_plane import ROOT, ControlPlane, EtcdProcess, rendered
 from tests.apiserver.rights import Right, flattened
 from tests.apiserver.stage import Scene, brokers_of, external, running_operator, until
 

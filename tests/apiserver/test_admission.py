@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver.control_plane import rendered
+from dev.testbed.control_plane import rendered
 from tests.apiserver.stage import Scene, until
 
 pytestmark = pytest.mark.slow

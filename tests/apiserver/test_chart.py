@@ -15,13 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.apiserver.control_plane import (
-    OPERATOR_NAMESPACE,
-    ROOT,
-    UNINSTALL_USER,
-    ControlPlane,
-    binary,
-)
+from dev.testbed.control_plane import OPERATOR_NAMESPACE, ROOT, UNINSTALL_USER, ControlPlane, binary
 from tests.apiserver.rights import requests
 
 pytestmark = pytest.mark.slow

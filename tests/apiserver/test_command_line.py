@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from dev.testbed.control_plane import ControlPlane, EtcdProcess, binary
 from magnetar.cli.commands import application
 from magnetar.cli.conditions import look, problems_of
 from magnetar.cli.kubectl import PROGRAM_VARIABLE, Kubectl
 from magnetar.cli.planning import run_plan
 from magnetar.cli.replacing import run_replace
 from magnetar.cli.screen import OutputFormat, Screen
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess, binary
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until
 from tests.clients.test_cli_guide import commands
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.clock import SystemClock
+from magnetar.coordinator.claim import CoordinatorClaim
+from magnetar.coordinator.identity import CoordinatorIdentity, tcid_of
 from magnetar.errors import Fenced
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord
-from magnetar.server.coordinator.claim import CoordinatorClaim
-from magnetar.server.coordinator.identity import CoordinatorIdentity, tcid_of
-from magnetar_operator.resources import CHILDREN
-from magnetar_operator.work_queue import Key
-from tests.apiserver.control_plane import EtcdProcess
+from magnetar_operator.engine.work_queue import Key
+from magnetar_operator.kube.kinds import CHILDREN
 from tests.apiserver.stage import (
     POLL_S,
     TIMEOUT_S,

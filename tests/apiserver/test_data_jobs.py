@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
 from magnetar.names import TopicName
-from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Brokers, Scene, bind, brokers_of, external, make_lost_node, quiet, running_operator, until
 
 pytestmark = pytest.mark.slow

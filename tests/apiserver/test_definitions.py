@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dev.testbed.control_plane import ROOT, ControlPlane, EtcdProcess
 from magnetar.errors import InvalidRequest
-from magnetar_operator.models import API_VERSION, KINDS, parse_manifest
-from tests.apiserver.control_plane import ROOT, ControlPlane, EtcdProcess
+from magnetar.resources import API_VERSION, KINDS, parse_manifest
 from tests.apiserver.definitions import changed_spec
 from tests.apiserver.stage import Scene, brokers_of, running_operator, until
 

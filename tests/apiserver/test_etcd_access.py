@@ -13,12 +13,12 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import ClusterRecord
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER, pair_of, subjects
-from magnetar_operator.certificates import Subject, issue, leaf_problem, make_authority
+from magnetar_operator.engine.work_queue import Key
+from magnetar_operator.etcd.certificates import Subject, issue, leaf_problem, make_authority
 from magnetar_operator.main import Operator
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.work_queue import Key
 from tests.apiserver.stage import Kubelet, Scene, running_operator, settled, until
 from tests.contract.metadata.guarded_etcd import HERE, Guarded
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dev.testbed.control_plane import ControlPlane, EtcdProcess
+from dev.testbed.operator_process import LEASE, OperatorProcess
 from magnetar.metadata import keys
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
-from tests.apiserver.operator_process import LEASE, OperatorProcess
 from tests.apiserver.stage import Scene, brokers_of, until
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver.control_plane import ROOT, ControlPlane, binary
+from dev.testbed.control_plane import ROOT, ControlPlane, binary
 
 pytestmark = pytest.mark.slow
 

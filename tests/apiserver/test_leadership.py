@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from dev.testbed.control_plane import ControlPlane
 from magnetar.clock import SystemClock
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.connection import Connection
-from magnetar_operator.kubernetes_api import KubernetesApi, connect
-from magnetar_operator.leadership import LEASE_S, WRITABLE_S, Leadership
+from magnetar_operator.kube.api import KubernetesApi, connect
+from magnetar_operator.kube.connection import Connection
+from magnetar_operator.kube.errors import NotLeading
+from magnetar_operator.kube.leadership import LEASE_S, WRITABLE_S, Leadership
 from magnetar_operator.metrics import OperatorMetrics
-from magnetar_operator.refusals import NotLeading
-from tests.apiserver.control_plane import ControlPlane
 
 pytestmark = pytest.mark.slow
 

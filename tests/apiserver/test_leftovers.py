@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import ControlPlane, EtcdProcess
 from magnetar_operator import names
-from magnetar_operator.planning import DELETABLE_KINDS
-from magnetar_operator.resources import BY_KIND
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
+from magnetar_operator.engine.planning import DELETABLE_KINDS
+from magnetar_operator.kube.kinds import BY_KIND
 from tests.apiserver.stage import Scene, brokers_of, running_operator, until
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.apiserver.control_plane import EtcdProcess
+from dev.testbed.control_plane import EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, quiet, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,12 @@ import pytest
 
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError
-from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.etcd_tls import TlsBytes
-from magnetar_operator import broker_cluster, etcd_rotation, etcd_start, names
+from magnetar.metadata.backends.etcd import EtcdStore
+from magnetar.metadata.backends.etcd_tls import TlsBytes
+from magnetar_operator import names
+from magnetar_operator.brokers import reconciler as broker_cluster
+from magnetar_operator.etcd import rotation as etcd_rotation
+from magnetar_operator.etcd import start as etcd_start
 from tests.apiserver.etcd_stage import SET, EtcdKubelet
 from tests.apiserver.stage import Kubelet, Scene, running_operator, until, writes
 

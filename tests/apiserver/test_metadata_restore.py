@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import ControlPlane
+from magnetar.broker.joining import join_cluster
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
+from magnetar.metadata.backends.etcd import EtcdStore
+from magnetar.metadata.backends.etcd_tls import TlsFiles
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.backup import read_backup
-from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.etcd_tls import TlsFiles
-from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import ClusterRecord, TenantRecord
 from magnetar.names import NamespaceName
-from magnetar.server.joining import join_cluster
-from magnetar.storage.backups import keep_backup
-from magnetar.storage.opening import open_volume
+from magnetar.storage.restore.backups import keep_backup
+from magnetar.storage.volumes.opening import open_volume
 from magnetar_operator import names
-from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.etcd_stage import EtcdKubelet
 from tests.apiserver.stage import Kubelet, Scene, running_operator, until
 

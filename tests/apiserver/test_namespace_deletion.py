@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState
 from magnetar.names import TopicName
-from magnetar_operator import namespace_deletion
+from magnetar.resources.topic_namespace import FINALIZER
 from magnetar_operator.conditions import timestamp, wall_ms_of
-from magnetar_operator.models.topic_namespace import FINALIZER
-from tests.apiserver.control_plane import EtcdProcess
+from magnetar_operator.namespaces import deletion as namespace_deletion
 from tests.apiserver.definitions import changed_spec
 from tests.apiserver.namespace_stage import KEY, NAME, SPEC, TIMEOUT_S, Stage, stage_of
 from tests.apiserver.stage import Scene, running_operator, until

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver.control_plane import EtcdProcess
+from dev.testbed.control_plane import EtcdProcess
 from tests.apiserver.stage import Scene, brokers_of, external, running_operator, settled, until
 
 pytestmark = pytest.mark.slow

@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
 from magnetar.metadata.records import NamespaceRecord
 from magnetar.names import NamespaceName
-from magnetar_operator.controller import RECONCILERS
-from magnetar_operator.scaling import CORDON_REASON
-from magnetar_operator.work_queue import Key
-from magnetar_operator.world import World
-from tests.apiserver.control_plane import EtcdProcess
+from magnetar_operator.brokers.scaling import CORDON_REASON
+from magnetar_operator.engine.controller import RECONCILERS
+from magnetar_operator.engine.work_queue import Key
+from magnetar_operator.engine.world import World
 from tests.apiserver.stage import (
     TIMEOUT_S,
     Kubelet,

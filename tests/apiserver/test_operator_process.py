@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_process import LEASE, OperatorProcess
+from dev.testbed.control_plane import ControlPlane
+from dev.testbed.operator_process import LEASE, OperatorProcess
 from tests.apiserver.stage import Scene
 
 pytestmark = pytest.mark.slow

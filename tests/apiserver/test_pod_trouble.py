@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.clock import SystemClock
+from magnetar_operator.engine.work_queue import Key
+from magnetar_operator.kube.kinds import CHILDREN
 from magnetar_operator.main import Operator
-from magnetar_operator.resources import CHILDREN
-from magnetar_operator.work_queue import Key
-from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import TIMEOUT_S, Kubelet, Scene, brokers_of, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow

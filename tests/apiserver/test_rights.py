@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord
-from magnetar.names import NamespaceName, initial_boundaries
-from magnetar_operator.models.base import GROUP
-from magnetar_operator.models.definitions import NAMINGS
-from tests.apiserver.control_plane import (
+from dev.testbed.control_plane import (
     EVERYWHERE,
     OPERATOR_NAMESPACE,
     OPERATOR_USER,
@@ -26,6 +21,11 @@ from tests.apiserver.control_plane import (
     EtcdProcess,
     rendered_rights,
 )
+from magnetar.metadata import keys
+from magnetar.metadata.records import NamespaceRecord
+from magnetar.names import NamespaceName, initial_boundaries
+from magnetar.resources.base import GROUP
+from magnetar.resources.definitions import NAMINGS
 from tests.apiserver.namespace_stage import KEY, TTL, Stage
 from tests.apiserver.rights import WHOLE_TIER, Right, granted, requests
 from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, running_operator, until

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, LoadRecord
 from magnetar_operator.main import Operator
-from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, quiet, repeating, running_operator, settled, until, writes
 
 pytestmark = pytest.mark.slow

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
+from dev.testbed.control_plane import ControlPlane, EtcdProcess
 from magnetar.clock import SystemClock
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.security.document import parse_document
 from magnetar.security.keys import secret_keys
-from magnetar_operator import client_security
+from magnetar_operator.brokers import client_security
+from magnetar_operator.brokers.internal_rotation import InternalKeys, advanced
 from magnetar_operator.builders.security import internal_keys, internal_secret
-from magnetar_operator.certificates import Subject, issue, make_authority
-from magnetar_operator.etcd_rotation import Phase
-from magnetar_operator.internal_rotation import InternalKeys, advanced
+from magnetar_operator.engine.world import parsed
+from magnetar_operator.etcd.certificates import Subject, issue, make_authority
+from magnetar_operator.etcd.rotation import Phase
 from magnetar_operator.main import Operator
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.world import parsed
-from tests.apiserver.control_plane import ControlPlane, EtcdProcess
 from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, running_operator, settled, until
 
 pytestmark = pytest.mark.slow

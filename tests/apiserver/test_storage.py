@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar_operator import names
-from tests.apiserver.control_plane import EtcdProcess
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, external, running_operator, settled, until
 from tests.apiserver.test_pod_trouble import container
 

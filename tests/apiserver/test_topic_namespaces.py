@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.control_plane import EtcdProcess
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
-from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.owned_fields import value_of, with_fields
 from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord, TenantRecord
 from magnetar.names import NamespaceName, initial_boundaries
 from magnetar.policies import KEPT_POLICIES
-from magnetar_operator import informers
-from magnetar_operator.controller import RECONCILERS
+from magnetar_operator.engine.controller import RECONCILERS
+from magnetar_operator.engine.work_queue import Key
+from magnetar_operator.engine.world import World
+from magnetar_operator.kube import informers
+from magnetar_operator.kube.errors import ApiUnavailable
 from magnetar_operator.main import Operator
-from magnetar_operator.refusals import ApiUnavailable
-from magnetar_operator.stores import ClusterStore
-from magnetar_operator.work_queue import Key
-from magnetar_operator.world import World
-from tests.apiserver.control_plane import EtcdProcess
+from magnetar_operator.stores.connections import ClusterStore
 from tests.apiserver.namespace_stage import KEY, NAME, TIMEOUT_S, TTL, Stage, stage_of
 from tests.apiserver.stage import Scene, quiet, running_operator, settled, until, writes
-from tests.unit.operator.namespaces import FULL
-from tests.unit.server.brokers import running_broker
-from tests.unit.server.rest import Rest, rest_over
+from tests.support.brokers import running_broker
+from tests.support.namespaces import FULL
+from tests.support.rest import Rest, rest_over
 
 pytestmark = pytest.mark.slow
 

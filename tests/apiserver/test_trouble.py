@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dev.testbed.control_plane import ROOT, ControlPlane, EtcdProcess
 from magnetar.metadata import keys
 from magnetar_operator.conditions import Reason
 from magnetar_operator.main import Operator
-from tests.apiserver.control_plane import ROOT, ControlPlane, EtcdProcess
 from tests.apiserver.fault_proxy import FaultProxy
 from tests.apiserver.stage import Brokers, Scene, brokers_of, running_operator, until, writes
 

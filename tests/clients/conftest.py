@@ -15,10 +15,10 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.cluster import Cluster
-from tests.clients.foreign import Client, Driver
+from dev.testbed.cluster import Cluster
+from dev.testbed.foreign import Client, Driver
+from dev.testbed.rest import Admin
 from tests.clients.places import KINDS, NAMES, REFERENCE_DIFFERS, Place
-from tests.clients.rest import Admin
 
 QUICK_SETTINGS = {
     "MAGNETAR_FAILOVER_DELAY_MS": "200",

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from dev.server_process import HOST, ServerProcess
+from dev.testbed.cluster import SETTINGS, Cluster
 from magnetar.client import Client
 from magnetar.errors import InvalidTxnStatus
 from magnetar.metadata import keys
-from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command
-from tests.clients.cluster import SETTINGS, Cluster
 
 Type = api.BaseCommand.Type
 ANSWER_S = 60.0

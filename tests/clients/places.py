@@ -15,9 +15,9 @@ from pathlib import Path
 from dev.bench.pulsar_distribution import ensure
 from dev.bench.pulsar_peer import TRANSACTIONS, PulsarPeer
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import request, wait_for
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.cluster import request, wait_for
 from tests.clients.coordinators import CHANGE_S, Stage, Type, Wire
 
 SETTINGS = {"MAGNETAR_FAILOVER_DELAY_MS": "200"}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.clients import foreign_build
+from dev.testbed import foreign_build
 
 COMMAND_S = 300.0
 """The first command of a JVM on a busy machine takes a minute; none waits for anything else."""

@@ -13,7 +13,7 @@ from zlib import crc32
 import pulsar
 import pytest
 
-from tests.clients.foreign import Client, Received
+from dev.testbed.foreign import Client, Received
 
 pytestmark = pytest.mark.slow
 TOPICS, PER_TOPIC = 8, 3

@@ -16,11 +16,11 @@ import pytest
 
 from dev.ports import free_port
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import STILL, Cluster, wait_for
 from magnetar.topics.ledger_ids import epoch_of
-from tests.clients.cluster import STILL, Cluster, wait_for
 from tests.clients.program import ROOT, Program
 from tests.clients.test_cli_guide import commands
-from tests.unit.operator.namespaces import FULL
+from tests.support.namespaces import FULL
 
 pytestmark = [pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.cluster import Cluster, wait_for
+from dev.testbed.cluster import Cluster, wait_for
 from tests.clients.load import PENDING_MAX, Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.cluster import request, wait_for
+from dev.testbed.foreign import Driver, ForeignError
 from magnetar.errors import WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorState
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.cluster import request, wait_for
 from tests.clients.coordinators import ANSWER_S, CHANGE_S, Stage, Wire
-from tests.clients.foreign import Driver, ForeignError
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 

@@ -9,8 +9,8 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.foreign import Driver
 from tests.clients.conftest import QUIET
-from tests.clients.foreign import Driver
 from tests.clients.restarts import restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]

@@ -16,7 +16,7 @@ import pytest
 from dev.histories.transactions import Fate
 from dev.soak.killing import KilledCluster
 from dev.soak.transaction_traffic import TransactionTraffic
-from tests.clients.cluster import wait_for
+from dev.testbed.cluster import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(1800)]
 

@@ -31,16 +31,16 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
-from magnetar.storage.fencing import fence
-from magnetar.storage.linked_objects import LinkedObjects
-from magnetar.storage.log import LogWriter, RecordPlace
-from magnetar.storage.log_format import EntriesRecord, encode_entries
-from magnetar.storage.objects import ObjectStore
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.posix_log import PosixLogHandle
-from magnetar.storage.recovery import scan
-from magnetar.storage.slot_format import SLOT_HEADER_BYTES
-from magnetar.storage.slots import SlotVolume
+from magnetar.storage.log.fencing import fence
+from magnetar.storage.log.format import EntriesRecord, encode_entries
+from magnetar.storage.log.recovery import scan
+from magnetar.storage.log.writer import LogWriter, RecordPlace
+from magnetar.storage.volumes.linked import LinkedObjects
+from magnetar.storage.volumes.objects import ObjectStore
+from magnetar.storage.volumes.posix import PosixVolume
+from magnetar.storage.volumes.posix_log import PosixLogHandle
+from magnetar.storage.volumes.slot_format import SLOT_HEADER_BYTES
+from magnetar.storage.volumes.slots import SlotVolume
 from tests.contract.storage.volumes import s3_objects, s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first use of the S3 server installs what it runs on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.foreign import Client, ForeignError, ids
+from dev.testbed.foreign import Client, ForeignError, ids
 from tests.clients.restarts import await_consumers, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]

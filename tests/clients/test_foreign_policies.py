@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import wait_for
+from dev.testbed.foreign import QUIET_S, Client, Consumer, ForeignError, Producer, Received
+from dev.testbed.rest import Admin, RestError
 from magnetar.hashes import murmur3
-from tests.clients.cluster import wait_for
 from tests.clients.conftest import QUICK_SETTINGS
-from tests.clients.foreign import QUIET_S, Client, Consumer, ForeignError, Producer, Received
-from tests.clients.rest import Admin, RestError
 from tests.clients.restarts import await_consumers, before_and_after, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]

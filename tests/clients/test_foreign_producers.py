@@ -9,9 +9,9 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.cluster import wait_for
-from tests.clients.foreign import Client, Driver, ForeignError, ids
-from tests.clients.rest import Admin
+from dev.testbed.cluster import wait_for
+from dev.testbed.foreign import Client, Driver, ForeignError, ids
+from dev.testbed.rest import Admin
 from tests.clients.restarts import before_and_after, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]

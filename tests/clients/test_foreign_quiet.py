@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.foreign import Client, Driver
-from tests.clients.rest import Admin
+from dev.testbed.foreign import Client, Driver
+from dev.testbed.rest import Admin
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]

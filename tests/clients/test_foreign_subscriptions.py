@@ -9,10 +9,10 @@ from collections import defaultdict
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import wait_for
+from dev.testbed.foreign import QUIET_S, Client, Consumer, ForeignError, Id, Producer, Received, ids
+from dev.testbed.rest import Admin
 from magnetar.hashes import murmur3
-from tests.clients.cluster import wait_for
-from tests.clients.foreign import QUIET_S, Client, Consumer, ForeignError, Id, Producer, Received, ids
-from tests.clients.rest import Admin
 from tests.clients.restarts import await_consumers, before_and_after, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]

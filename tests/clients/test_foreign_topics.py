@@ -8,8 +8,8 @@ from collections import defaultdict
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.foreign import Client, Driver, ForeignError
-from tests.clients.rest import Admin
+from dev.testbed.foreign import Client, Driver, ForeignError
+from dev.testbed.rest import Admin
 from tests.clients.restarts import before_and_after, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]

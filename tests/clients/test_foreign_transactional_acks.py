@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.foreign import Client, Consumer, Driver, ForeignError, Received, Transaction, rest_is_empty
+from dev.testbed.foreign import Client, Consumer, Driver, ForeignError, Received, Transaction, rest_is_empty
 from tests.clients.places import ABORT, Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import MOVED, UNAVAILABLE, request, wait_for
+from dev.testbed.foreign import Client, Consumer, Driver, ForeignError, Producer, Received, rest_is_empty
+from dev.testbed.rest import Admin
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.cluster import MOVED, UNAVAILABLE, request, wait_for
-from tests.clients.foreign import Client, Consumer, Driver, ForeignError, Producer, Received, rest_is_empty
 from tests.clients.places import ABORT, COMMIT, SETTINGS, Place
-from tests.clients.rest import Admin
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]
 

@@ -15,9 +15,9 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.cluster import wait_for
+from dev.testbed.cluster import wait_for
+from dev.testbed.rest import Admin
 from tests.clients.conftest import QUIET
-from tests.clients.rest import Admin
 from tests.clients.small_disk import KINDS, fill, frozen, small_disk
 
 pytestmark = pytest.mark.slow

@@ -15,11 +15,11 @@ import pulsar
 import pytest
 
 from dev.soak.history import TopicHistory, violations
+from dev.testbed.cluster import Cluster, wait_for
+from dev.testbed.foreign import Client, Driver, Stream
+from dev.testbed.rest import Admin
 from magnetar.names import DEFAULT_BUNDLES, TopicName, bundle_of, initial_boundaries
-from tests.clients.cluster import Cluster, wait_for
-from tests.clients.foreign import Client, Driver, Stream
 from tests.clients.load import Load, read_all
-from tests.clients.rest import Admin
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.java]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pulsar
 import pytest
 
-from tests.clients.cluster import STILL, Cluster, request, wait_for
+from dev.testbed.cluster import STILL, Cluster, request, wait_for
 from tests.clients.conftest import QUIET
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]

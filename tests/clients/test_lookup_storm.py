@@ -21,11 +21,11 @@ from itertools import count
 
 import pytest
 
-from magnetar.server.bundles.liveness import GRACE_S
+from dev.testbed.cluster import LEASE_S, PATIENCE_S, Cluster, wait_for
+from magnetar.broker.bundles.liveness import GRACE_S
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import HEADER_BYTES
-from tests.clients.cluster import LEASE_S, PATIENCE_S, Cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 

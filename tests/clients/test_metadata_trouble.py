@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 import grpc  # type: ignore[import-untyped]
 import pytest
 
+from dev.testbed.cluster import LEASE_S, Cluster, wait_for
+from dev.testbed.etcd_admin import EtcdAdmin
+from dev.testbed.rest import Admin
 from magnetar.metadata import keys
-from tests.clients.cluster import LEASE_S, Cluster, wait_for
 from tests.clients.load import Load
-from tests.clients.rest import Admin
-from tests.contract.metadata.etcd_admin import EtcdAdmin
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from dev.testbed.cluster import PATIENCE_S, STILL, Cluster, wait_for
 from magnetar.client import Client, MessageId
-from tests.clients.cluster import PATIENCE_S, STILL, Cluster, wait_for
 from tests.simulation.kernel.acknowledged import Passed, Subscribed
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(600)]

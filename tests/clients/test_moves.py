@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import pytest
 
+from dev.testbed.cluster import PATIENCE_S, POLL_S, STILL, Cluster, request
 from magnetar.client import EARLIEST, Client, Consumer, MessageId, Producer
 from magnetar.names import TopicName, bundle_of, initial_boundaries
-from tests.clients.cluster import PATIENCE_S, POLL_S, STILL, Cluster, request
 from tests.clients.load import check_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(900)]

@@ -21,14 +21,14 @@ import pytest
 
 from dev.s3.server import BUCKET, CREDENTIALS, REGION, S3Server
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import Cluster, wait_for
 from magnetar.storage import names
-from magnetar.storage.objects import RetryingObjects
+from magnetar.storage.volumes.objects import RetryingObjects
 from magnetar_operator.builders.message_storage import location, storage_environment
-from tests.clients.cluster import Cluster, wait_for
 from tests.clients.conftest import QUIET
 from tests.clients.load import PENDING_MAX, Load
 from tests.contract.storage.volumes import s3_objects, s3_server
-from tests.unit.operator.samples import cluster as cluster_resource
+from tests.support.samples import cluster as cluster_resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

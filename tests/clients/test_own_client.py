@@ -9,8 +9,8 @@ import pytest
 
 from dev.client_scenarios import BASIC, TRANSACTIONAL
 from dev.server_process import ServerProcess
+from dev.testbed.rest import Admin
 from magnetar.client import Client
-from tests.clients.rest import Admin
 
 SCENARIO_TIMEOUT_S = 300
 

@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.cluster import Cluster
+from dev.testbed.cluster import Cluster
 from tests.clients.conftest import QUIET
 from tests.clients.pulsar_admin import PulsarAdmin
 

@@ -14,10 +14,10 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.cluster import LEASE_S, Cluster, request, wait_for
+from dev.testbed.cluster import LEASE_S, Cluster, request, wait_for
+from dev.testbed.rest import Admin
 from tests.clients.conftest import QUIET
 from tests.clients.load import Load
-from tests.clients.rest import Admin
 
 pytestmark = pytest.mark.slow
 

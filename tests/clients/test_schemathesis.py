@@ -17,7 +17,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode, Response
 
 from dev.server_process import ServerProcess
-from tests.clients.rest import Admin, RestError
+from dev.testbed.rest import Admin, RestError
 
 pytestmark = pytest.mark.timeout(900)
 EXAMPLES = {GenerationMode.POSITIVE: 8, GenerationMode.NEGATIVE: 2}

@@ -15,11 +15,11 @@ import pytest
 from dev.certificates import Authority
 from dev.secured_server import DOCUMENT, KEY, SecuredServer, asked, token
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import Cluster, wait_for
+from dev.testbed.etcd_server import EtcdServer
+from dev.testbed.foreign import Driver, ForeignError
 from magnetar.security.keys import SecretKey
-from tests.clients.cluster import Cluster, wait_for
 from tests.clients.conftest import QUIET
-from tests.clients.foreign import Driver, ForeignError
-from tests.contract.metadata.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.slow]
 

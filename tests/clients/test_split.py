@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dev.testbed.cluster import MOVED, UNAVAILABLE, Cluster, request, wait_for
 from magnetar.names import BundleName, NamespaceName, TopicName, bundle_of
-from tests.clients.cluster import MOVED, UNAVAILABLE, Cluster, request, wait_for
 from tests.clients.load import PENDING_MAX, Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]

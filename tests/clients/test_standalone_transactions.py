@@ -13,13 +13,13 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import request
+from dev.testbed.foreign import Driver, ForeignError
 from magnetar.client import Client
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.cluster import request
 from tests.clients.conftest import QUIET
 from tests.clients.coordinators import Type, Wire, outcomes_survive
-from tests.clients.foreign import Driver, ForeignError
 
 pytestmark = pytest.mark.slow
 

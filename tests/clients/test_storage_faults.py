@@ -15,7 +15,7 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
-from tests.clients.cluster import wait_for
+from dev.testbed.cluster import wait_for
 from tests.clients.conftest import QUIET
 
 pytestmark = pytest.mark.slow

@@ -12,12 +12,12 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import request, wait_for
 from magnetar.client import Client
 from magnetar.errors import WireCode
 from magnetar.metadata.records import CoordinatorState
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.cluster import request, wait_for
 from tests.clients.conftest import QUIET
 from tests.clients.coordinators import CHANGE_S, Stage, Type, Wire
 from tests.clients.pulsar_admin import PulsarAdmin

@@ -12,8 +12,8 @@ import pytest
 from dev.secured_server import token
 from magnetar.client import Client
 from magnetar.client.failures import BrokerRefused
+from magnetar.coordinator.discovery import ASSIGN
 from magnetar.errors import NotAllowed
-from magnetar.server.coordinator.discovery import ASSIGN
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from dev.testbed.cluster import wait_for
 from magnetar.client import Client
 from magnetar.errors import InvalidTxnStatus
 from magnetar.metadata.records import CoordinatorState
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.cluster import wait_for
 from tests.clients.coordinators import Stage, Type, Wire, outcomes_survive
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]

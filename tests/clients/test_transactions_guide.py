@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dev.server_process import ServerProcess
-from magnetar.server.settings import BrokerSettings
+from dev.testbed import foreign_build
+from magnetar.hosting.settings import BrokerSettings
 from tests.apiserver.test_guides import GUIDES
-from tests.clients import foreign_build
 from tests.clients.program import ROOT
 
 pytestmark = pytest.mark.slow

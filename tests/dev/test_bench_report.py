@@ -41,7 +41,7 @@ def findings() -> Findings:
             PEER: [measured("unbatched", 50_000, 8.0), measured("paced", 5_000, 0.0, Latency(4.0, 6.0, 8.0, 9.0))],
         },
         disk=[RawDisk(1024e6, 0.2, 0.4), RawDisk(2048e6, 0.4, 0.8), RawDisk(1024e6, 0.3, 0.6)],
-        profiles=[Profile("unbatched", 0.4, [HotFunction("server/connections/connection.py:10 receive", 0.25, 1.5, 0.01)])],
+        profiles=[Profile("unbatched", 0.4, [HotFunction("broker/connections/connection.py:10 receive", 0.25, 1.5, 0.01)])],
     )
 
 
@@ -74,7 +74,7 @@ def test_without_a_peer_there_are_no_ratios(findings: Findings) -> None:
 def test_the_disk_is_the_median_of_its_samples_and_the_profile_is_shown(findings: Findings) -> None:
     text = render(findings)
     assert "1024 MB/s in flushed 1 MiB writes; flushed 4 KiB write p50 0.30, p99 0.60 ms (median of 3)" in text
-    assert row(text, "25.0%") == ["25.0%", "1.50", "0.010", "server/connections/connection.py:10", "receive"]
+    assert row(text, "25.0%") == ["25.0%", "1.50", "0.010", "broker/connections/connection.py:10", "receive"]
 
 
 def test_columns_are_aligned() -> None:

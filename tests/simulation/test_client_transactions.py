@@ -34,7 +34,7 @@ from magnetar.wire.entries import encode_entry, parse_entry
 from magnetar.wire.transactions import Refusal
 from tests.simulation.kernel.clock import SimClock
 from tests.simulation.kernel.loop import SimLoop
-from tests.unit.client.memory import MemoryNetwork, ScriptedBroker, Session
+from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
 
 FAULT_PROBABILITY = 0.06
 TIMEOUT_S = 20.0

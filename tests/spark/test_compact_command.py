@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
-from magnetar.metadata.embedded import EmbeddedStore
+from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.records import JobRunRecord
 from magnetar_jobs import compact
 from magnetar_jobs.compact import FAILED, SUCCEEDED, UNUSABLE, main

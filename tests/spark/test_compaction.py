@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.errors import CorruptData
 from magnetar.metadata import keys
-from magnetar.storage.segment_format import HAS_REMOVED, IS_DECIDED
+from magnetar.storage.segments.format import HAS_REMOVED, IS_DECIDED
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import entry_checksum_ok
 from magnetar_jobs.commit import Conflict

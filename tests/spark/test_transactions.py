@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from magnetar.broker.incarnation import Broker
 from magnetar.clock import SystemClock
 from magnetar.names import TopicName
-from magnetar.server.broker import Broker
 from magnetar.storage.manifest import Compacted
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.segment import SegmentReader
+from magnetar.storage.segments.segment import SegmentReader
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from magnetar_jobs.commit import Committer
 from magnetar_jobs.compact import Compactor, Result
 from magnetar_jobs.execution import CompactionOptions
 from tests.spark.histories import visible
-from tests.unit.server.brokers import TOPIC, Peer, Type, entry, open_peer, running_broker
-from tests.unit.server.transacting import ended
+from tests.support.brokers import TOPIC, Peer, Type, entry, open_peer, running_broker
+from tests.support.transacting import ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

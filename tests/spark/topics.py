@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
-from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord, LogRange, NamespaceRecord, PartitionedTopicRecord
 from magnetar.names import BundleName, TopicName, bundle_of, initial_boundaries
 from magnetar.storage import names
-from magnetar.storage.index import LevelZeroIndex
-from magnetar.storage.log import LogWriter
-from magnetar.storage.log_format import encode_entries
+from magnetar.storage.log.format import encode_entries
+from magnetar.storage.log.index import LevelZeroIndex
+from magnetar.storage.log.writer import LogWriter
 from magnetar.storage.manifest import (
     LevelZero,
     Manifest,
@@ -31,9 +31,9 @@ from magnetar.storage.manifest import (
     commit_manifest,
     load_manifest,
 )
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.segment import RunSegmentWriter, SegmentReader
-from magnetar.storage.segment_format import Row, RunColumns
+from magnetar.storage.segments.format import Row, RunColumns
+from magnetar.storage.segments.segment import RunSegmentWriter, SegmentReader
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.topics.ledger_ids import epoch_of
 from magnetar.wire.entries import parse_entry
 from magnetar_jobs.commit import Committer

@@ -22,7 +22,7 @@ from magnetar.cli.session import Session
 from magnetar.metadata.owned_fields import POLICIES, TENANT, place_of, value_of, with_fields
 
 if TYPE_CHECKING:
-    from magnetar_operator.models import BrokerCluster, DataJob, TopicNamespace, TransactionCoordinator
+    from magnetar.resources import BrokerCluster, DataJob, TopicNamespace, TransactionCoordinator
 
     Resource = BrokerCluster | TransactionCoordinator | DataJob | TopicNamespace
 
@@ -32,7 +32,7 @@ STANDALONE = "standalone"
 
 def run_apply(session: Session, path: Path, dry_run: bool) -> None:
     """Apply every document below `path`, in file-name order."""
-    from magnetar_operator.models import parse_manifest
+    from magnetar.resources import parse_manifest
 
     documents = documents_of(path)
     if not documents:
@@ -65,7 +65,7 @@ def _documents(file: Path) -> list[dict[str, Any]]:
 
 
 def _apply(rest: Rest, resource: Resource) -> str:
-    from magnetar_operator.models import DataJob, TopicNamespace, TransactionCoordinator
+    from magnetar.resources import DataJob, TopicNamespace, TransactionCoordinator
 
     if isinstance(resource, TransactionCoordinator):
         return "skipped (coordinators are pods that only Kubernetes makes: kubectl apply; a standalone server has transactions without it)"

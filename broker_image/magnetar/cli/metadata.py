@@ -113,7 +113,7 @@ def rebuild_command(
 def _run(work: Coroutine[Any, Any, None]) -> None:
     import asyncio
 
-    from magnetar.server.logs import configure_logs
+    from magnetar.hosting.logs import configure_logs
 
     configure_logs("warning")
     asyncio.run(work)
@@ -156,7 +156,7 @@ def _write_file(path: Path, data: bytes) -> None:
 
 async def _restore(file: str, place: Place, in_place: bool, force: bool) -> None:
     from magnetar.metadata.backup import decode_backup
-    from magnetar.storage.restoring import restore_store
+    from magnetar.storage.restore.restoring import restore_store
 
     backup = None
     if file:
@@ -173,7 +173,7 @@ async def _restore(file: str, place: Place, in_place: bool, force: bool) -> None
 
 
 async def _rebuild(place: Place, without_copy: bool, copy: str, request: str, force: bool) -> None:
-    from magnetar.storage.restoring import is_restored_for, restore_store
+    from magnetar.storage.restore.restoring import is_restored_for, restore_store
 
     async with _open_both(place) as (opened, storage, clock):
         if request and await is_restored_for(opened, request):
@@ -190,8 +190,8 @@ async def _rebuild(place: Place, without_copy: bool, copy: str, request: str, fo
 
 async def _copy_in(storage: Any, name: str) -> tuple[Any, str] | None:
     """The copy `name` in the volume and its name, or ("" = no name) the newest that is whole."""
-    from magnetar.storage.backups import list_backups, load_backup
-    from magnetar.storage.restoring import newest_backup
+    from magnetar.storage.restore.backups import list_backups, load_backup
+    from magnetar.storage.restore.restoring import newest_backup
 
     if not name:
         return await newest_backup(storage, _say)
@@ -223,7 +223,7 @@ def _print(restored: Any) -> None:
 async def _open_both(place: Place) -> AsyncIterator[tuple[Any, Any, Any]]:
     """The store, the volume and a clock."""
     from magnetar.clock import SystemClock
-    from magnetar.storage.opening import is_directory, open_volume
+    from magnetar.storage.volumes.opening import is_directory, open_volume
 
     if place.store and not place.volume:
         raise InvalidRequest(
@@ -248,14 +248,14 @@ async def _open_store(place: Place, *, create: bool) -> AsyncIterator[Any]:
 
     opened: Any
     if not place.store:
-        from magnetar.metadata.embedded import EmbeddedStore
+        from magnetar.metadata.backends.embedded import EmbeddedStore
 
         directory = place.data_dir / "metadata"
         if not create and not directory.is_dir():
             raise InvalidRequest(f"{directory} is not there: name a standalone server's --data-dir, or a cluster's --store")
         opened = await EmbeddedStore.open(directory, SystemClock())
     elif place.store.startswith(ETCD_SCHEME):
-        from magnetar.metadata.etcd import EtcdStore
+        from magnetar.metadata.backends.etcd import EtcdStore
 
         opened = EtcdStore.at(place.store, place.store_tls, SystemClock())
     else:

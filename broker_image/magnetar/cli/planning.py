@@ -18,8 +18,8 @@ from magnetar.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from magnetar.cli.screen import Screen
-    from magnetar_operator.planning import Change
-    from magnetar_operator.previewing import Preview
+    from magnetar_operator.brokers.previewing import Preview
+    from magnetar_operator.engine.planning import Change
 
 VALUE_LENGTH_MAX = 80
 
@@ -36,8 +36,8 @@ def run_plan(kubectl: Kubectl, screen: Screen, path: Path) -> int:
 
 def _plan(kubectl: Kubectl, source: str, document: Manifest) -> dict[str, Any]:
     """The plan of one document, as scripts get it."""
-    from magnetar_operator.models import KINDS, parse_manifest
-    from magnetar_operator.models.definitions import NAMINGS
+    from magnetar.resources import KINDS, parse_manifest
+    from magnetar.resources.definitions import NAMINGS
 
     kind, metadata = str(document.get("kind")), document.get("metadata") or {}
     plan: dict[str, Any] = {"resource": f"{kind.lower()}/{metadata.get('name', '?')}", "source": source, "changes": [], "notes": []}
@@ -63,8 +63,8 @@ def _plan(kubectl: Kubectl, source: str, document: Manifest) -> dict[str, Any]:
 
 
 def _difference(notes: list[str], old: Any, new: Any) -> dict[str, Any]:
-    from magnetar_operator.models import BrokerCluster
-    from magnetar_operator.previewing import field_changes, preview
+    from magnetar.resources import BrokerCluster
+    from magnetar_operator.brokers.previewing import field_changes, preview
 
     specs = [item.spec.model_dump(by_alias=True, mode="json") if item is not None else {} for item in (old, new)]
     changes = field_changes(*specs) if old is not None else []

@@ -134,7 +134,7 @@ def _request(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
 def _annotate(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
     """Write the annotation if the cluster is still the one that was read. Raises Refused, with CONFLICT if it is not."""
     from magnetar_operator import names
-    from magnetar_operator.replacing import requests_of
+    from magnetar_operator.brokers.replacing import requests_of
 
     metadata = target.cluster["metadata"]
     current = metadata.get("annotations", {}).get(names.REPLACE, "")

@@ -140,7 +140,7 @@ def collect(kubectl: Kubectl, operator_namespace: str, log_lines: int, note: Cal
 
 def _resources(kubectl: Kubectl, archive: Archive) -> None:
     """Custom resources, what was made of them, and what was said about them."""
-    from magnetar_operator.models.definitions import NAMINGS
+    from magnetar.resources.definitions import NAMINGS
 
     def save(kinds: dict[str, str], selector: str) -> None:
         """One request for all kinds; if it is refused, one for each, so that only what is forbidden is missing."""

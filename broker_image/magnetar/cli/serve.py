@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from magnetar.broker.incarnation import Broker
+from magnetar.broker.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
 from magnetar.errors import InvalidRequest, MagnetarError
-from magnetar.server.broker import Broker
-from magnetar.server.logs import configure_logs
-from magnetar.server.memory import limit_bytes
-from magnetar.server.network.access import OPEN, AccessOptions
-from magnetar.server.network.listeners import ListenerOptions, options_of
-from magnetar.server.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
-from magnetar.server.settings import BrokerSettings
+from magnetar.hosting.access import OPEN, AccessOptions
+from magnetar.hosting.advertised import ListenerOptions, options_of
+from magnetar.hosting.logs import configure_logs
+from magnetar.hosting.memory import limit_bytes
+from magnetar.hosting.settings import BrokerSettings
 
 if TYPE_CHECKING:
     import ssl
@@ -185,7 +185,7 @@ def run_broker(options: BrokerOptions) -> None:
 
 def run_coordinator(options: BrokerOptions) -> None:
     """Hold the number at the end of the name, as a transaction coordinator of a cluster, until SIGTERM."""
-    from magnetar.server.coordinator.process import CoordinatorProcess
+    from magnetar.coordinator.process import CoordinatorProcess
 
     _configure(options.log_level)
     uvloop.run(CoordinatorProcess(_cluster_process_options(options)).run())

@@ -132,7 +132,7 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def _access(options: argparse.Namespace) -> Any:
-    from magnetar.server.network.access import AccessOptions
+    from magnetar.hosting.access import AccessOptions
 
     return AccessOptions(options.security, options.tls, options.tls_port, options.https_port, options.plain)
 
@@ -195,7 +195,7 @@ def _broker_options(options: argparse.Namespace) -> BrokerOptions:
 def _operator(options: argparse.Namespace) -> None:
     # The operator's image has no packages that only brokers need.
     from magnetar.errors import InvalidRequest
-    from magnetar.server.logs import configure_logs
+    from magnetar.hosting.logs import configure_logs
 
     configure_logs(options.log_level)
     try:

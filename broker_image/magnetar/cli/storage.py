@@ -31,7 +31,7 @@ def accept_loss_command(
     """
     import asyncio
 
-    from magnetar.server.logs import configure_logs
+    from magnetar.hosting.logs import configure_logs
 
     configure_logs("warning")
     asyncio.run(_accept(file, volume or str(data_dir / "storage"), yes))
@@ -40,8 +40,8 @@ def accept_loss_command(
 async def _accept(file: str, location: str, yes: bool) -> None:
     from magnetar.clock import SystemClock
     from magnetar.errors import InvalidRequest
-    from magnetar.storage.accepted_loss import accept_loss, examine_loss
-    from magnetar.storage.opening import is_directory, open_volume
+    from magnetar.storage.log.accepted_loss import accept_loss, examine_loss
+    from magnetar.storage.volumes.opening import is_directory, open_volume
 
     if is_directory(location) and not Path(location).is_dir():
         raise InvalidRequest(

@@ -15,7 +15,7 @@ import structlog
 
 from magnetar.clock import Clock
 from magnetar.errors import Compacted, StoreUnavailable
-from magnetar.metadata.record_json import Record
+from magnetar.metadata.codec import Record
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put
 
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 0.5

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from magnetar.errors import StoreError, StoreUnavailable
-from magnetar.metadata.core import holds
+from magnetar.metadata.backends.core import holds
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put, RangeResult, TxnResult, WatchBatch
 
 PAUSE_S = 0.5

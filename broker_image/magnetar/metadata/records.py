@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from magnetar.metadata.record_json import LEFT_OUT, Record, json_of, members, optional
+from magnetar.metadata.codec import LEFT_OUT, Record, json_of, members, optional
 
 RESTORE_STRIDE = 1 << 36
 """The epoch of a term is restore number * RESTORE_STRIDE + revision of the record it began with. A larger revision goes on into the numbers above."""

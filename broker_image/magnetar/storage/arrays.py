@@ -10,7 +10,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-from magnetar.storage.volume import Buffer
+from magnetar.storage.volumes.volume import Buffer
 
 U32 = "I"
 U64 = "Q"

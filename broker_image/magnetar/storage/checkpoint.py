@@ -16,8 +16,8 @@ from magnetar.metadata.records import LogPosition
 from magnetar.names import BundleName
 from magnetar.storage import names
 from magnetar.storage.document import close_document, decode_document, document_json
-from magnetar.storage.transaction_format import participant_pieces, participant_state
-from magnetar.storage.volume import Volume
+from magnetar.storage.transactions.topic_format import participant_pieces, participant_state
+from magnetar.storage.volumes.volume import Volume
 from magnetar.transactions.participant_records import ParticipantState
 
 KIND, VERSION = "checkpoint", 2

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 from magnetar.clock import Clock
 from magnetar.errors import CorruptData, StoreError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.record_json import built, members
+from magnetar.metadata.codec import built, members
 from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
 from magnetar.names import BundleName, TopicName, sidecar_of, topic_of_sidecar
 from magnetar.storage import names
 from magnetar.storage.document import close_document, decode_document, document_json, json_items
 from magnetar.storage.turns import Turns
-from magnetar.storage.volume import Volume
+from magnetar.storage.volumes.volume import Volume
 
 KIND, VERSION = "manifest", 1
 COMMIT_ATTEMPTS_MAX = 64

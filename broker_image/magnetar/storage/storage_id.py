@@ -10,7 +10,7 @@ from __future__ import annotations
 from magnetar.clock import Clock
 from magnetar.storage import names
 from magnetar.storage.document import decode_document, encode_document
-from magnetar.storage.volume import Volume
+from magnetar.storage.volumes.volume import Volume
 
 KIND, VERSION = "storage-id", 1
 

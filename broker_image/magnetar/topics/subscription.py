@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
 from magnetar.topics.cursor import DELTA_BYTES_MAX, Cursor
-from magnetar.topics.dispatch import (
+from magnetar.topics.dispatch.base import (
     Consumer,
     CursorView,
     Delivery,
@@ -30,12 +30,12 @@ from magnetar.topics.dispatch import (
     SubscriptionType,
     TraitsWanted,
 )
-from magnetar.topics.exclusive import ExclusiveDispatcher
-from magnetar.topics.failover import FailoverDispatcher
-from magnetar.topics.key_shared import KeySharedDispatcher
-from magnetar.topics.shared import SharedDispatcher
+from magnetar.topics.dispatch.deferred import DeliveryView
+from magnetar.topics.dispatch.exclusive import ExclusiveDispatcher
+from magnetar.topics.dispatch.failover import FailoverDispatcher
+from magnetar.topics.dispatch.key_shared import KeySharedDispatcher
+from magnetar.topics.dispatch.shared import SharedDispatcher
 from magnetar.topics.state import CursorDelta, CursorState
-from magnetar.topics.withheld import DeliveryView
 
 PROPERTIES_BYTES_MAX = 128 << 10
 """A subscription's properties as JSON, which is how the log has them."""

@@ -17,7 +17,7 @@ from magnetar.errors import ConsumerBusy, CorruptData, InvalidSubscriptionName, 
 from magnetar.names import RULES
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.deduplication import Deduplication
-from magnetar.topics.dispatch import DispatchLimits
+from magnetar.topics.dispatch.base import DispatchLimits
 from magnetar.topics.ledger_ids import LedgerIds, sidecar_ledger
 from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
 from magnetar.topics.producers import ProducerRegistry

@@ -7,6 +7,7 @@ same template restarts nothing.
 
 from __future__ import annotations
 
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.config_map import settings_of
 from magnetar_operator.builders.listeners import (
@@ -19,7 +20,6 @@ from magnetar_operator.builders.listeners import (
 )
 from magnetar_operator.builders.magnetar_pod import PodParts, pod_template
 from magnetar_operator.builders.object import Defaults, Manifest, cluster_object
-from magnetar_operator.models.broker_cluster import BrokerCluster
 
 
 def broker_set(cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str = "") -> Manifest:

@@ -14,13 +14,13 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 
-from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import READABLE_BY_GROUP, content
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.certificates import chain_problem
 from magnetar_operator.conditions import Problem, Reason
-from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.etcd.certificates import chain_problem
 
 PATH = "/etc/magnetar/tls"
 AUTHORITY_PATH = f"{PATH}/{AUTHORITY_FILE}"

@@ -6,9 +6,9 @@ Invariant: every key is MAGNETAR_<NAME> of a broker setting; its hash is in the 
 
 from __future__ import annotations
 
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.models.broker_cluster import BrokerCluster
 
 PREFIX = "MAGNETAR_"
 

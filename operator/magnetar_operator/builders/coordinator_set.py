@@ -7,6 +7,9 @@ objects and nothing that holds data.
 
 from __future__ import annotations
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.listeners import Listener
+from magnetar.resources.transaction_coordinator import TransactionCoordinator
 from magnetar_operator import names
 from magnetar_operator.builders.client_tls import ports_of
 from magnetar_operator.builders.config_map import PREFIX
@@ -26,9 +29,6 @@ from magnetar_operator.builders.network_policy import served
 from magnetar_operator.builders.object import Defaults, Manifest, owner_of
 from magnetar_operator.builders.service_account import without_rights
 from magnetar_operator.conditions import Problem, Reason
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.listeners import Listener
-from magnetar_operator.models.transaction_coordinator import TransactionCoordinator
 
 
 def desired_coordinators(

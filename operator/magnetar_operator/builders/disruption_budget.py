@@ -5,9 +5,9 @@ Owns: them. Imports: builders.object, names. Pure.
 
 from __future__ import annotations
 
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.models.broker_cluster import BrokerCluster
 
 
 def disruption_budget(cluster: BrokerCluster) -> Manifest:

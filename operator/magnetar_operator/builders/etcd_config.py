@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from magnetar_operator import etcd_start, names
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.etcd_members import Door
-from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.etcd import start as etcd_start
+from magnetar_operator.etcd.members import Door
 
 
 def start_variables(set_name: str, peers: Mapping[int, str], wanted: int, door: Door, token: str) -> dict[str, str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from magnetar_operator import etcd_start, names
+from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.resources.broker_cluster import BrokerCluster, ManagedEtcd
+from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER, MEMBERS_MAX, secret_volume
 from magnetar_operator.builders.object import (
     Defaults,
@@ -22,9 +23,9 @@ from magnetar_operator.builders.object import (
     pod_security,
     pull_secrets,
 )
-from magnetar_operator.etcd_members import Door
-from magnetar_operator.etcd_security import Security
-from magnetar_operator.models.broker_cluster import BrokerCluster, ManagedEtcd
+from magnetar_operator.etcd import start as etcd_start
+from magnetar_operator.etcd.members import Door
+from magnetar_operator.etcd.security import Security
 
 DATA_PATH = "/var/lib/etcd"
 TLS_VOLUME, TLS_PATH = "tls", "/etc/etcd/tls"

@@ -11,12 +11,12 @@ from __future__ import annotations
 import base64
 import binascii
 
-from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object, uses_etcd_tls
-from magnetar_operator.certificates import Pair, Subject
-from magnetar_operator.etcd_rotation import Authorities
-from magnetar_operator.models.broker_cluster import BrokerCluster
+from magnetar_operator.etcd.certificates import Pair, Subject
+from magnetar_operator.etcd.rotation import Authorities
 
 MEMBERS_MAX = 3
 MEMBER = "member"

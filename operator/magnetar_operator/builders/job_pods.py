@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import base64
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.data_job import DataJob
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
 from magnetar_operator.builders.object import (
@@ -25,8 +27,6 @@ from magnetar_operator.builders.object import (
     spark_image_of,
     store_url,
 )
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.data_job import DataJob
 
 GRACE_S = 30
 SECRET_KEY, SECRET_VARIABLE = "key", "MAGNETAR_SPARK_SECRET"

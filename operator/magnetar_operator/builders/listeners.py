@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.listeners import BOOTSTRAP, ORDINAL, BrokerAddress, Listener, ListenerStatus
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object, field_variable
 from magnetar_operator.conditions import Problem, Reason
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.listeners import BOOTSTRAP, ORDINAL, BrokerAddress, Listener, ListenerStatus
 
 FIRST_PORT = 6660
 """Pods listen here for the first listener, one above for the next."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from magnetar.resources.broker_cluster import BrokerCluster, Resources
+from magnetar.resources.pod_template import PodTemplate, TopologySpread
 from magnetar_operator import names
 from magnetar_operator.builders.client_tls import (
     advertised_host,
@@ -36,8 +38,6 @@ from magnetar_operator.builders.object import (
     store_url,
 )
 from magnetar_operator.builders.security import security_arguments, security_mounts, security_volumes
-from magnetar_operator.models.broker_cluster import BrokerCluster, Resources
-from magnetar_operator.models.pod_template import PodTemplate, TopologySpread
 
 GRACE_BEYOND_DRAIN_S = 30
 """After the drain: sealing the log, leaving the store, ending the process."""

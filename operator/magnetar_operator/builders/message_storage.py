@@ -12,10 +12,10 @@ import hashlib
 import hmac
 from urllib.parse import urlencode
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.storage import S3Credentials
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, claim_name
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.storage import S3Credentials
 
 VOLUME = "storage"
 

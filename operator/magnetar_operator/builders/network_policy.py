@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.network import NetworkPeer
+from magnetar.resources.pod_template import LabelSelector
 from magnetar_operator import names
 from magnetar_operator.builders.client_tls import ports_of
 from magnetar_operator.builders.listeners import Fleet, brokers_of, listener_ports
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.network import NetworkPeer
-from magnetar_operator.models.pod_template import LabelSelector
 
 REST_PORTS = (names.HTTP_PORT, names.HTTPS_PORT)
 OPERATOR_LABELS = {"app.kubernetes.io/name": "magnetar", names.COMPONENT: "operator"}

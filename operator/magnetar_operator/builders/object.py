@@ -11,9 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from magnetar.resources.base import API_VERSION, CustomResource
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
-from magnetar_operator.models.base import API_VERSION, CustomResource
-from magnetar_operator.models.broker_cluster import BrokerCluster
 
 Manifest = dict[str, Any]
 SPARK_SUFFIX = "-spark"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.etcd import MetadataRestore
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
 from magnetar_operator.builders.message_storage import location, storage_environment, storage_mounts, storage_volumes
@@ -22,8 +24,6 @@ from magnetar_operator.builders.object import (
     pull_secrets,
     store_url,
 )
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.etcd import MetadataRestore
 
 FROM_STORAGE = "Storage"
 

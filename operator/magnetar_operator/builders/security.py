@@ -14,16 +14,16 @@ from typing import Any
 import yaml
 
 from magnetar.errors import InvalidRequest
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.security import Auth, SecretEntry
 from magnetar.security.keys import key_lines, secret_key, secret_keys
 from magnetar.security.signatures import public_key
 from magnetar_operator import names
+from magnetar_operator.brokers.internal_rotation import InternalKeys
 from magnetar_operator.builders.client_tls import AUTHORITY_PATH
 from magnetar_operator.builders.etcd_tls import READABLE_BY_GROUP, content
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.etcd_rotation import Phase
-from magnetar_operator.internal_rotation import InternalKeys
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.security import Auth, SecretEntry
+from magnetar_operator.etcd.rotation import Phase
 
 PATH = "/etc/magnetar/security"
 VOLUME = "security"

@@ -5,10 +5,10 @@ Owns: the clients' service, the brokers' and etcd's headless ones. Imports: buil
 
 from __future__ import annotations
 
+from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.client_tls import ports_of
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.models.broker_cluster import BrokerCluster
 
 
 def _port(name: str, number: int) -> Manifest:

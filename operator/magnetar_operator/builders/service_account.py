@@ -6,10 +6,10 @@ Invariant: no account has a right, and no pod a token of it: the operator alone 
 
 from __future__ import annotations
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.pod_template import PodTemplate
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.models.pod_template import PodTemplate
 
 
 def broker_account(cluster: BrokerCluster) -> Manifest:

@@ -7,10 +7,10 @@ taken from the one that exists.
 
 from __future__ import annotations
 
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.quantities import amount
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
-from magnetar_operator.models.broker_cluster import BrokerCluster
-from magnetar_operator.quantities import amount
 
 
 def storage_claim(cluster: BrokerCluster, existing: Manifest | None) -> Manifest | None:

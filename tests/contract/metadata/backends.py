@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 from aetcd import rpc
 
+from dev.testbed.etcd_server import EtcdServer
 from magnetar.clock import Clock, SystemClock
 from magnetar.errors import StoreUnavailable
-from magnetar.metadata.core import StoreCore
-from magnetar.metadata.embedded import EmbeddedStore
-from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.faulty import FaultPlan, FaultyStore
-from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.backends.core import StoreCore
+from magnetar.metadata.backends.embedded import EmbeddedStore
+from magnetar.metadata.backends.etcd import EtcdStore
+from magnetar.metadata.backends.faulty import FaultPlan, FaultyStore
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put, RangeResult, TxnResult, WatchBatch
-from tests.contract.metadata.etcd_server import EtcdServer
 
 R = TypeVar("R")
 SEED = 20_240

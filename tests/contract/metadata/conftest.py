@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dev.testbed.etcd_server import EtcdNotAvailable, EtcdServer
 from tests.contract.metadata.backends import Backend, EmbeddedBackend, EtcdBackend, FaultyBackend
-from tests.contract.metadata.etcd_server import EtcdNotAvailable, EtcdServer
 from tests.contract.metadata.simulated import SimulatedBackend
 
 

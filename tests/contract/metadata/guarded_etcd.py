@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dev.testbed.etcd_server import EtcdServer
 from magnetar.clock import SystemClock
-from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TlsBytes
+from magnetar.metadata.backends.etcd import EtcdStore
+from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TlsBytes
 from magnetar_operator.builders.etcd_tls import MEMBER
-from magnetar_operator.certificates import Pair, Subject, issue, make_authority
-from tests.contract.metadata.etcd_server import EtcdServer
+from magnetar_operator.etcd.certificates import Pair, Subject, issue, make_authority
 
 CLOCK = SystemClock()
 HERE = ("localhost", "127.0.0.1")

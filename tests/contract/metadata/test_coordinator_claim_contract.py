@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import pytest
 
+from magnetar.coordinator.claim import CoordinatorClaim
+from magnetar.coordinator.identity import CoordinatorIdentity
 from magnetar.errors import Fenced
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
@@ -17,8 +19,6 @@ from magnetar.metadata.records import (
     CoordinatorState,
     ListenerAddress,
 )
-from magnetar.server.coordinator.claim import CoordinatorClaim
-from magnetar.server.coordinator.identity import CoordinatorIdentity
 from tests.contract.metadata.backends import Backend, PatientStore
 
 TIMEOUT_S = 120.0

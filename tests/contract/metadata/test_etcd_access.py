@@ -14,13 +14,13 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, ReplaceableTls, TlsBytes
+from magnetar.metadata.backends.etcd import EtcdStore
+from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, ReplaceableTls, TlsBytes
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER
-from magnetar_operator.certificates import Subject, issue
-from magnetar_operator.etcd_roles import USERS, Change, plan_access
-from magnetar_operator.etcd_users import EtcdUsers
+from magnetar_operator.etcd.certificates import Subject, issue
+from magnetar_operator.etcd.roles import USERS, Change, plan_access
+from magnetar_operator.etcd.users import EtcdUsers
 from tests.contract.metadata.guarded_etcd import HERE, Guarded
 
 CLOCK = SystemClock()

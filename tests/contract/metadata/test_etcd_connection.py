@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from dev.ports import free_port
+from dev.testbed.etcd_admin import EtcdAdmin
+from dev.testbed.etcd_server import EtcdServer
 from magnetar.clock import SystemClock
 from magnetar.errors import LeaseLost, StoreError, StoreUnavailable
-from magnetar.metadata import etcd
-from magnetar.metadata.etcd import EtcdStore
+from magnetar.hosting import lease_thread
+from magnetar.hosting.lease_thread import ThreadedLeaseKeeper
+from magnetar.metadata.backends import etcd
+from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.store import Compare, Put
-from magnetar.server import lease_thread
-from magnetar.server.lease_thread import ThreadedLeaseKeeper
-from tests.contract.metadata.etcd_admin import EtcdAdmin
-from tests.contract.metadata.etcd_server import EtcdServer
 
 CLOCK = SystemClock()
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from dev.testbed.etcd_server import EtcdServer
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreUnavailable
-from magnetar.metadata.etcd import EtcdStore, TlsFiles
-from tests.contract.metadata.etcd_server import EtcdServer
+from magnetar.metadata.backends.etcd import EtcdStore, TlsFiles
 
 CLOCK = SystemClock()
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from magnetar.errors import LeaseLost, StoreError, StoreUnavailable
-from magnetar.metadata.core import OPERATIONS_MAX, VALUE_BYTES_MAX
+from magnetar.metadata.backends.core import OPERATIONS_MAX, VALUE_BYTES_MAX
 from magnetar.metadata.store import Compare, Delete, Event, KeyValue, Put
 from tests.contract.metadata.backends import Backend, PatientStore
 

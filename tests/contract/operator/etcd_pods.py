@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dev.ports import free_port
+from dev.testbed.etcd_server import etcd_binary
 from magnetar.errors import StoreError
-from magnetar_operator import etcd_start
 from magnetar_operator.builders.etcd_config import start_variables
-from magnetar_operator.etcd_admin import EtcdAdmin, Sighting
-from magnetar_operator.etcd_members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart, plan_members
-from magnetar_operator.etcd_steps import change_members, keep_up
-from magnetar_operator.etcd_upkeep import Upkeep, plan_upkeep
-from tests.contract.metadata.etcd_server import etcd_binary
+from magnetar_operator.etcd import start as etcd_start
+from magnetar_operator.etcd.admin import EtcdAdmin, Sighting
+from magnetar_operator.etcd.members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart, plan_members
+from magnetar_operator.etcd.steps import change_members, keep_up
+from magnetar_operator.etcd.upkeep import Upkeep, plan_upkeep
 
 SET = "main-etcd"
 STOP_TIMEOUT_S = 120.0

@@ -11,11 +11,11 @@ import pytest
 
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError
-from magnetar.metadata.etcd import EtcdStore
+from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.store import Delete
-from magnetar_operator import etcd_start
-from magnetar_operator.etcd_members import AddLearner, EtcdPlan, Promote, RemoveMember, Restart
-from magnetar_operator.etcd_upkeep import Upkeep
+from magnetar_operator.etcd import start as etcd_start
+from magnetar_operator.etcd.members import AddLearner, EtcdPlan, Promote, RemoveMember, Restart
+from magnetar_operator.etcd.upkeep import Upkeep
 from tests.contract.operator.etcd_pods import EtcdPods, Operator
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]

@@ -18,21 +18,21 @@ from aetcd import rpc
 
 from dev.ports import free_port
 from dev.server_process import ServerProcess
+from dev.testbed.etcd_server import etcd_binary
 from magnetar.client import Client
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TlsFiles
+from magnetar.metadata.backends.etcd import EtcdStore
+from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TlsFiles
 from magnetar_operator import names
+from magnetar_operator.brokers.desired import desired, identity_of
 from magnetar_operator.builders.etcd_set import DATA_PATH, TLS_PATH
 from magnetar_operator.builders.etcd_tls import MEMBER
-from magnetar_operator.certificates import Pair, Subject, issue, make_authority
-from magnetar_operator.desired import desired, identity_of
-from magnetar_operator.etcd_security import Security
-from magnetar_operator.etcd_users import EtcdUsers
-from tests.contract.metadata.etcd_server import etcd_binary
-from tests.unit.operator.samples import DEFAULTS, cluster
+from magnetar_operator.etcd.certificates import Pair, Subject, issue, make_authority
+from magnetar_operator.etcd.security import Security
+from magnetar_operator.etcd.users import EtcdUsers
+from tests.support.samples import DEFAULTS, cluster
 
 CLOCK = SystemClock()
 START_TIMEOUT_S = 120.0

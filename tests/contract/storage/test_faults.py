@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.errors import StorageError, StorageFull
-from magnetar.storage import log as log_module
-from magnetar.storage import space
-from magnetar.storage.faulty import FaultyVolume, VolumeFaults
-from magnetar.storage.fencing import fence
-from magnetar.storage.log import LogWriter, RecordPlace
-from magnetar.storage.log_format import FILE_HEADER_BYTES
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.seals import read_seal
+from magnetar.storage.log import space
+from magnetar.storage.log import writer as log_module
+from magnetar.storage.log.fencing import fence
+from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.seals import read_seal
+from magnetar.storage.log.writer import LogWriter, RecordPlace
+from magnetar.storage.volumes.faulty import FaultyVolume, VolumeFaults
+from magnetar.storage.volumes.posix import PosixVolume
 from tests.simulation.kernel.world import World
-from tests.unit.storage.logs import CLOCK, INCARNATION, Failures, append_numbered, new_writer, read_numbers
+from tests.support.logs import CLOCK, INCARNATION, Failures, append_numbered, new_writer, read_numbers
 
 WAIT_S = 10.0
 

@@ -10,7 +10,7 @@ import pytest
 from magnetar.errors import Fenced, StorageError
 from magnetar.names import PART_LENGTH_MAX, BundleName
 from magnetar.storage import names
-from magnetar.storage.volume import Recycling, Volume
+from magnetar.storage.volumes.volume import Recycling, Volume
 from tests.contract.storage.volumes import CASES, Script, VolumeCase
 
 pytestmark = pytest.mark.timeout(600)  # the first use of the S3 server installs what it runs on

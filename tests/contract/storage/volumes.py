@@ -18,13 +18,13 @@ from uuid import uuid4
 
 from dev.s3.server import BUCKET, CREDENTIALS, REGION, S3Server
 from magnetar.clock import SystemClock
-from magnetar.storage.faulty import FaultyVolume
-from magnetar.storage.linked_objects import LinkedObjects
-from magnetar.storage.objects import ObjectStore, RetryingObjects
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.s3_objects import S3Client
-from magnetar.storage.slots import SlotVolume
-from magnetar.storage.volume import Volume
+from magnetar.storage.volumes.faulty import FaultyVolume
+from magnetar.storage.volumes.linked import LinkedObjects
+from magnetar.storage.volumes.objects import ObjectStore, RetryingObjects
+from magnetar.storage.volumes.posix import PosixVolume
+from magnetar.storage.volumes.s3 import S3Client
+from magnetar.storage.volumes.slots import SlotVolume
+from magnetar.storage.volumes.volume import Volume
 from tests.simulation.kernel.world import World
 
 Script = Callable[[Volume], Coroutine[Any, Any, None]]

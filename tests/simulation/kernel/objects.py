@@ -17,8 +17,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from magnetar.storage.objects import Listed, ObjectTaken, ObjectThrottled, ObjectUnclear
-from magnetar.storage.volume import Buffer
+from magnetar.storage.volumes.objects import Listed, ObjectTaken, ObjectThrottled, ObjectUnclear
+from magnetar.storage.volumes.volume import Buffer
 from tests.simulation.kernel.loop import SimLoop
 from tests.simulation.kernel.node import Node
 from tests.simulation.kernel.volume import DiskWeather

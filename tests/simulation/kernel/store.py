@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from magnetar.errors import StoreError, StoreUnavailable
-from magnetar.metadata.core import StoreCore
+from magnetar.metadata.backends.core import StoreCore
 from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
 from tests.simulation.kernel.loop import SimLoop
 from tests.simulation.kernel.network import Fabric

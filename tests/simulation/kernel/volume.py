@@ -15,7 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from magnetar.errors import Fenced, StorageError, StorageFull
 from magnetar.storage.names import LOG_SUFFIX
-from magnetar.storage.volume import Buffer
+from magnetar.storage.volumes.volume import Buffer
 from tests.simulation.kernel.disk import Disk, Inode, Write
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.loop import Nap, SimLoop

@@ -36,9 +36,9 @@ from typing import Any, TypeVar
 
 import structlog
 
-from magnetar.storage.objects import RetryingObjects
-from magnetar.storage.slots import SlotVolume
-from magnetar.storage.volume import Volume
+from magnetar.storage.volumes.objects import RetryingObjects
+from magnetar.storage.volumes.slots import SlotVolume
+from magnetar.storage.volumes.volume import Volume
 from tests.simulation.kernel.clock import SimClock
 from tests.simulation.kernel.disk import Disk
 from tests.simulation.kernel.faults import Faults

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from magnetar.broker.incarnation import BrokerIdentity, BrokerPorts
+from magnetar.coordinator import incarnation as life
+from magnetar.coordinator.identity import tcid_of
+from magnetar.coordinator.incarnation import Coordinator
+from magnetar.coordinator.metrics import CoordinatorMetrics
+from magnetar.coordinator.transaction_log import TransactionLog
 from magnetar.errors import MagnetarError
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
 from magnetar.metadata.store import Put
-from magnetar.server.broker import BrokerIdentity, BrokerPorts
-from magnetar.server.coordinator import life
-from magnetar.server.coordinator.identity import tcid_of
-from magnetar.server.coordinator.life import Coordinator
-from magnetar.server.coordinator.metrics import CoordinatorMetrics
-from magnetar.server.coordinator.transaction_log import TransactionLog
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History
 from tests.simulation.kernel.store import STORE_HOST

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.bundles.bundle import OwnedBundle
+from magnetar.broker.topics.expiry import skip
+from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.errors import StorageFull
 from magnetar.names import TopicName
-from magnetar.server.bundles.bundle import OwnedBundle
-from magnetar.server.topics.subscription_host import SubscriptionHost
-from magnetar.server.topics.topic_life import skip
-from magnetar.storage.log import LogWriter
-from magnetar.storage.log_files import LogFile, LogFiles
-from magnetar.storage.pending import Block
-from magnetar.storage.space import Space
+from magnetar.storage.log.files import LogFile, LogFiles
+from magnetar.storage.log.pending import Block
+from magnetar.storage.log.space import Space
+from magnetar.storage.log.writer import LogWriter
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.volume import ReservingSimVolume
 from tests.simulation.scenarios import durable

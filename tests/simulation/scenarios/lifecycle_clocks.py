@@ -11,13 +11,13 @@ import asyncio
 import random
 from collections.abc import Iterator
 
+from magnetar.broker.bundles.bundle import OwnedBundle
+from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.topics import expiry as topic_life
+from magnetar.broker.topics.publishing import Publishing
+from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.names import TopicName
-from magnetar.server.bundles.bundle import OwnedBundle
-from magnetar.server.connections.sessions import ProducerSession
-from magnetar.server.topics import topic_life
-from magnetar.server.topics.publishing import Publishing
-from magnetar.server.topics.subscription_host import SubscriptionHost
-from magnetar.server.topics.topic_host import TopicHost
 from tests.simulation.kernel.history import Position
 from tests.simulation.kernel.world import Environment
 from tests.simulation.scenarios.tracer_clients import ALLOWED, client_of

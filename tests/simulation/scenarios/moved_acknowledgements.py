@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.bundles import bundle
+from magnetar.broker.bundles.bundle import OwnedBundle
+from magnetar.broker.connections.sessions import ConsumerSession
 from magnetar.client.connection import Connection
 from magnetar.metadata.records import BundleState
-from magnetar.server.bundles import bundle
-from magnetar.server.bundles.bundle import OwnedBundle
-from magnetar.server.connections.sessions import ConsumerSession
 from tests.simulation.kernel.acknowledged import Passed, Subscribed
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import Position

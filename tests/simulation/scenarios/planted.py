@@ -16,25 +16,26 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.bundles import ownership
+from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
+from magnetar.broker.bundles.recovery import log_scans
+from magnetar.broker.bundles.recovery.log_scans import LogScans
+from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.context import BrokerContext
+from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.upkeep import manifest_compaction as tidying
 from magnetar.metadata.records import BundleRecord
 from magnetar.names import BundleName
-from magnetar.server.bundles import ownership
-from magnetar.server.bundles.bundle import OwnedBundle, RecoveredBundle
-from magnetar.server.connections.sessions import ProducerSession
-from magnetar.server.context import BrokerContext
-from magnetar.server.storage import log_scans, tidying
-from magnetar.server.storage.log_scans import LogScans
-from magnetar.server.topics.subscription_host import SubscriptionHost
-from magnetar.server.topics.topic_host import TopicHost
 from magnetar.storage import names
-from magnetar.storage.collection import BundleFacts
-from magnetar.storage.fencing import SealedFile, seal
-from magnetar.storage.level_one import LevelOneRewrite
-from magnetar.storage.log import LogWriter
+from magnetar.storage.gc import BundleFacts
+from magnetar.storage.log.fencing import SealedFile, seal
+from magnetar.storage.log.places import RecordPlace
+from magnetar.storage.log.recovery import list_log_files
+from magnetar.storage.log.writer import LogWriter
 from magnetar.storage.manifest import CommitResult, commit_manifest, load_manifest
-from magnetar.storage.places import RecordPlace
-from magnetar.storage.recovery import list_log_files
-from magnetar.storage.volume import Volume
+from magnetar.storage.segments.level_one import LevelOneRewrite
+from magnetar.storage.volumes.volume import Volume
 from magnetar.topics.ledger_ids import LedgerIds, ledger_of
 from magnetar.topics.ledgers import Position
 from tests.simulation.kernel.faults import Faults

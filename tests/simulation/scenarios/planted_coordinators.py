@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
+from magnetar.coordinator import retired, transaction_log
+from magnetar.coordinator.transaction_log import TransactionLog
+from magnetar.coordinator.transactions import Transactions
 from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.metadata.records import LogRange
-from magnetar.server.coordinator import retired, transaction_log
-from magnetar.server.coordinator.transaction_log import TransactionLog
-from magnetar.server.coordinator.transactions import Transactions
-from magnetar.storage import collection, coordinator_log
-from magnetar.storage.fencing import SealedFile, seal
-from magnetar.storage.recovery import list_log_files
-from magnetar.storage.volume import Volume
-from magnetar.transactions.coordinator import CoordinatorCore
-from magnetar.transactions.coordinator_events import Drive, EndRequested, JoinRequested, Write
+from magnetar.storage import gc as collection
+from magnetar.storage.log.fencing import SealedFile, seal
+from magnetar.storage.log.recovery import list_log_files
+from magnetar.storage.transactions import coordinator_log
+from magnetar.storage.volumes.volume import Volume
+from magnetar.transactions.coordinator.core import CoordinatorCore
+from magnetar.transactions.coordinator.events import Drive, EndRequested, JoinRequested, Write
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Change, CoordinatorState, Participant
 from tests.simulation.scenarios import coordinators

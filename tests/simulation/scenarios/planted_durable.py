@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from magnetar.server.topics import topic_life
-from magnetar.server.topics.publishing import Publishing
-from magnetar.storage.collection import BundleFacts, LogFile
+from magnetar.broker.topics import expiry as topic_life
+from magnetar.broker.topics.publishing import Publishing
+from magnetar.storage.gc import BundleFacts, LogFile
 from magnetar.topics.deduplication import Deduplication
-from magnetar.topics.dispatch import Consumer
-from magnetar.topics.failover import FailoverDispatcher
-from magnetar.topics.key_shared import KeySharedDispatcher
+from magnetar.topics.dispatch.base import Consumer
+from magnetar.topics.dispatch.failover import FailoverDispatcher
+from magnetar.topics.dispatch.key_shared import KeySharedDispatcher
+from magnetar.topics.dispatch.shared import SharedDispatcher
+from magnetar.topics.dispatch.turns import Round, Turn
 from magnetar.topics.producers import Grant
 from magnetar.topics.retention import Ages
-from magnetar.topics.shared import SharedDispatcher
-from magnetar.topics.turns import Round, Turn
 from tests.simulation.scenarios import durable
 from tests.simulation.scenarios.planted import FAULTS, planting
 

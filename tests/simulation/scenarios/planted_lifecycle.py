@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from magnetar.server.connections.sessions import ProducerSession
-from magnetar.server.storage import recovery
-from magnetar.server.topics import topic_life
-from magnetar.server.topics.publishing import Publishing
-from magnetar.server.topics.subscription_host import SubscriptionHost
-from magnetar.server.topics.topic_host import TopicHost
-from magnetar.topics.backlog_quota import WITHIN, Verdict
-from magnetar.topics.chunks import ChunkAssignments
-from magnetar.topics.dispatch import ChunkTrait
+from magnetar.broker.bundles.recovery import bundle_recovery as recovery
+from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.topics import expiry as topic_life
+from magnetar.broker.topics.publishing import Publishing
+from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.topics.dispatch.base import ChunkTrait
+from magnetar.topics.dispatch.chunks import ChunkAssignments
+from magnetar.topics.quota import WITHIN, Verdict
 from magnetar.topics.retention import Ages
 from magnetar.topics.topic import TERMINATED
 from tests.simulation.scenarios import lifecycle

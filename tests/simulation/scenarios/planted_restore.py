@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.clock import Clock
 from magnetar.metadata.guarded import GuardedStore
 from magnetar.metadata.records import BundleRecord
 from magnetar.metadata.store import Compare, KeyValue, Operation, TxnResult
-from magnetar.server.bundles.bundle import OwnedBundle
-from magnetar.storage import rebuilding, restoring
-from magnetar.storage.fencing import SealedFile
-from magnetar.storage.log_copies import Files, LogFacts, read_logs
-from magnetar.storage.rebuilding import ManifestFact
-from magnetar.storage.restore_number import read_restore_number
-from magnetar.storage.volume import Volume
+from magnetar.storage.log.fencing import SealedFile
+from magnetar.storage.restore import rebuilding, restoring
+from magnetar.storage.restore.log_copies import Files, LogFacts, read_logs
+from magnetar.storage.restore.rebuilding import ManifestFact
+from magnetar.storage.restore.restore_number import read_restore_number
+from magnetar.storage.volumes.volume import Volume
 from tests.simulation.scenarios import restore
 from tests.simulation.scenarios.planted import planting
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.storage import objects
-from magnetar.storage.objects import RetryingObjects
-from magnetar.storage.slot_format import SLOT_HEADER_BYTES
-from magnetar.storage.slots import SlotVolume
+from magnetar.storage.volumes import objects
+from magnetar.storage.volumes.objects import RetryingObjects
+from magnetar.storage.volumes.slot_format import SLOT_HEADER_BYTES
+from magnetar.storage.volumes.slots import SlotVolume
 from tests.simulation.scenarios import slot_takeovers
 from tests.simulation.scenarios.planted import planting
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from magnetar.balance import bundles as rules
+from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
+from magnetar.broker.bundles.ownership import Ownership
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.names import BundleName
-from magnetar.server.bundles.bundle import OwnedBundle, RecoveredBundle
-from magnetar.server.bundles.ownership import Ownership
-from magnetar.storage import collection
+from magnetar.ownership import rules as rules
+from magnetar.storage import gc as collection
 from magnetar.storage.manifest import LevelZero, Manifest
 from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.topic import Topic

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.server.participant import committing
-from magnetar.server.participant.sidecar import SidecarRuns
-from magnetar.server.participant.subscription_transactions import SubscriptionTransactions
-from magnetar.server.participant.topic_transactions import TopicTransactions
-from magnetar.transactions.buffer import TransactionBuffer
+from magnetar.broker.transactions import committing
+from magnetar.broker.transactions.sidecar import SidecarRuns
+from magnetar.broker.transactions.subscription_transactions import SubscriptionTransactions
+from magnetar.broker.transactions.topic_transactions import TopicTransactions
 from magnetar.transactions.participant_records import Commit, EndAcks, Outcome, ParticipantState, PendingChange
-from magnetar.transactions.pending_acks import PendingAcks
+from magnetar.transactions.topic.buffer import TransactionBuffer
+from magnetar.transactions.topic.pending_acks import PendingAcks
 from tests.simulation.scenarios import transactions
 from tests.simulation.scenarios.planted import planting
 

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from magnetar.errors import InvalidRequest
+from magnetar.metadata.backends.core import StoreCore
 from magnetar.metadata.backup import Backup, decode_backup, encode_backup, read_backup
-from magnetar.metadata.core import StoreCore
-from magnetar.storage.restoring import newest_backup, restore_store
+from magnetar.storage.restore.restoring import newest_backup, restore_store
 from tests.simulation.kernel.history import History
 from tests.simulation.kernel.nemesis import Nemesis
 from tests.simulation.kernel.world import Environment

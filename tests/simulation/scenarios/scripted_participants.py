@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from magnetar.broker.commands.service import BrokerService, Type
+from magnetar.broker.connections.connection import Connection
 from magnetar.errors import ServiceNotReady, SubscriptionNotFound, TopicNotFound
 from magnetar.names import TopicName
-from magnetar.server.commands.service import BrokerService, Type
-from magnetar.server.connections.connection import Connection
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Participant
 from magnetar.wire import transactions

@@ -18,11 +18,11 @@ from collections import Counter
 from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
-from magnetar.storage.fencing import fence
-from magnetar.storage.log import LogWriter, RecordPlace
-from magnetar.storage.log_format import EntriesRecord, encode_entries
-from magnetar.storage.recovery import scan
-from magnetar.storage.volume import Volume
+from magnetar.storage.log.fencing import fence
+from magnetar.storage.log.format import EntriesRecord, encode_entries
+from magnetar.storage.log.recovery import scan
+from magnetar.storage.log.writer import LogWriter, RecordPlace
+from magnetar.storage.volumes.volume import Volume
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.world import Environment, World
 

@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from magnetar.broker.bundles.leader import Leader
 from magnetar.metadata.records import BundleRecord, BundleState
 from magnetar.metadata.store import Compare, Operation, Put, TxnResult
-from magnetar.server.bundles.leader import Leader
 from tests.simulation.scenarios.story import BIG_BYTES, PATIENCE_S, Story
 from tests.simulation.scenarios.tracer_cluster import small
 

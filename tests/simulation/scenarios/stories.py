@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from magnetar.balance import bundles as rules
+from magnetar.broker.bundles import ownership as bundle_ownership
+from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.metadata.records import BundleState
 from magnetar.metadata.store import Compare, Operation, Put, TxnResult
-from magnetar.server.bundles import ownership as bundle_ownership
-from magnetar.server.bundles.bundle import OwnedBundle
+from magnetar.ownership import rules as rules
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import Position
 from tests.simulation.kernel.store import STORE_HOST

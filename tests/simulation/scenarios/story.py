@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from magnetar.errors import StoreUnavailable
+from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState
 from magnetar.metadata.store import Compare, Delete, Operation, Put, TxnResult
 from magnetar.names import BundleName, TopicName
-from magnetar.server.settings import BrokerSettings
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Position
 from tests.simulation.kernel.world import Environment

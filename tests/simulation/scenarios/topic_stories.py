@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from magnetar.balance import bundles as rules
+from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.metadata.records import BundleState
 from magnetar.names import BundleName, TopicName
-from magnetar.server.topics.topic_host import TopicHost
+from magnetar.ownership import rules as rules
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import Position
 from tests.simulation.scenarios.story import PATIENCE_S, Story

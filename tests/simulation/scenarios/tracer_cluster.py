@@ -1,7 +1,7 @@
 """The brokers of the tracer scenarios, and what is watched in them.
 
 Owns: `Cluster` (three real brokers on simulated ports; planned moves, splits, graceful stops and cordons that it makes by itself), its small
-sizes, and `Evidence`, the counts that prove what a run went through. Imports: the kernel, magnetar.balance, magnetar.server.
+sizes, and `Evidence`, the counts that prove what a run went through. Imports: the kernel, magnetar.ownership, magnetar.broker.
 Receipts and recoveries reach the history through wrappers around two production functions, put on for the length of one run: the broker itself
 has no hooks for tests.
 Invariants: everything random comes from the world's seed; a broker that ends itself for a reason that no fault explains fails the run.
@@ -21,23 +21,23 @@ from typing import Any
 import pytest
 import structlog
 
-from magnetar.balance.splits import range_equally_divide, specified_positions_divide
+from magnetar.broker.bundles import bundle, ownership, releasing
+from magnetar.broker.bundles.bundle import RecoveredBundle
+from magnetar.broker.bundles.recovery.bundle_recovery import Preloaded
+from magnetar.broker.bundles.recovery.log_scans import LogScans
+from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.context import BrokerContext
+from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts
+from magnetar.broker.upkeep import log_rolling as rolling
 from magnetar.errors import MagnetarError
+from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.records import BundleRecord, BundleState, CordonRecord, NamespaceRecord
 from magnetar.metadata.store import Delete, Put
 from magnetar.names import DEFAULT_BUNDLES, BundleName, NamespaceName, TopicName, initial_boundaries
-from magnetar.server.broker import Broker, BrokerIdentity, BrokerPorts
-from magnetar.server.bundles import bundle, ownership, releasing
-from magnetar.server.bundles.bundle import RecoveredBundle
-from magnetar.server.connections.sessions import ProducerSession
-from magnetar.server.context import BrokerContext
-from magnetar.server.settings import BrokerSettings
-from magnetar.server.storage import rolling
-from magnetar.server.storage.log_scans import LogScans
-from magnetar.server.storage.recovery import Preloaded
-from magnetar.storage import log_files
+from magnetar.ownership.splits import range_equally_divide, specified_positions_divide
+from magnetar.storage.log import files as log_files
 from magnetar.topics.ledger_ids import LedgerIds
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History, Position

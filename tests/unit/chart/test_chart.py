@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from magnetar.resources import KINDS
+from magnetar.resources.definitions import NAMINGS
 from magnetar_operator.builders.network_policy import OPERATOR_LABELS
-from magnetar_operator.models import KINDS
-from magnetar_operator.models.definitions import NAMINGS
 from magnetar_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -119,7 +119,7 @@ def test_a_bad_setting_stops_the_start_with_its_name(tmp_path: Path, environment
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [
-        (["--help"], ("rich", "yaml", "asyncio", "fastapi", "magnetar.client", "magnetar.server")),
+        (["--help"], ("rich", "yaml", "asyncio", "fastapi", "magnetar.client", "magnetar.broker")),
         (["broker", "--help"], ("typer", "rich", "fastapi", "magnetar.client", "http.client")),
         (["standalone", "--help"], ("typer", "rich", "fastapi", "magnetar.client", "http.client")),
     ],

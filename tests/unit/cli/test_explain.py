@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.administration.explanation import explain_in_words, reason_in_words
 from magnetar.cli.explain import render
 from magnetar.cli.screen import Screen
-from magnetar.server.administration.explanation import explain_in_words, reason_in_words
 
 BUNDLE = "public/default/0x80000000_0xc0000000"
 TOPIC = "persistent://public/default/t"

@@ -18,7 +18,7 @@ from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position
 from magnetar.wire.entries import parse_entry
-from tests.unit.client.memory import ScriptedBroker, Session
+from tests.support.memory import ScriptedBroker, Session
 from tests.unit.client.test_consumer import acknowledged, entry, run
 
 LIMIT = 100_000

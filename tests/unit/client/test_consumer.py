@@ -15,7 +15,7 @@ from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
-from tests.unit.client.memory import MemoryNetwork, ScriptedBroker, Session
+from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
 
 Scenario = Callable[[ScriptedBroker, Client], Awaitable[None]]
 

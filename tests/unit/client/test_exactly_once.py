@@ -14,8 +14,8 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, transactions
 from magnetar.wire.entries import parse_entry
 from magnetar.wire.transactions import Refusal
-from tests.unit.client.memory import ScriptedBroker, Session
-from tests.unit.client.scripted_coordinator import ScriptedCoordinator, run, txn_of
+from tests.support.memory import ScriptedBroker, Session
+from tests.support.scripted_coordinator import ScriptedCoordinator, run, txn_of
 from tests.unit.client.test_consumer import entry
 
 

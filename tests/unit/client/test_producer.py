@@ -14,7 +14,7 @@ from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, ServiceNo
 from magnetar.wire import commands
 from magnetar.wire.commands import DUPLICATE
 from magnetar.wire.entries import decode_batch, parse_entry
-from tests.unit.client.memory import MemoryNetwork, ScriptedBroker, Session
+from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
 
 Scenario = Callable[[MemoryNetwork, ScriptedBroker, Client], Awaitable[None]]
 

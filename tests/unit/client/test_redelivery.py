@@ -15,7 +15,7 @@ from magnetar.errors import InvalidRequest, WireCode
 from magnetar.wire import commands
 from magnetar.wire.commands import Position
 from magnetar.wire.entries import parse_entry
-from tests.unit.client.memory import ScriptedBroker
+from tests.support.memory import ScriptedBroker
 from tests.unit.client.test_consumer import acknowledged, batch, entry, run
 
 

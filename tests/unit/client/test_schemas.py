@@ -20,7 +20,7 @@ from magnetar.client.schemas import BYTES
 from magnetar.errors import IncompatibleSchema, InvalidRequest, WireCode
 from magnetar.wire import commands
 from magnetar.wire.entries import parse_entry
-from tests.unit.client.memory import ScriptedBroker
+from tests.support.memory import ScriptedBroker
 from tests.unit.client.test_consumer import entry, run
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.incarnation import Broker
 from magnetar.client import Client, Consumer, DeadLetterPolicy, Message
 from magnetar.errors import ConsumerBusy, InvalidRequest, InvalidTopicName
 from magnetar.names import TopicName
-from magnetar.server.broker import Broker
-from tests.unit.server.brokers import running_broker
+from tests.support.brokers import running_broker
 
 PREFIX = "persistent://public/default/"
 TOPICS = ["a", "b", "c", "d", "e"]

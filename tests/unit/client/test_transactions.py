@@ -22,8 +22,8 @@ from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry, parse_entry
 from magnetar.wire.transactions import Refusal
-from tests.unit.client.memory import ScriptedBroker, Session
-from tests.unit.client.scripted_coordinator import ScriptedCoordinator, run, txn_of
+from tests.support.memory import ScriptedBroker, Session
+from tests.support.scripted_coordinator import ScriptedCoordinator, run, txn_of
 
 
 def entry(value: bytes) -> bytes:

@@ -9,9 +9,9 @@ import pytest
 
 from dev.docs import chart_values, metrics, reference
 from magnetar.cli.commands import application
+from magnetar.resources import KINDS
+from magnetar.resources.definitions import definitions
 from magnetar_operator.conditions import Reason, Type
-from magnetar_operator.models import KINDS
-from magnetar_operator.models.definitions import definitions
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"

@@ -10,11 +10,11 @@ from fastapi import FastAPI
 
 from magnetar.clock import SystemClock
 from magnetar.errors import InvalidRequest, MagnetarError, NamespaceNotFound, ServiceNotReady, TopicNotFound
+from magnetar.hosting.http import HttpListener
 from magnetar.metadata import keys
-from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord, PartitionedTopicRecord
 from magnetar.names import TopicName, bundle_of, initial_boundaries
-from magnetar.server.network.http import HttpListener
 from magnetar_jobs import compact
 from magnetar_jobs.cluster import Position, bundle_of_topic, owner_of, partitions_of, roll_log
 

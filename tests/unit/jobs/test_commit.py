@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.errors import StorageError
 from magnetar.metadata import keys
-from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import ManifestPointer
 from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
@@ -24,13 +24,13 @@ from magnetar.storage.manifest import (
     commit_manifest,
     load_manifest,
 )
-from magnetar.storage.posix import PosixVolume
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs import commit
 from magnetar_jobs.commit import Committer, Conflict, edit_of
 from magnetar_jobs.execution import Written
 from magnetar_jobs.inputs import BEFORE_ALL
 from magnetar_jobs.planning import CompactionPlan
-from tests.unit.storage.logs import CLOCK, run_on_volume
+from tests.support.logs import CLOCK, run_on_volume
 
 BUNDLE = BundleName.parse("a/b/0x00000000_0x40000000")
 TOPIC = TopicName.parse("persistent://a/b/c")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData
-from magnetar.storage.index import Run
+from magnetar.storage.log.index import Run
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.execution import CompactionOptions, deal
 from magnetar_jobs.inputs import LOG, SEGMENT, Group, Piece, Position, Span, pack, read_group, surviving_slices

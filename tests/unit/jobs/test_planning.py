@@ -15,9 +15,9 @@ from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPoint
 from magnetar.metadata.store import KeyValue
 from magnetar.names import BundleName
 from magnetar.storage import names
-from magnetar.storage.log_format import FILE_HEADER_BYTES
+from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.seals import publish_seal, read_seal
 from magnetar.storage.manifest import commit_manifest
-from magnetar.storage.seals import publish_seal, read_seal
 from magnetar.topics.ledger_ids import epoch_of
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.inputs import BEFORE_ALL, read_group

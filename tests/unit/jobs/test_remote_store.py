@@ -12,18 +12,18 @@ from typing import cast
 
 import pytest
 
-from magnetar.admin.application import create_application
-from magnetar.admin.ports import AdminPort
-from magnetar.admin.rights import Gate
-from magnetar.admin.store_routes import store_router
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
-from magnetar.metadata.memory import MemoryStore
+from magnetar.hosting.http import HttpListener
+from magnetar.hosting.security.rest import RestGate
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.store import Compare, Delete, Put
-from magnetar.server.network.http import HttpListener
-from magnetar.server.security.rest import RestGate
+from magnetar.rest.application import create_application
+from magnetar.rest.ports import AdminPort
+from magnetar.rest.rights import Gate
+from magnetar.rest.store_routes import store_router
 from magnetar_jobs.remote_store import RemoteStore
-from tests.unit.server.secured import authenticator, token
+from tests.support.secured import authenticator, token
 
 
 def serve(body: Callable[[MemoryStore, str], Awaitable[None]], gate: Gate | None = None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
-from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import JobRunRecord
 from magnetar_jobs.run_record import FAILED, MESSAGE_LENGTH_MAX, STARTED, SUCCEEDED, RunRecord
 

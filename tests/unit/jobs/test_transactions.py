@@ -10,23 +10,23 @@ from typing import cast
 
 import pytest
 
+from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.incarnation import Broker
+from magnetar.broker.process import BrokerProcess
 from magnetar.errors import ServiceNotReady
 from magnetar.names import TopicName
-from magnetar.server.administration.port import BrokerAdminPort
-from magnetar.server.broker import Broker
-from magnetar.server.process import BrokerProcess
 from magnetar.storage.manifest import Manifest, commit_manifest
-from magnetar.storage.posix import PosixVolume
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.transactions.ids import TxnId
 from magnetar_jobs import compact
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.inputs import Group, read_group
 from magnetar_jobs.planning import CompactionPlan, plan_topic
-from tests.unit.server.brokers import TOPIC, open_peer, running_broker
-from tests.unit.server.rest import Process
-from tests.unit.server.test_tidying import QUICK
-from tests.unit.server.test_transactional_course import STEPS, Course
-from tests.unit.server.transacting import ended, send_in
+from tests.support.brokers import TOPIC, open_peer, running_broker
+from tests.support.rest import Process
+from tests.support.transacting import ended, send_in
+from tests.unit.broker.transactions.test_transactional_course import STEPS, Course
+from tests.unit.broker.upkeep.test_manifest_compaction import QUICK
 
 NAME = TopicName.parse(TOPIC)
 YOUNG = {**QUICK, "rewrite_age_s": 3600.0, "rewrite_garbage_share": 1.0}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from magnetar.clock import SystemClock
 from magnetar.errors import CorruptData, StoreError
 from magnetar.metadata import keys
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.backup import Backup, decode_backup, encode_backup, read_backup
-from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.records import RESTORE_STRIDE, ClusterRecord
 
 GOLDEN = (

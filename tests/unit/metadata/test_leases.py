@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from magnetar.metadata.faulty import FaultPlan, FaultyStore
+from magnetar.metadata.backends.faulty import FaultPlan, FaultyStore
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper
-from magnetar.metadata.memory import MemoryStore
-from tests.unit.metadata.virtual_time import VirtualClock, VirtualLoop, run_virtually
+from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 TTL_S = 3.0
 

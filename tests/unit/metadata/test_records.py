@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import StoreError
-from magnetar.metadata.record_json import Record
+from magnetar.metadata.codec import Record
 from magnetar.metadata.records import (
     BundleRecord,
     BundleState,

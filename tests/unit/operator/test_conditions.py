@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord
-from magnetar_operator.cluster_state import ClusterState, broker_of, bundle_counts
-from magnetar_operator.cluster_status import Observed, derive, findings_of
+from magnetar_operator.brokers.scaling import Cordon, ScalePlan
+from magnetar_operator.brokers.state import ClusterState, broker_of, bundle_counts
+from magnetar_operator.brokers.status import Observed, derive, findings_of
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, merged
-from magnetar_operator.rolling import RollPlan
-from magnetar_operator.scaling import Cordon, ScalePlan
-from tests.unit.operator.samples import cluster
+from magnetar_operator.pods.rolling import RollPlan
+from tests.support.samples import cluster
 
 
 def ready_pod(ordinal: int, ready: bool = True) -> dict[str, object]:

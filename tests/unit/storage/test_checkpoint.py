@@ -22,10 +22,10 @@ from magnetar.storage.checkpoint import (
     write_checkpoint,
 )
 from magnetar.storage.document import decode_document, encode_document
-from magnetar.storage.posix import PosixVolume
-from magnetar.storage.seals import publish_seal
+from magnetar.storage.log.seals import publish_seal
 from magnetar.storage.storage_id import read_or_create_storage_id, read_storage_id
-from tests.unit.storage.logs import CLOCK, INCARNATION, run_on_volume
+from magnetar.storage.volumes.posix import PosixVolume
+from tests.support.logs import CLOCK, INCARNATION, run_on_volume
 
 GOLDEN = (
     b'{"bundle":"a/b/0x00000000_0x40000000","epoch":7,"incarnation":"broker-0.5f","kind":"checkpoint","position":[2,8192],"topics":'

@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.errors import CorruptData, StorageError, StoreError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, MetadataStore, Operation, TxnResult
 from magnetar.names import BundleName
@@ -36,8 +36,8 @@ from magnetar.storage.manifest import (
     encode_manifest,
     load_manifest,
 )
-from magnetar.storage.posix import PosixVolume
-from tests.unit.storage.logs import CLOCK, run_on_volume
+from magnetar.storage.volumes.posix import PosixVolume
+from tests.support.logs import CLOCK, run_on_volume
 
 BUNDLE = BundleName.parse("a/b/0x00000000_0x40000000")
 TOPIC = "persistent://a/b/c"

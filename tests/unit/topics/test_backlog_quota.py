@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.policies import DESTINATION_STORAGE, EVICT, HOLD, MESSAGE_AGE, REFUSE, BacklogQuota
-from magnetar.topics.backlog_quota import WITHIN, judge
+from magnetar.topics.quota import WITHIN, judge
 
 POLICIES = st.sampled_from([HOLD, REFUSE, EVICT])
 LIMITS = st.integers(-1, 100)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.topics.dispatch import ChunkTrait, Delivery, ReadRequest, SubscriptionType, TraitsWanted
-from magnetar.topics.hash_ranges import slot_of
-from tests.unit.topics.subscription_course import BATCH_MAX, CONSUMER_MAX, PARTITION, SUBSCRIPTION_MAX, TICK_MS, TURN_MAX, Course
+from magnetar.topics.dispatch.base import ChunkTrait, Delivery, ReadRequest, SubscriptionType, TraitsWanted
+from magnetar.topics.dispatch.hash_ranges import slot_of
+from tests.support.subscription_course import BATCH_MAX, CONSUMER_MAX, PARTITION, SUBSCRIPTION_MAX, TICK_MS, TURN_MAX, Course
 
 
 class ExclusiveCourse(Course):

@@ -12,7 +12,7 @@ from magnetar.errors import (
     ServiceNotReady,
     SubscriptionNotFound,
 )
-from magnetar.topics.dispatch import SubscriptionType
+from magnetar.topics.dispatch.base import SubscriptionType
 from magnetar.topics.ledger_ids import LedgerIds, ledger_of
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
 from magnetar.topics.state import CursorDelta, CursorState, TopicState

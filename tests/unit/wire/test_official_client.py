@@ -14,7 +14,7 @@ from magnetar.network import AsyncioNetwork
 from magnetar.wire import commands, runs
 from magnetar.wire.checksum import entry_checksum_ok
 from magnetar.wire.entries import batch_messages, parse_entry
-from tests.unit.client.memory import MemoryNetwork, ScriptedBroker, Session
+from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
 
 
 class RecordingBroker(ScriptedBroker):

@@ -1,0 +1,263 @@
+"""Brokers.
+
+Owns: what REST sees of brokers: who there is, what they serve, their settings, load and statistics, and the health check. Imports: metadata, client,
+names, errors, server siblings.
+Source: facts on protocol 3; Pulsar's health check publishes to a topic of the broker's own and reads it back.
+Invariants: a health check ends within `HEALTH_S`, and within a second while the log waits for the disk; it asks nothing of any other broker, and
+so says nothing of others; one runs at a time, and callers meanwhile get its result; its topics are in a system namespace, and are deleted as any
+unused topic is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from typing import Any
+
+from magnetar.broker.administration.statistics import topic_stats
+from magnetar.broker.administration.tenants import TenantAdministration
+from magnetar.broker.administration.topics import address_of_broker, addresses_of_broker
+from magnetar.broker.incarnation import Broker
+from magnetar.broker.topics.expiry import enforce_quota
+from magnetar.client import Client
+from magnetar.client.connection import Credentials
+from magnetar.clock import elapsed_ms
+from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
+from magnetar.metadata import keys
+from magnetar.metadata.records import BundleState, IncarnationRecord, LoadRecord
+from magnetar.names import CLUSTER_NAME, SYSTEM_NAMESPACE, TopicName, initial_boundaries
+from magnetar.security.authorization import INTERNAL_METHOD
+from magnetar.storage.turns import Turns
+
+HEALTH_S = 10.0
+"""A round trip takes milliseconds; a disk or a store that is slow may hold it up for a moment."""
+BUNDLE_S = 5.0
+"""How long a check waits for the bundle of its topic, which nobody had, or which is on its way here."""
+LEADER_S, LEADER_LOOK_S = 30.0, 0.1
+"""How long a question for the leader waits for one, and how often it looks: the end of a lease and an election take seconds."""
+LOG_LOOK_S = 0.1
+MEBI = 1 << 20
+STATS_PER_TURN_MAX = 50
+"""Topics and subscriptions whose statistics are listed before others get their turn."""
+
+
+class BrokerAdministration(TenantAdministration):
+    """Brokers."""
+
+    _checking: asyncio.Task[None] | None = None
+
+    # --- who there is ------------------------------------------------------------------------------------------------------------
+
+    async def brokers(self, cluster: str) -> list[str]:
+        if cluster and cluster not in await self.clusters():
+            raise TopicNotFound(f"Cluster {cluster} does not exist; GET /admin/v2/clusters lists them")
+        return [] if cluster not in ("", CLUSTER_NAME) else sorted(address_of_broker(record) for record in self._live().values())
+
+    def _live(self) -> dict[str, IncarnationRecord]:
+        return {identifier: viewed.record for identifier, viewed in self._broker.views.incarnations.items.items()}
+
+    async def leader_broker(self) -> dict[str, str]:
+        """Where the leader is; waits while an election settles. Raises ServiceNotReady if there is none for `LEADER_S`."""
+        try:
+            async with asyncio.timeout(LEADER_S):
+                while True:
+                    record = self._live().get(await self._broker.leader.current())
+                    if record is not None:
+                        return {"serviceUrl": record.http_url, "brokerId": address_of_broker(record)}
+                    await asyncio.sleep(LEADER_LOOK_S)
+        except TimeoutError as error:
+            raise ServiceNotReady(f"no leader has been elected for {LEADER_S:.0f} s; ask again") from error
+
+    async def owned_bundles(self, cluster: str, broker: str) -> dict[str, Any]:
+        await self.brokers(cluster)
+        found = {
+            identifier
+            for identifier, record in self._live().items()
+            if broker == record.broker or broker in addresses_of_broker(record)
+        }
+        if not found:
+            raise TopicNotFound(f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones")
+        status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
+        items = self._broker.views.bundles.items
+        return {name: dict(status) for name, viewed in sorted(items.items()) if viewed.record.incarnation in found}
+
+    # --- health ------------------------------------------------------------------------------------------------------------------
+
+    async def check_health(self) -> None:
+        """Have this broker's own parts do their work: the way to the metadata store, the log, the port for clients.
+
+        And a message, published and read through that port, where the bundle of the check's topic is served here: bundles move as load wants, and
+        another broker that has it may be sick. Raises ServiceNotReady saying what failed.
+        """
+        broker = self._broker
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._look_at_parts(broker), name="health check")
+            self._checking.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have gone
+        while not self._checking.done():
+            # Nobody who asks waits for a disk that does not answer: that is the answer.
+            if (waits := _why_log_waits(broker)) is not None:
+                raise ServiceNotReady(f"the broker is not healthy: {waits}")
+            await asyncio.wait([self._checking], timeout=LOG_LOOK_S)
+        await self._checking
+
+    async def _look_at_parts(self, broker: Broker) -> None:
+        topic = TopicName.parse(f"persistent://{SYSTEM_NAMESPACE}/healthcheck-{broker.context.broker}")
+        step, bundle = "reach the metadata store", ""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                if await broker.context.store.get(keys.namespace(SYSTEM_NAMESPACE)) is None:
+                    await self._create_health_namespace()
+                step = "flush its log"
+                await broker.context.log.barrier()
+                step = "answer at its own port"
+                async with _own_client(broker) as client:
+                    await client.partitions(str(topic))
+                    bundle = await _bundle_here(broker, topic)
+                    if bundle:
+                        step = "publish and read a message"
+                        await _publish_and_read(broker, client, topic)
+        except (MagnetarError, OSError, TimeoutError) as error:
+            if bundle and bundle not in broker.ownership.owned:
+                return  # it moved meanwhile, and the rest was well
+            raise ServiceNotReady(
+                f"the broker is not healthy: it could not {step} ({error or f'no answer in {HEALTH_S:.0f} s'})"
+            ) from error
+
+    async def _create_health_namespace(self) -> None:
+        try:
+            await self.create_namespace(SYSTEM_NAMESPACE, initial_boundaries(1), {})
+        except TopicExists:
+            return
+
+    async def check_backlog_quotas(self) -> None:
+        """Have backlogs of topics served here compared with their quotas at once."""
+        broker = self._broker
+        for owned in list(broker.ownership.owned.values()):
+            for topic in list(owned.topics.values()):
+                if owned.serving and not topic.frozen:
+                    await enforce_quota(topic, elapsed_ms(broker.context.clock))
+
+    # --- settings ----------------------------------------------------------------------------------------------------------------
+
+    def configuration(self) -> dict[str, str]:
+        settings = self._broker.context.settings
+        return {field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+    def internal_configuration(self) -> dict[str, Any]:
+        """Pulsar's InternalConfigurationData; there are no ledgers in BookKeeper, and the store is named by its kind only."""
+        return {
+            "metadataStoreUrl": self._process.store_name,
+            "configurationMetadataStoreUrl": self._process.store_name,
+            "ledgersRootPath": None,
+            "bookkeeperMetadataServiceUri": None,
+            "stateStorageServiceUrl": None,
+        }
+
+    # --- load and statistics -----------------------------------------------------------------------------------------------------
+
+    def metrics_json(self) -> list[dict[str, Any]]:
+        metrics = self._broker.context.metrics
+        counts = self._broker.service.counts()
+        named = dict(zip(("brk_bundles", "brk_topics_count", "brk_producers_count", "brk_consumers_count"), counts, strict=True))
+        named |= {"brk_msg_in": metrics.messages_in, "brk_bytes_in": metrics.bytes_in}
+        named |= {"brk_msg_out": metrics.messages_out, "brk_bytes_out": metrics.bytes_out}
+        return [{"metrics": named, "dimensions": {"broker": self._broker.context.broker, "metric": "broker"}}]
+
+    def load_report(self) -> dict[str, Any]:
+        """Pulsar's LoadManagerReport, as of the last report of this broker."""
+        broker = self._broker
+        context = broker.context
+        viewed = broker.views.load.get(broker.incarnation)
+        load = viewed.record if viewed is not None else None
+        bundles = sorted(broker.ownership.owned)
+        return {
+            "loadReportType": "LocalBrokerData",
+            "webServiceUrl": context.http_url,
+            "pulsarServiceUrl": context.service_url,
+            "persistentTopicsEnabled": True,
+            "nonPersistentTopicsEnabled": True,
+            "brokerVersionString": _version(broker),
+            "lastUpdate": load.updated_ms if load is not None else 0,
+            "cpu": {"usage": _percent(load, "cpu_usage"), "limit": 100.0},
+            "memory": {"usage": _percent(load, "memory_usage"), "limit": 100.0},
+            "lastStats": {},
+            "msgRateIn": load.message_rate_in if load is not None else 0.0,
+            "msgRateOut": load.message_rate_out if load is not None else 0.0,
+            "msgThroughputIn": load.bytes_rate_in if load is not None else 0.0,
+            "msgThroughputOut": load.bytes_rate_out if load is not None else 0.0,
+            "numBundles": len(bundles),
+            "numTopics": load.topics if load is not None else 0,
+            "numProducers": load.producers if load is not None else 0,
+            "numConsumers": load.consumers if load is not None else 0,
+            "bundles": bundles,
+        }
+
+    async def broker_topics(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        turns = Turns(STATS_PER_TURN_MAX)
+        for name, owned in sorted(self._broker.ownership.owned.items()):
+            kinds: dict[str, dict[str, Any]] = {}
+            for kind, topics in (("persistent", owned.topics), ("non-persistent", owned.non_persistent.by_name)):
+                for topic in list(topics.values()):
+                    kinds.setdefault(kind, {})[str(topic.name)] = topic_stats(topic)
+                    await turns.after(1 + len(topic.subscriptions))
+            if kinds:
+                found.setdefault(str(owned.name.namespace), {})[name.rpartition("/")[2]] = kinds
+        return found
+
+
+def _why_log_waits(broker: Broker) -> str | None:
+    """What keeps the log from writing what is published, for longer than a sound disk ever takes; None if nothing does."""
+    writer = broker.context.log
+    if writer.space.stalled is not None:
+        return f"its log waits for space ({writer.space.stalled})"
+    if writer.space.short is not None:
+        return str(writer.space.short)
+    if writer.hangs:
+        return f"its log has waited for the disk for {writer.flush_age_s:.1f} s; see to the disk"
+    return None
+
+
+def _own_client(broker: Broker) -> Client:
+    """A client that begins at this broker's own port."""
+    context = broker.context
+    shown = Credentials(INTERNAL_METHOD, context.security.internal_token().encode()) if context.security is not None else None
+    tls = context.tls.to_peers() if context.tls is not None and broker.service_url == broker.service_url_tls else None
+    return Client(
+        broker.service_url, network=context.network, clock=context.clock, operation_timeout_s=HEALTH_S, credentials=shown, tls=tls
+    )
+
+
+async def _bundle_here(broker: Broker, topic: TopicName) -> str:
+    """The bundle of the check's topic if it is served here, "" if not; one that nobody has is given to somebody first."""
+    ownership, bundles = broker.ownership, broker.views.bundles
+    bundle = await ownership.bundle_of(topic)
+    with contextlib.suppress(ServiceNotReady, TimeoutError):  # it comes too slowly, or has just left, or was split
+        async with asyncio.timeout(BUNDLE_S):
+            viewed = bundles.get(str(bundle))
+            if viewed is None or viewed.record.state is BundleState.FREE:
+                await ownership.assigner.assign_merged(str(bundle))
+            viewed = bundles.get(str(bundle))
+            if viewed is not None and viewed.record.incarnation == broker.incarnation:
+                await ownership.serving(bundle)
+                return str(bundle)
+    return ""
+
+
+async def _publish_and_read(broker: Broker, client: Client, topic: TopicName) -> None:
+    payload = f"{broker.incarnation}-{broker.context.clock.random_bits(32):08x}".encode()
+    producer = await client.create_producer(str(topic))
+    sent = await producer.send(payload)
+    reader = await client.create_reader(str(topic), sent, inclusive=True)
+    while (await reader.receive()).value != payload:
+        pass
+
+
+def _percent(load: LoadRecord | None, field: str) -> float:
+    return round(100 * float(getattr(load, field)), 2) if load is not None else 0.0
+
+
+def _version(broker: Broker) -> str:
+    viewed = broker.views.incarnations.get(broker.incarnation)
+    return viewed.record.version if viewed is not None else ""

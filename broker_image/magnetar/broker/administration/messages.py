@@ -1,0 +1,196 @@
+"""Single messages, for administrators who look into a topic.
+
+Owns: peeking at what a subscription has before it, examining a topic from either end, reading an entry by its id, the first id at a time, and the
+headers that tell an entry's metadata. Imports: topics, wire, client (codecs), errors, server siblings.
+Source: facts on protocol 3, priority 1: the payload is the body, uncompressed; a batch comes as a whole, with the number of its messages.
+Invariants: nothing is acknowledged and no cursor moves; whatever a client has put into its metadata leaves as headers that are valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from magnetar.broker.administration.base import Administration
+from magnetar.broker.commands.seeking import first_published_at
+from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.client.compression import decompress
+from magnetar.clock import elapsed_ms, iso8601
+from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicNotFound, UnsupportedCommand
+from magnetar.names import TopicName
+from magnetar.rest.ports import FoundMessage
+from magnetar.topics.dispatch.base import ReadRequest
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import Buffer
+from magnetar.wire.entries import Entry, readable_entry, uncompressed
+
+_TIME_MS_MAX = 253_402_300_799_000
+"""The last second of the year 9999; what is beyond is told as a number."""
+_TEXT = ("producer_name", "replicated_from", "partition_key", "encryption_algo", "uuid")
+_NUMBERS = (
+    "sequence_id",
+    "uncompressed_size",
+    "marker_type",
+    "txnid_least_bits",
+    "txnid_most_bits",
+    "highest_sequence_id",
+    "num_chunks_from_msg",
+    "total_chunk_msg_size",
+    "chunk_id",
+)
+_FLAGS = ("partition_key_b64_encoded", "null_value", "null_partition_key")
+_BYTES = (("ordering_key", "Base64-ordering-key"), ("schema_version", "Base64-schema-version-b64encoded"))
+_TIMES = ("publish_time", "event_time", "deliver_at_time")
+
+
+class MessageAdministration(Administration):
+    """Messages of topics, one at a time."""
+
+    async def peek(self, topic: TopicName, subscription: str, number: int) -> FoundMessage:
+        """The `number`-th (from 1) entry that is not acknowledged. Raises SubscriptionNotFound, TopicNotFound if there are fewer."""
+        if number < 1:
+            raise InvalidRequest(f"position: {number} is out of range; 1 is the first message that is not acknowledged")
+        host = await self._readable(topic, "Peek messages")
+        found = host.subscriptions.get(subscription)
+        if found is None:
+            raise SubscriptionNotFound(f"Subscription {subscription} not found on topic {topic}")
+        left, cursor = number, found.core.cursor
+        for low, high in cursor.unacknowledged(cursor.mark_delete, cursor.end):
+            if left <= high - low:
+                return await _message(host, low + left - 1)
+            left -= high - low
+        raise TopicNotFound(f"Message not found: subscription {subscription} has {number - left} messages before it, not {number}")
+
+    async def examine(self, topic: TopicName, origin: str, number: int) -> FoundMessage:
+        """The `number`-th entry from the beginning ("earliest") or from the end ("latest"); the last one in that direction if there are fewer.
+
+        Raises InUse for a topic without entries.
+        """
+        if origin not in ("earliest", "latest"):
+            raise InvalidRequest(f"initialPosition: {origin!r} is not known; use earliest or latest")
+        host = await self._readable(topic, "Examine messages")
+        first, end = host.core.ledgers.first, host.core.ledgers.end
+        if first == end:
+            raise InUse("Could not examine messages due to the total message is zero; publish one first")
+        offset = min(max(number, 1), end - first) - 1
+        return await _message(host, first + offset if origin == "earliest" else end - 1 - offset)
+
+    async def message(self, topic: TopicName, position: tuple[int, int]) -> FoundMessage:
+        """The entry with this id. Raises TopicNotFound."""
+        host = await self._readable(topic, "Reading messages by id")
+        ordinal = host.core.ledgers.find(position)
+        if ordinal is None:
+            raise TopicNotFound(f"Message not found: topic {topic} has no entry {position[0]}:{position[1]}")
+        return await _message(host, ordinal)
+
+    async def message_id_at(self, topic: TopicName, timestamp_ms: int) -> dict[str, Any]:
+        """The id of the first message published at this time or later; behind the last one if there is none."""
+        host = await self._readable(topic, "Getting message ID by timestamp")
+        ledgers = host.core.ledgers
+        ordinal = await first_published_at(host, timestamp_ms)
+        if ordinal < ledgers.end:
+            ledger, entry = ledgers.position(ordinal)
+        else:
+            ledger, entry = ledgers.last_position
+            entry += ledger >= 0
+        return {"ledgerId": ledger, "entryId": entry, "partitionIndex": host.partition}
+
+    async def backlog_size(self, topic: TopicName, position: tuple[int, int]) -> int:
+        """About how many bytes follow `position`."""
+        host = await self._readable(topic, "Measuring a backlog")
+        core = host.core
+        core.age(elapsed_ms(host.context.clock))
+        return core.ages.bytes_from(core.ledgers.ordinal_after(position), core.ledgers.end)
+
+    async def analyze_backlog(self, topic: TopicName, subscription: str) -> dict[str, Any]:
+        """Entries that are not acknowledged, as they are counted all the time: nothing is read, so messages in batches are not counted."""
+        host = await self._readable(topic, "Analyzing a backlog")
+        found = host.subscriptions.get(subscription)
+        if found is None:
+            raise SubscriptionNotFound(f"Subscription {subscription} not found on topic {topic}")
+        return {"entries": found.core.backlog, "filterAcceptedEntries": found.core.backlog, "aborted": False}
+
+    async def _readable(self, topic: TopicName, what: str) -> TopicHost:
+        """The topic, if its messages can be read one by one. Raises UnsupportedCommand if not."""
+        if not topic.persistent:
+            raise UnsupportedCommand(f"{what} on a non-persistent topic is not allowed: it keeps none")
+        if topic.partition < 0 and await self._broker.service.partitions(topic):
+            raise UnsupportedCommand(
+                f"{what} on a partitioned topic is not allowed; ask for one of its partitions ({topic}-partition-0)"
+            )
+        return await self._host(topic)
+
+
+async def _message(host: TopicHost, ordinal: int) -> FoundMessage:
+    request = ReadRequest(ordinal, 1)
+    found = host.tail(request)
+    data = found[0][0] if found is not None else (await host.read(request))[0][0]
+    position = host.core.ledgers.position(ordinal)
+    identifier = {"X-Pulsar-Message-ID": f"{position.ledger}:{position.entry}"}
+    entry = readable_entry(data)
+    if entry is None:
+        return FoundMessage(identifier, data)
+    payload: Buffer = entry.payload
+    if not entry.metadata.encryption_keys and entry.metadata.compression != api.NONE:
+        payload = await asyncio.to_thread(uncompressed, entry, decompress)
+    headers = {f"X-Pulsar-{name}": value for name, value in _headers(entry, len(payload))}
+    if host.metadata is not None:
+        broker_ms, index = host.metadata.values(await host.metadata.read(ordinal, 1), entry.message_count)
+        if broker_ms is not None:
+            headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] = iso8601(broker_ms)
+        if index is not None:
+            headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
+    return FoundMessage({**identifier, **headers}, payload)
+
+
+def _headers(entry: Entry, size: int) -> Iterator[tuple[str, str]]:
+    """(name behind X-Pulsar-, value) of what an entry's metadata says."""
+    metadata = entry.metadata
+    given = {field.name: value for field, value in metadata.ListFields()}
+    properties = _pairs(metadata.properties)
+    if properties:
+        yield "PROPERTY", json.dumps(properties)
+    for name in _TIMES:
+        if name in given:
+            yield name.replace("_", "-"), iso8601(given[name]) if 0 <= given[name] <= _TIME_MS_MAX else str(given[name])
+    if entry.batched:
+        yield "num-batch-message", str(metadata.num_messages_in_batch)
+        yield "batch-size", str(size)
+    for name in _TEXT + _NUMBERS:
+        if name in given:
+            yield name.replace("_", "-"), _text(given[name])
+    for name in _FLAGS:
+        if name in given:
+            yield name.replace("_", "-"), "true" if given[name] else "false"
+    for name, header in _BYTES:
+        if name in given:
+            yield header, base64.b64encode(given[name]).decode()
+    if metadata.compression != api.NONE:
+        yield "compression", api.CompressionType.Name(metadata.compression)
+    if metadata.replicate_to:
+        yield "replicated-to", json.dumps([_plain(name) for name in metadata.replicate_to])
+    yield "Is-Encrypted", "true" if metadata.encryption_keys else "false"
+    if metadata.encryption_keys:
+        keys = [
+            {"key": _plain(key.key), "value": base64.b64encode(key.value).decode(), "metadata": _pairs(key.metadata)}
+            for key in metadata.encryption_keys
+        ]
+        yield "Base64-encryption-keys", base64.b64encode(json.dumps(keys).encode()).decode()
+        yield "Base64-encryption-param", base64.b64encode(metadata.encryption_param).decode()
+
+
+def _pairs(pairs: Iterable[api.KeyValue]) -> dict[str, str]:
+    return {_plain(pair.key): _plain(pair.value) for pair in pairs}
+
+
+def _plain(value: Any) -> str:
+    """Text of a client, which protobuf hands over as bytes if it is not UTF-8."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _text(value: Any) -> str:
+    """A value for a header: one line of UTF-8, as its bytes."""
+    return "".join(char if char.isprintable() else "?" for char in _plain(value)).encode().decode("latin-1")

@@ -1,0 +1,184 @@
+"""Admin requests from broker to broker.
+
+Owns: HTTP/1.1 exchanges over the broker's network. Imports: metadata, network, names, errors.
+Why: an operation on a partitioned topic reaches partitions that other brokers serve, and the broker has no HTTP client otherwise.
+Invariants: one request per connection, which the peer closes; an answer is bounded in size and time; a refusal keeps its reason and its status;
+a bundle that moves meanwhile is followed to its owner, but only to a registered broker: nobody else ever sees a token of the cluster's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import quote, urlsplit
+
+from magnetar.errors import (
+    AuthenticationFailed,
+    InUse,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotAuthorized,
+    ServiceNotReady,
+    TopicNotFound,
+    UnsupportedCommand,
+)
+from magnetar.metadata import keys
+from magnetar.metadata.records import IncarnationRecord
+from magnetar.metadata.store import MetadataStore
+from magnetar.names import TopicName
+from magnetar.network import Network, connect_over
+from magnetar.security.authorization import INTERNAL_METHOD
+
+if TYPE_CHECKING:
+    from magnetar.hosting.security.authentication import Authenticator
+    from magnetar.hosting.tls import TlsDoor
+
+TIMEOUT_S = 30.0
+ANSWER_BYTES_MAX = 16 << 20
+READ_BYTES = 64 << 10
+REDIRECTS_MAX = 3
+TEMPORARY_REDIRECT = 307
+REFUSALS: Mapping[int, type[MagnetarError]] = {
+    400: InvalidRequest,
+    401: AuthenticationFailed,
+    403: NotAuthorized,
+    404: TopicNotFound,
+    405: UnsupportedCommand,
+    409: NotAllowed,
+    412: InUse,
+}
+
+
+class _Answer(asyncio.BufferedProtocol):
+    """Collects what the peer sends until it closes."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._buffer = bytearray(READ_BYTES)
+        self._answer = bytearray()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+
+    def get_buffer(self, _sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._answer += self._buffer[:nbytes]
+        if len(self._answer) > ANSWER_BYTES_MAX and self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.done.done():
+            return
+        if exc is not None:
+            self.done.set_exception(ServiceNotReady(f"the connection to a broker broke: {exc}; try again"))
+        else:
+            self.done.set_result(bytes(self._answer))
+
+
+class Caller(Protocol):
+    """Who asks: a broker's context."""
+
+    @property
+    def store(self) -> MetadataStore:
+        """Which brokers there are."""
+        ...
+
+    @property
+    def network(self) -> Network:
+        """How others are reached."""
+        ...
+
+    @property
+    def tls(self) -> TlsDoor | None:
+        """How others are reached by https."""
+        ...
+
+    @property
+    def security(self) -> Authenticator | None:
+        """Makes the tokens that others ask for; None: they ask for none."""
+        ...
+
+
+async def ask_peer(caller: Caller, http_url: str, method: str, topic: TopicName, suffix: str, body: Any = None) -> Any:
+    """The JSON answer of another broker to `method` on a topic's admin path, None if it has none.
+
+    Raises as `ask_broker`.
+    """
+    path = f"/admin/v2/{topic.domain}/{quote(topic.tenant)}/{quote(topic.namespace)}/{quote(topic.local, safe='')}{suffix}"
+    return await ask_broker(caller, http_url, method, path, body)
+
+
+async def ask_broker(caller: Caller, http_url: str, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
+    """The JSON answer of another broker to `method` on `path`, None if it has none; `body` is sent as JSON unless it is None.
+
+    Where the broker says that another one is to be asked, that one is. Raises what the peer refused with, ServiceNotReady if it cannot be reached.
+    """
+    data = b"" if body is None else json.dumps(body).encode()
+    try:
+        async with asyncio.timeout(timeout_s):
+            for _ in range(REDIRECTS_MAX):
+                answer = await _exchange(caller, http_url, method, path, data)
+                if (location := redirect_of(answer)) is None:
+                    return decode_answer(answer, http_url)
+                http_url, path = await _followed(caller, http_url, location)
+    except (OSError, TimeoutError) as error:
+        raise ServiceNotReady(f"broker {http_url} does not answer: {error or 'no answer in time'}; try again") from error
+    raise ServiceNotReady(f"{path} was sent on {REDIRECTS_MAX} times, and is to be asked of {http_url} now; try again")
+
+
+async def _exchange(caller: Caller, http_url: str, method: str, path: str, data: bytes) -> bytes:
+    """Whatever a broker answers to one request. Raises OSError, ServiceNotReady."""
+    where = urlsplit(http_url)
+    shown = f"Authorization: {INTERNAL_METHOD} {caller.security.internal_token()}\r\n" if caller.security is not None else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    tls = caller.tls.to_peers() if where.scheme == "https" and caller.tls is not None else None
+    exchange = await connect_over(caller.network, where.hostname or "", where.port or 80, _Answer, tls)
+    assert exchange.transport is not None
+    try:
+        exchange.transport.write(head.encode() + data)
+        return await exchange.done
+    finally:
+        exchange.transport.close()
+
+
+def redirect_of(answer: bytes) -> str | None:
+    """Where an HTTP answer sends whoever asked; None if it does not."""
+    status, *fields = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    if status.split()[1:2] != [str(TEMPORARY_REDIRECT).encode()]:
+        return None
+    named = (field.partition(b":") for field in fields)
+    return next((value.strip().decode("latin-1") for name, _, value in named if name.strip().lower() == b"location"), None)
+
+
+async def _followed(caller: Caller, http_url: str, location: str) -> tuple[str, str]:
+    """The address of a registered broker, and the path, that `location` names. Raises ServiceNotReady for any other, StoreError."""
+    where = urlsplit(location)
+    base = f"{where.scheme}://{where.netloc}"
+    for item in (await caller.store.range(keys.INCARNATIONS)).items:
+        record = IncarnationRecord.decode(item.value)
+        if base in (record.http_url, record.http_url_tls):
+            return base, f"{where.path}?{where.query}" if where.query else where.path
+    raise ServiceNotReady(f"broker {http_url} sends us to {base[:200]!r}, which is no live broker; try again")
+
+
+def decode_answer(answer: bytes, http_url: str) -> Any:
+    """The JSON body of an HTTP answer without chunks, None if it is empty. Raises what it says, ServiceNotReady if it is cut off."""
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    words = head.split(b"\r\n", 1)[0].split()
+    if not separator or len(words) < 2 or not words[1].isdigit():
+        raise ServiceNotReady(f"broker {http_url} closed the connection before its answer; try again")
+    status = int(words[1])
+    try:
+        value = json.loads(body) if body else None
+    except ValueError as error:
+        raise ServiceNotReady(f"broker {http_url} answered with something that is not JSON; try again") from error
+    if status >= 300:
+        reason = value.get("reason") if isinstance(value, dict) else None
+        raise REFUSALS.get(status, ServiceNotReady)(f"broker {http_url}: {reason or status}")
+    return value

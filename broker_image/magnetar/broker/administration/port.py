@@ -1,0 +1,119 @@
+"""The broker's side of REST.
+
+Owns: `AdminPort` over a broker process: health, status and lookup, and the parts of `administration` put together. Imports: metadata, server
+siblings.
+Invariants: whether this broker is alive or ready is answered at any time; everything else is refused while it starts or stops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magnetar import __version__
+from magnetar.broker.administration.brokers import BrokerAdministration
+from magnetar.broker.administration.explain import ExplainAdministration
+from magnetar.broker.administration.transactions import TransactionAdministration
+from magnetar.broker.commands.lookups import addresses_of
+from magnetar.coordinator.discovery import ASSIGN
+from magnetar.metadata.records import INTERNAL_LISTENER, BundleState, CoordinatorClaimRecord, IncarnationRecord
+from magnetar.names import TopicName
+
+
+class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAdministration):
+    """Answers the routes for whichever incarnation the process runs now."""
+
+    def ready(self) -> bool:
+        broker = self._process.broker
+        return broker is not None and broker.ready and not broker.draining
+
+    def live(self) -> bool:
+        """The answer itself proves that the event loop makes progress."""
+        return True
+
+    def metrics(self) -> bytes:
+        broker, coordinator = self._process.broker, self._process.coordinator
+        own = broker.metrics.exposition() if broker is not None else b""
+        return own + coordinator.exposition() if coordinator is not None else own
+
+    def version(self) -> str:
+        return __version__
+
+    def damage(self) -> list[dict[str, Any]]:
+        return self._broker.context.damage.listed()
+
+    async def status(self) -> dict[str, Any]:
+        broker = self._broker
+        views = broker.views
+        leader = await broker.leader.current()
+        brokers = []
+        for identifier, viewed in sorted(views.incarnations.items.items()):
+            load = views.load.get(identifier)
+            owned = sum(1 for bundle in views.bundles.items.values() if bundle.record.incarnation == identifier)
+            cordon = views.cordons.get(viewed.record.broker)
+            state = "draining" if viewed.record.draining else "serving" if cordon is None else "cordoned"
+            brokers.append(
+                {
+                    "broker": viewed.record.broker,
+                    "incarnation": identifier,
+                    "service_url": viewed.record.service_url,
+                    "listeners": {name: address.service_url for name, address in viewed.record.listeners.items()},
+                    "bundles": owned,
+                    "topics": load.record.topics if load is not None else 0,
+                    "in": load.record.message_rate_in if load is not None else 0.0,
+                    "out": load.record.message_rate_out if load is not None else 0.0,
+                    "state": state,
+                    "http_url": viewed.record.http_url,
+                    "service_url_tls": viewed.record.service_url_tls,
+                    "http_url_tls": viewed.record.http_url_tls,
+                    "version": viewed.record.version,
+                    "started_ms": viewed.record.started_ms,
+                    "producers": load.record.producers if load is not None else 0,
+                    "consumers": load.record.consumers if load is not None else 0,
+                    "cpu": load.record.cpu_usage if load is not None else None,
+                    "memory": load.record.memory_usage if load is not None else None,
+                    "cordon": cordon.record.reason if cordon is not None else None,
+                }
+            )
+        bundles = [
+            {
+                "bundle": name,
+                "state": str(viewed.record.state),
+                "epoch": viewed.record.epoch,
+                "owner": viewed.record.incarnation,
+                "reason": viewed.record.reason,
+                "pinned_until_ms": viewed.record.pinned_until_ms,
+            }
+            for name, viewed in sorted(views.bundles.items.items())
+            if viewed.record.state is not BundleState.DELETED  # its children are listed
+        ]
+        return {
+            "incarnation": broker.incarnation,
+            "leader": leader,
+            "storage_id": broker.storage_id,
+            "volume": self._process.volume_location,
+            "brokers": brokers,
+            "bundles": bundles,
+        }
+
+    async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
+        ownership, service = self._broker.ownership, self._broker.service
+        owner: CoordinatorClaimRecord | IncarnationRecord | None = await service.coordinators.holder_of(topic)
+        if owner is None:
+            own = service.coordinators.here and topic.base == ASSIGN  # no such topic is ever created
+            if not own and not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
+                await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
+            owner = await ownership.owner_of(topic)
+        url, url_tls = addresses_of(owner, listener or INTERNAL_LISTENER)
+        http_url, http_url_tls = "", ""
+        if listener in owner.listeners:
+            http_url, http_url_tls = owner.listeners[listener].http_url, owner.listeners[listener].http_url_tls
+        return _found(url, http_url or owner.http_url, url_tls, http_url_tls or owner.http_url_tls)
+
+    async def bundle_range(self, topic: TopicName) -> str:
+        return (await self._broker.ownership.bundle_of(topic)).range
+
+
+def _found(url: str, http_url: str, url_tls: str, http_url_tls: str) -> dict[str, str]:
+    """Pulsar's LookupData, without what is not there."""
+    found = {"brokerUrl": url, "httpUrl": http_url, "nativeUrl": url, "brokerUrlTls": url_tls, "httpUrlTls": http_url_tls}
+    return {name: address for name, address in found.items() if address}

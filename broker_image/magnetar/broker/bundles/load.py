@@ -1,0 +1,117 @@
+"""The load report.
+
+Owns: sampling this broker's rates and usage and publishing them under its lease. Imports: metadata, server siblings; reads /proc and the cgroup.
+Invariants: rates are differences of counters over the measured interval, never instantaneous guesses; memory is resident against the cgroup's
+limit, CPU against what this process can use; a report that cannot be written is dropped (the next one replaces it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from magnetar.broker.context import BrokerContext
+from magnetar.errors import StoreError
+from magnetar.hosting.memory import limit_bytes, machine_bytes
+from magnetar.metadata import keys
+from magnetar.metadata.records import LoadRecord
+
+log = structlog.get_logger(__name__)
+
+_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+LOOP_CORES = 1.0
+"""The event loop runs on one core, whatever the machine has: with that one full, the broker is."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Counted(Protocol):
+    """What the reporter asks of the service."""
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """(bundles, topics, producers, consumers) served now."""
+        ...
+
+
+class Usage(Protocol):
+    """What the machine gives to this process."""
+
+    cores: float
+
+    def cpu_seconds(self) -> float:
+        """CPU time used so far."""
+        ...
+
+    def memory_share(self) -> float:
+        """Resident memory over the limit that ends the process, 0..1."""
+        ...
+
+
+class ProcessUsage:
+    """The real usage: getrusage, /proc and the cgroup."""
+
+    def __init__(self) -> None:
+        self.cores = min(LOOP_CORES, float(len(os.sched_getaffinity(0))), cpu_quota(_QUOTA_FILE))
+        self._limit_bytes = limit_bytes() or machine_bytes()
+
+    def cpu_seconds(self) -> float:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime
+
+    def memory_share(self) -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / self._limit_bytes
+
+
+def cpu_quota(path: Path) -> float:
+    """Cores that the cgroup of `path` (version 2: quota and period in us) grants; infinite if it sets no limit or is not there."""
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):
+        return float("inf")  # "max 100000", or another version of cgroups
+
+
+class LoadReporter:
+    """Publishes a `LoadRecord` every `load_report_s`."""
+
+    def __init__(self, context: BrokerContext, counted: Counted, lease: Callable[[], int], usage: Usage) -> None:
+        self._context, self._counted, self._lease, self._usage = context, counted, lease, usage
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        metrics, clock = self._context.metrics, self._context.clock
+        before = (metrics.messages_in, metrics.messages_out, metrics.bytes_in, metrics.bytes_out, self._usage.cpu_seconds())
+        then = clock.monotonic()
+        while True:
+            await asyncio.sleep(self._context.settings.load_report_s * clock.uniform(0.9, 1.1))
+            now = clock.monotonic()
+            after = (metrics.messages_in, metrics.messages_out, metrics.bytes_in, metrics.bytes_out, self._usage.cpu_seconds())
+            seconds = max(now - then, 1e-3)
+            await self._publish([(new - old) / seconds for new, old in zip(after, before, strict=True)])
+            before, then = after, now
+
+    async def _publish(self, rates: list[float]) -> None:
+        bundles, topics, producers, consumers = self._counted.counts()
+        record = LoadRecord(
+            broker=self._context.broker,
+            updated_ms=self._context.clock.wall_ms(),
+            bundles=bundles,
+            topics=topics,
+            producers=producers,
+            consumers=consumers,
+            message_rate_in=round(rates[0], 1),
+            message_rate_out=round(rates[1], 1),
+            bytes_rate_in=round(rates[2], 1),
+            bytes_rate_out=round(rates[3], 1),
+            cpu_usage=round(rates[4] / self._usage.cores, 4),
+            memory_usage=round(self._usage.memory_share(), 4),
+        )
+        try:
+            await self._context.store.put(keys.load(self._context.incarnation), record.encode(), self._lease())
+        except StoreError as error:
+            log.debug("load.report_dropped", error=str(error))

@@ -1,0 +1,291 @@
+"""Consumers of all connections.
+
+Owns: SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, SEEK and GET_LAST_MESSAGE_ID: admission and the answer. Imports: wire, topics, errors, server siblings.
+Source: facts on protocol semantics 2.1-2.3, 2.7, 2.10, 2.18.
+Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its cursor is durable and the claim was found: a former owner gives
+nobody who comes the state of its time; a request that its client has closed meanwhile leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import structlog
+
+from magnetar.broker.commands.acknowledgements import last_message_id
+from magnetar.broker.commands.seeking import first_published_at, reset, seek
+from magnetar.broker.connections.connection import Connection
+from magnetar.broker.connections.sessions import ConsumerSession
+from magnetar.broker.context import BrokerContext
+from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.transactions.positions import first_from
+from magnetar.errors import (
+    ConsumerAssignError,
+    ConsumerBusy,
+    InvalidRequest,
+    LimitExceeded,
+    NotAllowed,
+    ServiceNotReady,
+    StorageError,
+    StoreError,
+    SubscriptionNotFound,
+)
+from magnetar.names import TopicName
+from magnetar.policies import SUBSCRIPTION_TYPES
+from magnetar.topics.dispatch.base import KeySharedMode, KeySharedPolicy, SubscriptionType
+from magnetar.topics.ledgers import EARLIEST, LATEST, Position
+from magnetar.topics.topic import check_subscription_name
+from magnetar.wire import commands
+from magnetar.wire import pulsar_api_pb2 as api
+
+log = structlog.get_logger(__name__)
+
+
+class TopicOpener(Protocol):
+    """Where producers and consumers get their topics from."""
+
+    async def open_topic(self, name: TopicName, create: bool) -> TopicHost:
+        """The topic as served here. Raises NotOwner, TopicNotFound, NotAllowed and what creation may raise."""
+        ...
+
+
+class Consuming:
+    """Answers what is about a consumer as a whole."""
+
+    def __init__(self, context: BrokerContext, topics: TopicOpener) -> None:
+        self._context, self._topics = context, topics
+
+    async def ensure(self, topic: TopicHost, name: str) -> None:
+        """Have a durable subscription that begins with the first message. Raises NotAllowed where subscriptions are not created by use."""
+        if name not in topic.subscriptions and not topic.policies.auto_subscription_creation:
+            raise NotAllowed(
+                f"initial subscription {name!r} does not exist on {topic.name}; create it first, for auto-creation is off"
+            )
+        host = topic.open_subscription(name, EARLIEST, durable=True, properties={})
+        await self._write_cursor(topic, host)
+
+    async def subscribe(self, connection: Connection, request: api.CommandSubscribe) -> None:
+        consumer_id, pending = request.consumer_id, connection.pending_consumers
+        attached = connection.consumers.get(consumer_id)
+        if attached is not None and not attached.closed:
+            connection.queue(commands.success(request.request_id))
+            return
+        if consumer_id in pending or attached is not None:
+            raise ServiceNotReady(
+                f"consumer_id: {consumer_id} subscribes already and its topic is being unloaded or opened; try again"
+            )
+        if len(connection.consumers) >= self._context.settings.consumers_per_connection_max:
+            raise LimitExceeded(
+                f"consumers_per_connection_max: this connection has {len(connection.consumers)}; open another connection"
+            )
+        _check_subscribe(request)
+        pending[consumer_id] = request.request_id
+        host = None
+        try:
+            host = await self._open(request)
+            if not await self._attach(connection, request, host):
+                return  # closed by the client while it waited
+        finally:
+            if pending.get(consumer_id) == request.request_id:
+                del pending[consumer_id]
+            if host is not None:
+                host.drop_if_unused()
+        connection.queue(commands.success(request.request_id))
+        host.attached()
+        host.schedule()  # after SUCCESS: a consumer may have to be told that it is active, or is not
+
+    async def _open(self, request: api.CommandSubscribe) -> SubscriptionHost:
+        """The subscription, as it is durable. Raises what SUBSCRIBE may be refused with."""
+        topic = await self._topics.open_topic(TopicName.parse(request.topic), create=request.force_topic_creation)
+        _check_policies(topic, request)
+        host = topic.open_subscription(
+            request.subscription,
+            _start_position(topic, request),
+            durable=request.durable,
+            properties={pair.key: pair.value for pair in request.subscription_properties},
+        )
+        try:
+            if request.read_compacted:
+                await _look_for_compaction(topic)
+            await self._write_cursor(topic, host)
+            await self._roll_back(request, host)
+        except BaseException:
+            host.drop_if_unused()
+            raise
+        return host
+
+    async def _attach(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> bool:
+        """Register the consumer with its subscription; False if it is not wanted any more.
+
+        Where another consumer is in the way, it must prove first that it is alive: a client that crashed must not keep its successor out. Raises
+        ConsumerBusy, ConsumerAssignError, NotAllowed, ServiceNotReady.
+        """
+        try:
+            return self._add_consumer(connection, request, host)
+        except (ConsumerBusy, ConsumerAssignError):
+            others = {session.connection for session in host.sessions()} - {connection}
+            if not others or host.core.kind is not SubscriptionType(request.subType):
+                raise
+            alive = await asyncio.gather(*[other.is_alive() for other in others])
+            if all(alive):
+                raise
+        return self._add_consumer(connection, request, host)
+
+    def _add_consumer(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> bool:
+        if connection.pending_consumers.get(request.consumer_id) != request.request_id or connection.closed:
+            return False
+        topic = host.topic
+        if topic.frozen or host.parted or topic.subscriptions.get(host.core.name) is not host:
+            raise ServiceNotReady(f"topic {topic.name} is being unloaded; look it up again")
+        _check_consumer_limits(host)
+        session = ConsumerSession(
+            connection,
+            request.consumer_id,
+            request.consumer_name,
+            host,
+            read_compacted=request.read_compacted,
+            sends_epoch=request.HasField("consumer_epoch"),
+        )
+        host.core.add_consumer(
+            session,
+            SubscriptionType(request.subType),
+            name=request.consumer_name,
+            priority=request.priority_level,
+            epoch=request.consumer_epoch,
+            key_shared=_key_shared_policy(request.keySharedMeta),
+        )
+        if not connection.writable:
+            host.core.pause(session)
+        host.read_compacted = request.read_compacted
+        connection.consumers[request.consumer_id] = session
+        return True
+
+    async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> None:
+        """Have the cursor durable, as it is now, before anybody relies on it; and be its owner still.
+
+        Also when another request wrote it: a subscription that is just being created is not there yet, and a client that hears of its SEEK
+        after the first messages behind it throws those away.
+        """
+        log = self._context.log
+        waits = log.space.stalled is not None or log.hangs
+        if not host.core.durable or (waits and host.recorded and host.core.placed):
+            await log.confirm()  # no space, or a disk that hangs: what is there already can be consumed all the same
+            return
+        log.space.check_room()
+        if host.core.dirty:
+            topic.bundle.write_cursor(host, lambda: None)
+        await log.barrier()
+        host.recorded = True
+
+    async def _roll_back(self, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
+        """`start_message_rollback_duration_sec`: begin with what was published since; those who are there already are not disturbed."""
+        if request.start_message_rollback_duration_sec and not host.core.connected:
+            since_ms = self._context.clock.wall_ms() - 1000 * request.start_message_rollback_duration_sec
+            ordinal = await first_published_at(host.topic, since_ms)
+            if not host.core.connected:
+                await reset(host, ordinal)
+
+    async def close(self, connection: Connection, request: api.CommandCloseConsumer) -> None:
+        connection.pending_consumers.pop(request.consumer_id, None)
+        session = connection.consumers.get(request.consumer_id)
+        if session is not None:
+            session.closed = True
+            connection.forget_consumer(session)
+        connection.queue(commands.success(request.request_id))
+
+    async def unsubscribe(self, connection: Connection, request: api.CommandUnsubscribe) -> None:
+        session = connection.consumers.get(request.consumer_id)
+        if session is None:
+            raise InvalidRequest("Consumer not found")
+        host = session.subscription
+        if host.topic.frozen:
+            raise ServiceNotReady(f"topic {host.topic.name} is being unloaded; unsubscribe again after the reconnect")
+        others = [other for other in host.sessions() if other is not session]
+        if others and not request.force:
+            raise ConsumerBusy(f"subscription {host.core.name!r} has {len(others)} more consumers; close them first or force it")
+        for other in others:
+            other.close_by_broker(None)
+        session.closed = True
+        connection.consumers.pop(request.consumer_id, None)
+        host.core.remove_consumer(session)
+        await host.topic.bundle.remove_subscription(host)
+        connection.queue(commands.success(request.request_id))
+
+    async def last_message_id(self, connection: Connection, request: api.CommandGetLastMessageId) -> None:
+        connection.queue(await last_message_id(connection, request))
+
+    async def seek(self, connection: Connection, request: api.CommandSeek) -> None:
+        await seek(connection, request)
+        connection.queue(commands.success(request.request_id))
+
+
+async def _look_for_compaction(topic: TopicHost) -> None:
+    """Jobs commit beside us: a reader of the compacted view gets the newest one, or the one we know while the store is away."""
+    try:
+        await topic.bundle.catalog.refresh()
+    except (StoreError, StorageError) as error:
+        log.warning("manifest.refresh_delayed", topic=str(topic.name), error=str(error))
+
+
+def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
+    """What namespace and topic allow. Raises NotAllowed, SubscriptionNotFound."""
+    policies = topic.policies
+    kind = SUBSCRIPTION_TYPES[request.subType]
+    if kind not in policies.subscription_types_enabled:
+        raise NotAllowed(
+            f"topic {topic.name} does not support {kind} subscriptions; its policy subscription_types_enabled has others"
+        )
+    if request.subscription in topic.subscriptions:
+        return
+    if request.durable and not policies.auto_subscription_creation:
+        raise SubscriptionNotFound(
+            f"subscription {request.subscription!r} does not exist on {topic.name}; create it first, for auto-creation is off"
+        )
+    if 0 < policies.max_subscriptions <= len(topic.subscriptions):
+        raise NotAllowed(
+            f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: Exceed the maximum number of subscriptions of the topic"
+        )
+
+
+def _check_consumer_limits(host: SubscriptionHost) -> None:
+    """Raises ConsumerBusy."""
+    policies, topic = host.topic.policies, host.topic
+    if 0 < policies.max_consumers_per_subscription <= len(host.core.consumers):
+        raise ConsumerBusy(f"subscription {host.core.name!r} reached max consumers limit {policies.max_consumers_per_subscription}")
+    if policies.max_consumers > 0:
+        connected = sum(len(other.core.consumers) for other in topic.subscriptions.values())
+        if connected >= policies.max_consumers:
+            raise ConsumerBusy(f"topic {topic.name} reached max consumers limit {policies.max_consumers}")
+
+
+def _check_subscribe(request: api.CommandSubscribe) -> None:
+    """Refuse what no topic allows, before one is created for it. Raises InvalidSubscriptionName, NotAllowed."""
+    check_subscription_name(request.subscription)
+    if request.read_compacted and SubscriptionType(request.subType) not in (
+        SubscriptionType.EXCLUSIVE,
+        SubscriptionType.FAILOVER,
+    ):
+        raise NotAllowed("read_compacted is allowed for Exclusive and Failover subscriptions only; use one of them")
+
+
+def _key_shared_policy(meta: api.KeySharedMeta) -> KeySharedPolicy:
+    """What a consumer asks of Key_Shared; hashes split automatically if it does not say."""
+    ranges = tuple((found.start, found.end) for found in meta.hashRanges)
+    return KeySharedPolicy(KeySharedMode(meta.keySharedMode), meta.allowOutOfOrderDelivery, ranges)
+
+
+def _start_position(topic: TopicHost, request: api.CommandSubscribe) -> Position:
+    """Where a new subscription begins.
+
+    A reader's start id may lie inside a batch, whose entry is delivered whole again: the client drops what it has seen. The id itself is where
+    reading starts (a chunked message's first chunk); whether it is included is the client's affair.
+    """
+    if not request.durable and request.HasField("start_message_id"):
+        start = request.start_message_id
+        named = start.first_chunk_message_id if start.HasField("first_chunk_message_id") else start
+        return first_from(topic, commands.position_of(named))
+    if request.initialPosition == api.CommandSubscribe.Earliest:
+        return EARLIEST
+    return LATEST

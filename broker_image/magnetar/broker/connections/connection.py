@@ -1,0 +1,500 @@
+"""One client connection.
+
+Owns: the transport, the hot path of SEND, the dispatch of commands to the service, gathered writes, back-pressure in both directions.
+Imports: wire, server siblings.
+Invariants: every frame of a read is handled before the next read; one write carries everything queued in one turn of the loop; a request that
+waits does not hold up later ones; nothing is read from a peer whose publishes outrun the disk; a malformed frame ends only this connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import structlog
+
+from magnetar import __version__
+from magnetar.broker.commands.acknowledgements import acknowledge_span, take_list
+from magnetar.broker.connections.answering import Service
+from magnetar.broker.connections.closed_producers import ClosedProducers
+from magnetar.broker.connections.connection_table import ConnectionTable
+from magnetar.broker.connections.early_acknowledgements import EarlyAcknowledgements
+from magnetar.broker.connections.heartbeat import Heartbeat
+from magnetar.broker.connections.in_flight import InFlight
+from magnetar.broker.connections.outbound import Outbound
+from magnetar.broker.connections.peer_budget import peer_group
+from magnetar.broker.connections.send_group import SendGroup, refusal_of
+from magnetar.broker.connections.sessions import ConsumerSession, ProducerSession
+from magnetar.broker.connections.slow_peer import SlowPeer
+from magnetar.errors import LimitExceeded, ProtocolError, UnsupportedCommand
+from magnetar.hosting.tls import PeerCertificate, peer_certificate
+from magnetar.metadata.records import OVER_TLS
+from magnetar.transactions.ids import TxnId
+from magnetar.wire import commands, runs
+from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.frames import InboundBuffer
+from magnetar.wire.large_commands import LARGE_BYTES, LISTS, check_fields, list_parts
+
+if TYPE_CHECKING:
+    from magnetar.broker.commands.topic_watchers import TopicWatcher
+    from magnetar.security.authorization import Principal
+
+log = structlog.get_logger(__name__)
+Type = api.BaseCommand.Type
+
+SEND, ACK, FLOW = int(Type.SEND), int(Type.ACK), int(Type.FLOW)
+"""Of the hot path; looking one up in the enum costs more than comparing it."""
+
+ENTRY_METADATA_SINCE = 18
+"""Protocol version."""
+ACK_SPAN_BYTES_MIN = 60
+"""Shorter ones, of a few entries, are parsed: that is as fast."""
+TURN_COST_MAX, TURN_REST_S = 16 << 10, 0.001
+"""Of the commands of one connection that are handled before others get their turn, a few milliseconds: of each its size twice, and one of these.
+Before its next turn, unless it publishes, it rests: what others have asked for takes several turns of the loop."""
+SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 8, 96, 256, 1024
+"""What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a request that gets a task of its own."""
+SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
+CONNECT_BYTES_MAX = 64 * 1024
+"""Largest frame before CONNECT was accepted: memory that a peer without credentials may hold."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """asyncio's side of one client."""
+
+    def __init__(self, table: ConnectionTable, service: Callable[[], Service], listener: str | None = None) -> None:
+        """`listener`: whose port this is, `over_tls` one of TLS; None = the main one. It becomes the one that a LOOKUP names."""
+        self._table, self._service_of, self.listener = table, service, listener
+        self.tls = listener is not None and listener.endswith(OVER_TLS)
+        self.settings = table.settings
+        self._inbound = InboundBuffer(CONNECT_BYTES_MAX)
+        self._outbound = Outbound(self.settings.write_buffer_bytes_max)
+        self._flush_scheduled = False
+        self._connected = False
+        self._closing = False
+        self._requests: dict[asyncio.Task[None], None] = {}
+        self._reading_paused = self._requests_held = self._in_turn = False
+        self._transport: asyncio.Transport | None = None
+        self.producers: dict[int, ProducerSession] = {}
+        self.consumers: dict[int, ConsumerSession] = {}
+        self.watchers: dict[int, TopicWatcher] = {}
+        self.in_flight = InFlight()
+        self.slow, self.heartbeat = SlowPeer(self), Heartbeat(self)
+        self.pending_producers: dict[int, asyncio.Task[Any]] = {}
+        self.closed_producers = ClosedProducers(self.settings.producers_per_connection_max)
+        self.pending_consumers: dict[int, int] = {}
+        self.early_acknowledgements = EarlyAcknowledgements()
+        self.writable = True
+        self.client_version = self.peer = self.group = ""
+        self.certificate = PeerCertificate()
+        self.protocol_version = 0
+        self.takes_entry_metadata = False
+        self.principal: Principal | None = None
+
+    # --- asyncio ---------------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._outbound.begin(self._transport)
+        peername = self._transport.get_extra_info("peername")
+        self.peer, self.group = str(peername), peer_group(peername)
+        self.certificate = peer_certificate(self._transport) if self.tls else PeerCertificate()
+        try:
+            self._table.add(self)
+        except LimitExceeded as error:
+            log.warning("connection.refused", peer=self.peer, reason=str(error))
+            self._transport.abort()
+            return
+        self.heartbeat.begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._table.remove(self)
+        self.heartbeat.end()
+        self.slow.end()
+        self._drop_sessions()
+        if exc is not None:
+            log.debug("connection.lost", peer=self.peer, error=repr(exc))
+
+    def _drop_sessions(self) -> None:
+        """Everything that came by this connection is gone, at once."""
+        for task in list(self._requests):
+            task.cancel()
+        producers, self.producers = self.producers, {}
+        consumers, self.consumers = self.consumers, {}
+        watchers, self.watchers = self.watchers, {}
+        steps: list[Callable[[], None]] = [watcher.stop for watcher in watchers.values()]
+        for producer in producers.values():
+            producer.closed = True
+            steps.append(partial(producer.topic.publishing.detach, producer))
+        for consumer in consumers.values():
+            consumer.closed = True
+            steps.append(partial(consumer.subscription.detach, consumer))
+        for step in steps:
+            try:
+                step()
+            except Exception:  # none of the others may stay behind: an exclusive one would keep its successor out for ever
+                log.exception("connection.session_not_dropped", peer=self.peer)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._inbound.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heartbeat.heard()
+        try:
+            self._handle_frames(nbytes)
+        except ProtocolError as error:
+            log.warning("connection.protocol_error", peer=self.peer, error=str(error))
+            self.close()
+        except Exception as error:
+            self._table.surprises.note("connections", error, peer=self.peer)
+            self.abort()
+
+    def pause_writing(self) -> None:
+        self._outbound.full = True
+        self._weigh()
+
+    def resume_writing(self) -> None:
+        self._outbound.full = False
+        self._flush()
+
+    def _weigh(self) -> None:
+        """Give a peer that does not read no more messages, until it has read most of what waits for it."""
+        if self.writable and self._outbound.too_much:
+            self.writable = False
+            self.slow.begin()
+            for consumer in self.consumers.values():
+                consumer.subscription.core.pause(consumer)
+        elif not self.writable and self._outbound.little:
+            self.writable, held = True, self.slow.holds
+            self.slow.end()
+            if held and self.listens:
+                self._resume_reading()
+            for consumer in self.consumers.values():
+                consumer.subscription.core.resume(consumer)
+                consumer.subscription.schedule()
+
+    # --- reading ---------------------------------------------------------------------------------------------------------------
+
+    def _handle_frames(self, nbytes: int) -> None:
+        frames = self._inbound.advance(nbytes)
+        if self._hold_back():
+            return  # the frames stay in the buffer until the disk has caught up
+        data, connected, left = self._inbound.data, self._connected, TURN_COST_MAX
+        group: SendGroup | None = None
+        for start, body, end in frames:
+            if self._closing:
+                return
+            kind, large = commands.peek_type(data, start, body), body - start > LARGE_BYTES
+            if large and kind not in LISTS:
+                check_fields(data, start, body)
+            if kind == SEND:
+                collected = self._collect_send(group, start, body, end)
+                left -= SEND_COST if collected is group else GROUP_COST
+                group = collected
+                if left > 0:
+                    continue
+            if group is not None:
+                group.publish()
+                group = None
+            if large and kind in LISTS and self._take_list(start, body):
+                return
+            if kind == SEND:
+                pass
+            elif kind != ACK or not ACK_SPAN_BYTES_MIN <= body - start <= LARGE_BYTES or not self._acknowledged(start, body):
+                waiting = len(self._requests)
+                self._handle_command(start, body)
+                left -= 2 * (body - start) + (COMMAND_COST if len(self._requests) == waiting else REQUEST_COST)
+            else:
+                left -= COMMAND_COST + (body - start >> 3)
+            if self._requests_held:
+                return  # the rest stays in the buffer until some of them are answered
+            if self._connected is not connected:
+                self._handle_frames(0)  # larger frames are allowed now
+                return
+            if left <= 0 and not self._closing:
+                self._begin_turn()
+                asyncio.get_running_loop().call_later(0 if kind == SEND else TURN_REST_S, self._end_turn)
+                return
+        if group is not None and not self._closing:
+            group.publish()
+
+    def _take_list(self, start: int, body: int) -> bool:
+        """Take an ACK or REDELIVER of very many ids, part by part; False if it is to be decoded at once."""
+        data = bytes(self._inbound.view[start:body])
+        parts = list_parts(data, 0, len(data)) if self._connected and self._table.ready.is_set() else None
+        if parts is None:
+            check_fields(data, 0, len(data))
+        else:
+            self.spawn_in_order(take_list(self, parts))
+        return parts is not None
+
+    def spawn_in_order(self, request: Coroutine[Any, Any, None]) -> None:
+        """Run a request in turns with other connections; of this one nothing is handled before it has ended."""
+        self._begin_turn()
+        self.spawn(request).add_done_callback(lambda _task: self._end_turn())
+
+    def _begin_turn(self) -> None:
+        """Handle no more until `_end_turn`."""
+        self._in_turn = True
+        self.hold_reading()
+
+    def _end_turn(self) -> None:
+        self._in_turn = False
+        if not self._reading_paused:
+            self._resume_reading()
+
+    @property
+    def listens(self) -> bool:
+        """Whether what the peer says is read; while it is not, silence tells nothing about the peer."""
+        return not (self._reading_paused or self._requests_held or self._in_turn or self.slow.holds)
+
+    def _hold_back(self) -> bool:
+        """Stop reading while the disk is behind; True if it is."""
+        if not self.listens:
+            return True
+        if not self._connected or not self._table.ready.is_set():
+            return False
+        if not (service := self._service_of()).disk_is_behind():
+            return False
+        self._reading_paused = True
+        assert self._transport is not None
+        self._transport.pause_reading()
+        service.when_disk_catches_up(self._resume_reading)
+        return True
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken yet."""
+        return self._outbound.size
+
+    def hold_reading(self) -> None:
+        """Read nothing more until the peer has read."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading_paused = False
+        if self._transport is None or self._closing or self._transport.is_closing():
+            return
+        if self.listens:
+            self._transport.resume_reading()
+            self.buffer_updated(0)  # and what came meanwhile counts as heard, though it is yet to be read
+
+    def _collect_send(self, group: SendGroup | None, start: int, body: int, end: int) -> SendGroup | None:
+        """Add one SEND to the group, publishing the group first if it is another producer's."""
+        producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(self._inbound.data, start, body)
+        session = self.producers.get(producer_id)
+        if session is None:
+            if producer_id not in self.closed_producers:
+                raise ProtocolError(f"SEND for producer {producer_id}, which does not exist on this connection; create it first")
+            return group
+        txn = None if most is None and least is None else TxnId(most or 0, least or 0)
+        if group is not None and (group.session is not session or group.txn != txn):
+            group.publish()
+            group = None
+        refused = refusal_of(session, self._inbound.view[body:end], count, self.settings)
+        if refused is not None:
+            if group is not None:
+                group.publish()
+            session.refuse_send(max(sequence, highest), *refused)
+            return None
+        if group is None:
+            group = SendGroup(session, txn)
+        if group.bytes + end - body > self.settings.publish_bytes_max:
+            group.publish()
+            group = SendGroup(session, txn)
+        group.add(self._inbound.view[body:end], count, sequence, highest)
+        group.add_following(self._inbound, start, body, end, self.settings)
+        return group
+
+    def _acknowledged(self, start: int, body: int) -> bool:
+        """Take an ACK of consecutive entries; False if it is any other, which is left to the service."""
+        span = runs.parse_ack_span(self._inbound.data, start, body)
+        if span is None or not self._connected:
+            return False
+        acknowledge_span(self, span)
+        return True
+
+    def _handle_command(self, start: int, body: int) -> None:
+        try:
+            command = commands.decode_command(self._inbound.data, start, body)
+        except UnsupportedCommand as error:
+            log.debug("connection.unknown_command", peer=self.peer, error=str(error))
+            return
+        kind = command.type
+        if not self._connected:
+            if kind in (Type.PING, Type.PONG):
+                return  # out of turn, but harmless
+            if kind != Type.CONNECT:
+                raise ProtocolError("the first command must be CONNECT")
+            self._handshake(command.connect)
+        elif kind == Type.PING:
+            self.queue(commands.PONG)
+        elif kind == Type.PONG:
+            self.heartbeat.ponged()
+        elif kind == Type.CONNECT:
+            raise ProtocolError("CONNECT was sent twice")
+        elif kind == Type.AUTH_RESPONSE and self._table.handshakes is not None:
+            self._table.handshakes.renew(self, command.auth_response)
+        elif kind == FLOW:
+            self._flow(command.flow)
+        elif not self._table.ready.is_set():
+            self.spawn(self._when_ready(command))
+        else:
+            self._service_of().handle(self, command)
+
+    async def _when_ready(self, command: api.BaseCommand) -> None:
+        await self._table.ready.wait()
+        self._service_of().handle(self, command)
+
+    def _handshake(self, connect: api.CommandConnect) -> None:
+        self.client_version = connect.client_version[:200]
+        self.protocol_version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
+        self.takes_entry_metadata = (
+            self.protocol_version >= ENTRY_METADATA_SINCE and connect.feature_flags.supports_broker_entry_metadata
+        )
+        if self._table.handshakes is not None and not self._table.handshakes.admit(self, connect):
+            return
+        self._connected = True
+        self._inbound.allow(self.settings.max_message_bytes)
+        self._table.admitted(self)
+        self.heartbeat.admitted()
+        self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes))
+
+    def _flow(self, flow: api.CommandFlow) -> None:
+        consumer = self.consumers.get(flow.consumer_id)
+        if consumer is not None and flow.messagePermits:
+            consumer.subscription.core.flow(consumer, flow.messagePermits)
+            consumer.subscription.schedule()
+
+    # --- requests that wait ----------------------------------------------------------------------------------------------------
+
+    def spawn(self, request: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a request beside the others of this connection; it ends with the connection.
+
+        While too many wait for an answer (a bundle that changes hands has them all wait) nothing more is read: nobody is refused or dropped.
+        """
+        task = asyncio.create_task(request)
+        self._requests[task] = None
+        task.add_done_callback(self._request_done)
+        if len(self._requests) >= self.settings.requests_per_connection_max and not self._requests_held:
+            self._requests_held = True
+            log.info("connection.many_requests", peer=self.peer, limit=self.settings.requests_per_connection_max)
+            self.hold_reading()
+        return task
+
+    def _request_done(self, task: asyncio.Task[None]) -> None:
+        self._requests.pop(task, None)
+        if self._requests_held and len(self._requests) <= self.settings.requests_per_connection_max // 2:
+            self._requests_held = False
+            if not self._reading_paused:
+                self._resume_reading()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._table.surprises.note("connections", error, peer=self.peer)
+            self.close()
+
+    # --- writing ---------------------------------------------------------------------------------------------------------------
+
+    def queue(self, data: bytes | memoryview) -> None:
+        """Send after everything queued before, together with whatever else this turn of the loop brings."""
+        if self._closing:
+            return
+        self._outbound.add(data)
+        self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def queue_messages(
+        self,
+        session: ConsumerSession,
+        ledger: int,
+        entry_ids: Sequence[int],
+        entries: Sequence[memoryview],
+        redelivery_counts: Sequence[int] | None,
+        ack_sets: Sequence[Sequence[int]] | None,
+        epoch: int,
+    ) -> None:
+        """Queue entries of one ledger, whose ids rise, as MESSAGE commands."""
+        if self._closing or session.closed:
+            return
+        frames = runs.scattered_message_frames(
+            session.consumer_id,
+            ledger,
+            entry_ids,
+            entries,
+            partition=session.partition,
+            redelivery_counts=redelivery_counts,
+            ack_sets=ack_sets,
+            consumer_epoch=epoch if session.sends_epoch else None,
+        )
+        self._outbound.add_messages(session, frames)
+        self._schedule_flush()
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._transport is None or self._closing or self._transport.is_closing():
+            self._outbound.clear()
+            return
+        self._outbound.write(self._transport)
+        if self._outbound.full or not self.writable:
+            self._weigh()
+
+    # --- sessions --------------------------------------------------------------------------------------------------------------
+
+    def ignore_producer(self, session: ProducerSession) -> None:
+        """A producer is being closed: drop it here; its late SENDs are ignored for a while."""
+        if self.producers.get(session.producer_id) is session:
+            del self.producers[session.producer_id]
+        self.closed_producers.add(session.producer_id)
+
+    def forget_producer(self, session: ProducerSession) -> None:
+        """A producer is closed: drop it here and on its topic."""
+        self.ignore_producer(session)
+        session.topic.publishing.detach(session)
+
+    def forget_consumer(self, session: ConsumerSession) -> None:
+        """A consumer is closed: drop it here and on its subscription."""
+        if self.consumers.get(session.consumer_id) is session:
+            del self.consumers[session.consumer_id]
+        session.subscription.detach(session)
+
+    # --- end -------------------------------------------------------------------------------------------------------------------
+
+    async def is_alive(self) -> bool:
+        """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is closed and its sessions are gone then."""
+        if await self.heartbeat.answers():
+            return True
+        self.abort()
+        self.heartbeat.answer()
+        self._drop_sessions()
+        return False
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        if self._transport is not None and not self._closing:
+            self._outbound.write_all(self._transport)
+            self._closing = True
+            self._transport.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the handshake is over."""
+        return self._connected
+
+    @property
+    def closed(self) -> bool:
+        """Whether this connection sends nothing any more."""
+        return self._closing
+
+    def abort(self) -> None:
+        """Close at once; nothing queued is sent."""
+        self._closing = True
+        self._outbound.clear()
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,237 @@
+"""Producers and consumers of one connection.
+
+Owns: `ProducerSession` and `ConsumerSession`: what binds a client's numeric id on a connection to a topic. Imports: wire builders.
+Invariants: a session belongs to one connection and one topic; a closed session sends nothing more; a producer's answers leave in the order of
+its SENDs, errors among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from magnetar.errors import WireCode
+from magnetar.hosting.rates import RateMeter
+from magnetar.wire import commands, runs
+
+CONSUMER_COUNTERS = 5
+"""What `statistics.consumer_rates` measures of one consumer."""
+
+if TYPE_CHECKING:
+    from magnetar.broker.connections.connection import Connection
+    from magnetar.broker.topics.subscription_host import SubscriptionHost
+    from magnetar.broker.topics.topic_host import TopicHost
+    from magnetar.errors import MagnetarError
+    from magnetar.hosting.advertised import Successor
+    from magnetar.topics.producers import Grant
+
+ACTIVE_CONSUMER_CHANGE_SINCE = 12
+"""Protocol version."""
+DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
+"""Clients (4.2 and 0.19) that take REACHED_END_OF_TOPIC for an unknown command and close the connection, again and again."""
+DEAF_AFTER_REFUSED_SEND = ("Pulsar-Go",)
+"""Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with NotAllowed or TopicTerminated: it hears of nothing
+any more. At any other code they come back and send the same again."""
+WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
+"""Refusals that the same SEND may not meet the next time."""
+
+
+class ProducerSession:
+    """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether it has sent a part of a message.
+
+    `waits` is called when it must queue for exclusive access.
+    """
+
+    __slots__ = (
+        "_granted",
+        "_leaving",
+        "closed",
+        "connection",
+        "encoded_name",
+        "epoch",
+        "name",
+        "pending",
+        "producer_id",
+        "sends_chunks",
+        "topic",
+        "topic_epoch",
+        "waits",
+    )
+
+    def __init__(self, connection: Connection, producer_id: int, name: str, epoch: int, topic: TopicHost) -> None:
+        self.connection, self.producer_id, self.name, self.epoch, self.topic = connection, producer_id, name, epoch, topic
+        self.encoded_name = name.encode()
+        self.pending = 0
+        self.topic_epoch: int | None = None
+        self.closed = self._leaving = self.sends_chunks = False
+        self.waits: Callable[[], None] | None = None
+        self._granted: asyncio.Future[Grant] | None = None
+
+    # --- waiting for exclusive access ------------------------------------------------------------------------------------------
+
+    async def wait_for_grant(self) -> Grant:
+        """Wait until the topic lets us in. Raises what `refuse` was given."""
+        self._granted = asyncio.get_running_loop().create_future()
+        if self.waits is not None:
+            self.waits()
+        return await self._granted
+
+    def grant(self, grant: Grant) -> None:
+        """It is our turn."""
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(grant)
+
+    def refuse(self, error: MagnetarError) -> None:
+        """It will not be our turn any more."""
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_exception(error)
+
+    # --- answers ---------------------------------------------------------------------------------------------------------------
+
+    def durable(self, ledger: int, first_entry: int, sequences: Sequence[int], highest: Sequence[int] | None) -> None:
+        """Entries first_entry.. are on stable storage under our claim: send their receipts, in order."""
+        self.pending -= len(sequences)
+        if not self.closed:
+            self.connection.queue(runs.send_receipts(self.producer_id, ledger, first_entry, sequences, highest))
+
+    def answer(self, frame: bytes) -> None:
+        """Answer a SEND that is not stored, behind the answers to all SENDs before it."""
+        if self.pending:
+            self.answer_behind(frame)
+        elif not self.closed:
+            self.connection.queue(frame)
+
+    def answer_behind(self, frame: bytes) -> None:
+        """Answer a SEND behind whatever is on its way to storage, another session's SENDs among it."""
+        self.pending += 1
+        self.topic.context.log.append((), 0, 0, lambda _place: self._answer_now(frame))
+
+    def _answer_now(self, frame: bytes) -> None:
+        self.pending -= 1
+        if not self.closed:
+            self.connection.queue(frame)
+
+    def refuse_sends(self, sequences: Sequence[int], highest: Sequence[int] | None, error: MagnetarError) -> None:
+        """Answer SENDs with an error at once, before the answers to those before them: these may have to wait for long.
+
+        Every client takes an error that is not about the message itself for a reason to connect anew and send again.
+        """
+        self.topic.context.metrics.publish_errors += len(sequences)
+        for number, sequence in enumerate(sequences):
+            last = max(sequence, highest[number]) if highest is not None else sequence
+            self.connection.queue(commands.send_error(self.producer_id, last, error.wire_code, str(error)))
+
+    def refuse_send(self, sequence: int, code: WireCode, text: str) -> None:
+        """Refuse a SEND for what it says, behind the answers to those before it.
+
+        Whoever would be deaf afterwards, or send the same for ever, is closed instead, with all SENDs behind it, and is told `text` when it comes
+        back.
+        """
+        self.topic.context.metrics.publish_errors += 1
+        if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(DEAF_AFTER_REFUSED_SEND):
+            self.connection.closed_producers.withhold(self.producer_id, text)
+            self.close_by_broker(None)
+        else:
+            self.answer(commands.send_error(self.producer_id, sequence, code, text))
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it takes no SENDs any more."""
+        return self.closed or self._leaving
+
+    def close_by_broker(self, successor: Successor | None) -> None:
+        """Tell the client to reconnect, at the successor's address if known (PIP-307), after the receipts of what is under way.
+
+        One that the client does not know to exist yet is only marked `closed`.
+        """
+        if self.closed or self._leaving:
+            return
+        known = self.connection.producers.get(self.producer_id) is self
+        self.connection.forget_producer(self)
+        if not known:
+            self.closed = True
+            return
+        frame = commands.close_producer(self.producer_id, *_addresses(self.connection, self.topic, successor))
+        self._leaving = True
+        if self.pending and not self.topic.context.log.fenced:
+            self.topic.context.log.append((), 0, 0, lambda _place: self._leave(frame))
+        else:
+            self._leave(frame)
+
+    def _leave(self, frame: bytes) -> None:
+        if not self.closed:
+            self.connection.queue(frame)
+            self.closed = True
+
+
+class ConsumerSession:
+    """One consumer, and what it has been sent and has acknowledged. `closed`: it is sent nothing more."""
+
+    __slots__ = (
+        "bytes_out",
+        "closed",
+        "connected_ms",
+        "connection",
+        "consumer_id",
+        "entries_acknowledged",
+        "entries_out",
+        "messages_redelivered",
+        "meter",
+        "name",
+        "partition",
+        "read_compacted",
+        "sends_epoch",
+        "subscription",
+        "told_end_of_topic",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        consumer_id: int,
+        name: str,
+        subscription: SubscriptionHost,
+        *,
+        read_compacted: bool,
+        sends_epoch: bool,
+    ) -> None:
+        self.connection, self.consumer_id, self.name, self.subscription = connection, consumer_id, name, subscription
+        self.partition = subscription.topic.partition
+        self.read_compacted, self.sends_epoch = read_compacted, sends_epoch
+        self.closed = self.told_end_of_topic = False
+        self.entries_out = self.bytes_out = self.messages_redelivered = self.entries_acknowledged = 0
+        clock = subscription.topic.context.clock
+        self.connected_ms, self.meter = clock.wall_ms(), RateMeter(clock.monotonic(), CONSUMER_COUNTERS)
+
+    def part(self, successor: Successor | None) -> None:
+        """Tell the client to reconnect, at the successor's address if known (PIP-307), before any message that is not written yet.
+
+        What it says until `close_by_broker` is heard: it may have acknowledged before it got that.
+        """
+        if not self.closed:
+            self.closed = True
+            addresses = _addresses(self.connection, self.subscription.topic, successor)
+            self.connection.queue(commands.close_consumer(self.consumer_id, *addresses))
+
+    def close_by_broker(self, successor: Successor | None) -> None:
+        """As `part`, and hear nothing more of it."""
+        self.part(successor)
+        self.connection.forget_consumer(self)
+
+    def tell_active(self, active: bool) -> None:
+        """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""
+        if not self.closed and self.connection.protocol_version >= ACTIVE_CONSUMER_CHANGE_SINCE:
+            self.connection.queue(commands.active_consumer_change(self.consumer_id, active=active))
+
+    def end_of_topic(self) -> None:
+        """Tell the client, once, that nothing will follow, if it can hear it."""
+        if not self.told_end_of_topic and not self.connection.client_version.startswith(DEAF_TO_END_OF_TOPIC):
+            self.told_end_of_topic = True
+            self.connection.queue(commands.reached_end_of_topic(self.consumer_id))
+
+
+def _addresses(connection: Connection, topic: TopicHost, successor: Successor | None) -> tuple[str | None, str | None]:
+    """The successor's address for this client, plain or by TLS as it came here; neither if the client must look the topic up."""
+    url = topic.context.listeners.handed_over(connection.listener, successor) if successor is not None else None
+    return (None, url) if connection.tls else (url, None)

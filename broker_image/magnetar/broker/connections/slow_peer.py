@@ -1,0 +1,75 @@
+"""A peer that does not read.
+
+Owns: what happens between a full write buffer and its being drained: hold back, wait, give up. Imports: asyncio, settings.
+Invariants: what is queued to one peer is bounded: beyond `write_buffer_bytes_max` it gets no messages, beyond four times that it is not read
+either, so that it can ask for nothing more; a peer that has taken too little for `slow_peer_s` is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+if TYPE_CHECKING:
+    from magnetar.broker.connections.connection import Connection
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.05
+HOLD_FACTOR = 4
+
+
+class SlowPeer:
+    """Looks after one connection while its write buffer is full."""
+
+    __slots__ = ("_connection", "_since", "_timer", "_writable", "holds")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = cast(
+            "Connection", weakref.proxy(connection)
+        )  # it owns us; a lost one goes at once, not with the next collection
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable: asyncio.Event | None = None
+        self.holds = False
+        """Whether reading is held back until the peer has read."""
+
+    def begin(self) -> None:
+        """The write buffer is full."""
+        self._since = asyncio.get_running_loop().time()
+        self._arm()
+
+    def end(self) -> None:
+        """The write buffer has been drained, or the connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.holds = False
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+
+    async def writable(self) -> None:
+        """Wait until the peer takes more: for answers that are large."""
+        while not self._connection.writable:
+            if self._writable is None:
+                self._writable = asyncio.Event()
+            await self._writable.wait()
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        connection, settings = self._connection, self._connection.settings
+        waiting = connection.unsent_bytes
+        if asyncio.get_running_loop().time() - self._since > settings.slow_peer_s:
+            log.warning("connection.slow_peer", peer=connection.peer, unsent_bytes=waiting, seconds=settings.slow_peer_s)
+            connection.abort()
+            return
+        if not self.holds and waiting > HOLD_FACTOR * settings.write_buffer_bytes_max:
+            self.holds = True
+            connection.hold_reading()
+        self._arm()

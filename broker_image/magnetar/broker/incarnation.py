@@ -1,0 +1,499 @@
+"""One incarnation of a broker.
+
+Owns: its life from claim to release: identity, lease, log, views, ownership, leader, listener, tickers, drain. Imports: server siblings, ports.
+Invariants: nothing is served before the claim exists and the predecessor of the same name is fenced; `fail` ends the incarnation at once and
+for good (the process then starts a new one); a planned stop hands every bundle over before the lease is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from magnetar import __version__
+from magnetar.broker.bundles.leader import Leader
+from magnetar.broker.bundles.load import LoadReporter, Usage
+from magnetar.broker.bundles.ownership import Ownership
+from magnetar.broker.commands.service import BrokerService
+from magnetar.broker.connections.connection import Connection
+from magnetar.broker.connections.connection_table import ConnectionTable
+from magnetar.broker.context import BrokerContext
+from magnetar.broker.joining import check_restore, guarded, incarnation_number, join_cluster
+from magnetar.broker.metrics import BrokerMetrics
+from magnetar.broker.reading.corruption import DamageTable
+from magnetar.broker.topics.deletion_marks import DeletionMarks
+from magnetar.broker.topics.expiry import TopicLife
+from magnetar.broker.upkeep.maintenance import Maintenance
+from magnetar.clock import Clock
+from magnetar.errors import CorruptData, MagnetarError, StorageError, StoreError
+from magnetar.hosting.advertised import ListenerOptions, Listeners
+from magnetar.hosting.listeners import follow_addresses, open_doors
+from magnetar.hosting.settings import BrokerSettings
+from magnetar.hosting.views import ClusterViews
+from magnetar.metadata import keys
+from magnetar.metadata.records import CordonRecord, IncarnationRecord, ListenerAddress
+from magnetar.metadata.store import Delete, MetadataStore
+from magnetar.network import Listener, Network
+from magnetar.storage.log.fencing import fence
+from magnetar.storage.log.writer import LogWriter
+from magnetar.storage.volumes.volume import Volume
+
+if TYPE_CHECKING:
+    from magnetar.hosting.security.authentication import Authenticator
+    from magnetar.hosting.security.guard import Guard
+    from magnetar.hosting.tls import TlsDoor
+
+log = structlog.get_logger(__name__)
+
+STORE_RETRY_S = 0.2
+DRAIN_LOOK_S = 1.0
+LOG_OVERSHOOT_BYTES_MAX = 256 << 20
+
+
+class Lease(Protocol):
+    """What the broker needs of a lease keeper (on its own thread in production)."""
+
+    async def start(self) -> int:
+        """Grant and keep; returns the lease id."""
+
+    def valid(self) -> bool: ...
+
+    async def stop(self, revoke: bool) -> None: ...
+
+
+LeaseFactory = Callable[[Callable[[str], None]], Lease]
+Beside = Callable[["Broker"], Awaitable[None]]  # begins what is served over a broker's connections, before they are let in
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPorts:
+    """The world as one broker sees it."""
+
+    clock: Clock
+    network: Network
+    volume: Volume
+    store: MetadataStore
+    lease: LeaseFactory
+    usage: Usage
+    security: Authenticator | None = None
+    tls: TlsDoor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdentity:
+    """Names and addresses. `advertised_host` is what clients of the internal listener are told; port 0 binds any free port.
+
+    `http_url` is what other processes use; `tls_port` is for a process with TLS, which may leave the plain port closed.
+    """
+
+    name: str
+    bind_host: str
+    advertised_host: str
+    port: int
+    http_url: str
+    listeners: ListenerOptions = field(default_factory=ListenerOptions)
+    tls_port: int = 0
+    http_url_tls: str = ""
+    opens_plain: bool = True
+
+
+class Broker:
+    """Serves until it is stopped or fails."""
+
+    def __init__(
+        self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings, beside: Beside | None = None
+    ) -> None:
+        self._ports, self._identity, self._settings, self._beside = ports, identity, settings, beside
+        self.metrics = BrokerMetrics()
+        self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._connections = ConnectionTable.open_to(settings, ports.security)
+        self._connections.surprises = self.metrics.surprises
+        if ports.tls is not None:
+            ports.tls.surprises = self.metrics.surprises
+        self._ready = False
+        self._draining = False
+        self._doors: list[Listener] = []
+        self._registering: asyncio.Task[None] | None = None
+        self._emptying: asyncio.Task[None] | None = None
+        self.guard: Guard | None = None
+        self._plain_url = self.service_url_tls = ""
+
+    # --- life ------------------------------------------------------------------------------------------------------------------
+
+    async def start(self, store_was_away: bool = False) -> None:
+        """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then `close` must be called.
+
+        `store_was_away`: it cannot have been for us alone, so others get time to register again before they count as gone.
+        """
+        ports, settings, identity = self._ports, self._settings, self._identity
+        joined = await join_cluster(ports.store, ports.volume, ports.clock)
+        self.storage_id = joined.storage_id
+        self._store = guarded(ports.store, joined.restore, self.fail)
+        self._log = LogWriter(
+            ports.volume,
+            ports.clock,
+            self.incarnation,
+            file_bytes=settings.log_file_bytes,
+            block_bytes_max=settings.block_bytes_max,
+            # Connections stop being read at `log_pending_bytes_max`; what each of them has read by then must still find room.
+            pending_bytes_max=settings.log_pending_bytes_max + LOG_OVERSHOOT_BYTES_MAX,
+            spares_max=settings.log_spares_max,
+            on_fenced=self._fenced,
+        )
+        # The claim exists before anything makes this incarnation known: a takeover before that would fence nothing.
+        await self._log.open()
+        await check_restore(ports.volume, joined.restore)
+        await self._listen()
+        self.context = self._context(joined.restore)
+        self._lease = ports.lease(self._lease_lost)
+        self.lease_id = await self._lease.start()
+        await self._fence_predecessors()
+        await self._register(draining=False)
+        self.context = replace(self.context, number=incarnation_number(joined.restore, self._registered_at))
+        self.views = ClusterViews.create(self.context)
+        await self.views.start()
+        self.ownership = Ownership(self.context, self.views)
+        if store_was_away:
+            self.ownership.assigner.trust_absence_soon()
+        self.service = BrokerService(self.context, self.views, self.ownership)
+        await self._start_guard()
+        self._log.on_sealed = self.ownership.file_sealed
+        self.views.cordons.listen(lambda _names: self._look_at_cordon())
+        self._start_leader()
+        self._keep_up("claim check", self._check_claim)
+        self.maintenance = Maintenance(self.context, self.views, self.ownership, lambda: self.leader.leading)
+        self._keep_up("maintenance", self.maintenance.run)
+        self.deletion_marks = DeletionMarks(self.context, self.views)
+        self._keep_up("marks of deletions", self.deletion_marks.run)
+        self._keep_up("load report", LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run)
+        self._keep_up("life of topics", TopicLife(self.context, self.ownership).run)
+        if identity.listeners.reread is not None:
+            self._keep_up("listeners", self._follow_listeners)
+        self.views.incarnations.listen(self._registrations_changed)
+        if self._beside is not None:
+            await self._beside(self)
+        self._ready = True
+        self._connections.open_gate()
+        self._look_at_cordon()
+        if not self._lease.valid():
+            self._lease_lost("the lease was lost while we started")
+        self._registrations_changed([self.incarnation])
+        log.info("broker.ready", incarnation=self.incarnation, service_url=self.service_url, http_url=identity.http_url)
+
+    def _context(self, restore: int) -> BrokerContext:
+        """What everything of this broker works with, once it listens."""
+        ports, identity = self._ports, self._identity
+        return BrokerContext(
+            settings=self._settings,
+            clock=ports.clock,
+            network=ports.network,
+            volume=ports.volume,
+            store=self._store,
+            broker=identity.name,
+            incarnation=self.incarnation,
+            restore=restore,
+            service_url=self.service_url,
+            http_url=identity.http_url,
+            listeners=Listeners(ListenerAddress(self._plain_url, service_url_tls=self.service_url_tls), identity.listeners),
+            log=self._log,
+            metrics=self.metrics,
+            damage=self._damage(),
+            fail=self.fail,
+            security=ports.security,
+            tls=ports.tls,
+            http_url_tls=identity.http_url_tls,
+        )
+
+    async def ended(self) -> str:
+        """Wait until this incarnation has failed or was stopped; the reason."""
+        return await asyncio.shield(self._ended)
+
+    @property
+    def ready(self) -> bool:
+        """Whether this broker takes traffic."""
+        return self._ready and not self._ended.done()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def fail(self, reason: str) -> None:
+        """End this incarnation now: no further byte leaves it."""
+        if not self._ended.done():
+            log.error("broker.failed", incarnation=self.incarnation, reason=reason)
+            self._ready = False
+            self._connections.abort_all()
+            self._ended.set_result(reason)
+
+    async def stop(self) -> None:
+        """Planned end: drain, hand over, seal, give up lease and claim."""
+        if self.ready:
+            await self.drain("broker stops")
+        if not self._ended.done():
+            self._ended.set_result("stopped")
+        await self.close()
+
+    async def drain(self, reason: str) -> None:
+        """Take no more bundles and hand over those we have.
+
+        Gives up after `drain_timeout_s`, and once the store has been away for `drain_store_patience_s`: bundles are then taken over.
+        """
+        if self._draining:
+            return
+        self._draining = True
+        log.info("broker.draining", incarnation=self.incarnation, reason=reason, bundles=len(self.ownership.owned))
+        with contextlib.suppress(StoreError):
+            await self._register(draining=True)
+        await self.leader.stop()
+        release = asyncio.create_task(self.ownership.release_all(reason))
+        hopeless = asyncio.create_task(self._store_stays_away())
+        either: list[asyncio.Future[Any]] = [release, self._ended, hopeless]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        release.cancel()
+        hopeless.cancel()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # we have failed meanwhile: there is nothing left to hand over
+                await release
+        except TimeoutError:
+            log.error("broker.drain_timeout", left=sorted(self.ownership.owned), seconds=self._settings.drain_timeout_s)
+
+    async def _store_stays_away(self) -> None:
+        """Return once the lease has not been renewed for so long that nobody will take what we hand over.
+
+        A cluster that is deleted as a whole loses its etcd and its brokers at the same moment.
+        """
+        seen = self._ports.clock.boottime()
+        while (now := self._ports.clock.boottime()) - seen < self._settings.drain_store_patience_s:
+            if self._lease.valid():
+                seen = now
+            await asyncio.sleep(DRAIN_LOOK_S)
+        log.error("broker.drain_given_up", left=sorted(self.ownership.owned), store_away_s=self._settings.drain_store_patience_s)
+
+    async def close(self) -> None:
+        """Release everything this process holds; also after a failed start. Never raises for what is gone already."""
+        self._ready = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "leader"):
+            await self.leader.stop()
+        if hasattr(self, "ownership"):
+            await self.ownership.stop()
+        if self.guard is not None:
+            await self.guard.stop()
+        if hasattr(self, "views"):
+            await self.views.stop()
+        for door in self._doors:
+            door.close()
+        self._connections.close()
+        if hasattr(self, "_log"):
+            with contextlib.suppress(StorageError):
+                await self._log.close()
+        if hasattr(self, "_lease"):
+            with contextlib.suppress(StoreError):
+                await self._lease.stop(revoke=True)
+
+    # --- joining ---------------------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Open the main port, and those that belong to one listener each. Raises OSError, InvalidRequest."""
+        self._plain_url, self.service_url_tls = await open_doors(self._ports, self._identity, self._accept, self._doors)
+        self.service_url = self._plain_url or self.service_url_tls
+
+    async def _start_guard(self) -> None:
+        """Have commands checked, where clients are asked who they are. Raises StoreError."""
+        if self._ports.security is not None:
+            from magnetar.hosting.security.guard import Guard
+
+            guard = Guard(
+                self._ports.security,
+                self.context.store,
+                self.context.clock,
+                self.views.namespaces,
+                self._connections,
+                self.metrics.surprises,
+            )
+            await guard.start()
+            self.guard = self.service.guard = guard
+
+    async def _fence_predecessors(self) -> None:
+        """End former incarnations of this name: their claims first, then their registration."""
+        for name in await self._ports.volume.list("claims"):
+            predecessor = name.removeprefix("claims/")
+            if predecessor != self.incarnation and predecessor.rpartition(".")[0] == self._identity.name:
+                log.info("broker.fencing_predecessor", predecessor=predecessor)
+                try:
+                    await fence(self._ports.volume, predecessor)
+                except CorruptData as error:
+                    # It has no claim any more. A reader of its log names the damage; everything else is to be served.
+                    log.error("broker.predecessor_damaged", predecessor=predecessor, error=str(error))
+                await self._store.transact([], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))])
+
+    async def _register(self, draining: bool) -> None:
+        record = IncarnationRecord(
+            broker=self._identity.name,
+            service_url=self.service_url,
+            http_url=self._identity.http_url,
+            started_ms=self._ports.clock.wall_ms(),
+            version=__version__,
+            draining=draining,
+            listeners=dict(self.context.listeners.advertised),
+            service_url_tls=self.service_url_tls,
+            http_url_tls=self._identity.http_url_tls,
+        )
+        self._registered_at = await self._store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
+
+    def _damage(self) -> DamageTable:
+        """The table of what is wrong with storage, with its metrics."""
+        table, gauge = DamageTable(self._ports.clock), self.metrics.gauge
+        gauge("magnetar_storage_damage", "Named damage of storage that is there now: GET /magnetar/v1/damage", lambda: len(table))
+        gauge("magnetar_storage_damage_met", "Operations that met damage", lambda: table.met)
+        space = self._log.space
+        gauge(
+            "magnetar_storage_short",
+            "1 while nothing is published for want of space on the volume",
+            lambda: space.short is not None,
+        )
+        gauge("magnetar_log_stalled", "1 while not even the reserve has space for the log", lambda: space.stalled is not None)
+        gauge("magnetar_log_files_abandoned", "Log files left after a failed write or flush", lambda: self._log.files_abandoned)
+        self._connections.expose(gauge)
+        security, tls = self._ports.security, self._ports.tls
+        if security is not None:
+            gauge(
+                "magnetar_security_reloads_failed", "Security documents that were not used", lambda: security.source.reloads_failed
+            )
+        if tls is not None:
+            certificates = tls.certificates
+            gauge("magnetar_tls_certificate_expires_seconds", "End of the certificate, unix time", lambda: certificates.expires_s)
+            gauge("magnetar_tls_reloads_failed", "Certificates that were not used", lambda: certificates.reloads_failed)
+            gauge("magnetar_tls_handshakes_failed", "TLS handshakes that failed or took too long", lambda: tls.failed)
+            gauge("magnetar_tls_handshakes_dropped", "Connections dropped because too many shook hands", lambda: tls.dropped)
+        return table
+
+    # --- watching over ourselves -----------------------------------------------------------------------------------------------
+
+    def _keep_up(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have work done for as long as this incarnation lives, whatever it meets."""
+        self._spawn(self.metrics.surprises.again_and_again(name, run), name)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._task_ended)
+        self._tasks = [known for known in self._tasks if not known.done()] + [task]
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(f"{task.get_name()}: {task.exception()!r}")
+
+    def _start_leader(self) -> None:
+        self.leader = Leader(self.context, self.views, self.ownership, self.lease_id)
+        self.leader.start()
+
+    def _accept(self, listener: str | None = None) -> Connection:
+        return Connection(self._connections, lambda: self.service, listener)
+
+    def _fenced(self, error: StorageError) -> None:
+        self.fail(f"log: {error}")
+
+    def _lease_lost(self, reason: str) -> None:
+        """The lease only detects (DESIGN 4): while nobody has fenced us we go on under our claim and register again."""
+        if self.ready:
+            log.warning("broker.lease_lost", incarnation=self.incarnation, reason=reason)
+            self._begin_registration()
+
+    def _registrations_changed(self, names: list[str]) -> None:
+        """Our key may vanish though our lease lives: a late request of ours can have bound it to an earlier lease.
+
+        A view that still catches up with an outage shows the end of the lease before ours: that is old news.
+        """
+        view = self.views.incarnations
+        if self.incarnation in names and self.ready and view.get(self.incarnation) is None and view.revision >= self._registered_at:
+            log.warning("broker.registration_lost", incarnation=self.incarnation)
+            self._begin_registration()
+
+    def _begin_registration(self) -> None:
+        if self._registering is None or self._registering.done():
+            self._registering = self._spawn(self._register_again(), "registration")
+
+    async def _register_again(self) -> None:
+        self.ownership.assigner.distrust_absence()
+        while not self._ended.done():
+            try:
+                await self._log.check_claim()  # who has been fenced does not come back
+                await self._store.get(keys.RESTORE)  # an empty store has nothing to bind a lease to
+                await self.leader.stop()
+                await self._lease.stop(revoke=False)
+                self._lease = self._ports.lease(self._lease_lost)
+                self.lease_id = await self._lease.start()
+                await self._register(self._draining)
+                if not self._lease.valid():
+                    continue
+                self.ownership.assigner.trust_absence_soon()
+                if not self._draining:
+                    self._start_leader()
+                log.info("broker.registered_again", incarnation=self.incarnation)
+                return
+            except StorageError as error:
+                self.fail(f"claim: {error}")
+            except StoreError as error:
+                log.warning("broker.registration_failed", error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+            except Exception as error:
+                self.metrics.surprises.note("registration", error)
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def _follow_listeners(self) -> None:
+        """Have others told of the addresses that we advertise from now on."""
+
+        async def tell() -> bool:
+            if self._registering is not None and not self._registering.done():
+                return False
+            await self._log.check_claim()  # who has been fenced does not come back
+            await self._register(self._draining)
+            return True
+
+        try:
+            await follow_addresses(self._identity, self.context.listeners, self._settings.listeners_check_s, tell)
+        except StorageError as error:
+            self.fail(f"claim: {error}")
+
+    async def _check_claim(self) -> None:
+        """Even an idle owner learns within `claim_check_s` that it has been fenced."""
+        while True:
+            await asyncio.sleep(self._settings.claim_check_s)
+            try:
+                await self._log.check_claim()
+            except StorageError as error:
+                self.fail(f"claim: {error}")
+                return
+
+    def _look_at_cordon(self) -> None:
+        """A cordon with drain empties this broker while it stays up (scale-down); lifting it brings it back."""
+        if not hasattr(self, "ownership"):
+            return
+        viewed = self.views.cordons.get(self._identity.name)
+        cordon: CordonRecord | None = viewed.record if viewed is not None else None
+        emptying = self._emptying is not None and not self._emptying.done()
+        if cordon is not None and cordon.drain and not self._draining and not emptying:
+            self._emptying = self._spawn(self._drain_for(cordon), "drain")
+
+    async def _drain_for(self, cordon: CordonRecord) -> None:
+        """Move bundles away one wave after another for as long as the cordon stands: some may still have been on their way to us."""
+        log.info("broker.cordoned", reason=cordon.reason, bundles=len(self.ownership.owned))
+        while (viewed := self.views.cordons.get(self._identity.name)) is not None and viewed.record.drain:
+            try:
+                if self.ownership.owned:
+                    await self.ownership.empty(cordon.reason)
+            except MagnetarError as error:
+                log.warning("broker.drain_delayed", error=str(error))
+            except Exception as error:
+                self.metrics.surprises.note("drain", error)
+            await asyncio.sleep(DRAIN_LOOK_S)

@@ -1,0 +1,93 @@
+"""Metrics of a broker.
+
+Owns: every metric name the broker exports, with its meaning. Imports: prometheus_client, background.
+Invariants: label values come from closed vocabularies (never topic, client or producer names); the hot path adds plain integers per batch
+and the exporter reads them; one registry per broker, so several brokers in one process (tests, simulation) do not mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from magnetar.hosting.background import Surprises
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+
+
+def surprise_counters(surprises: Surprises) -> CounterMetricFamily:
+    """The metric of errors that no code foresaw."""
+    found = CounterMetricFamily(
+        "magnetar_background_surprises",
+        "Unforeseen errors in background work: each cost one topic, bundle, connection or peer one round, and is in the log",
+        labels=["work"],
+    )
+    for work, count in surprises.counts.items():
+        found.add_metric([work], count)
+    return found
+
+
+class _HotCounters(Collector):
+    """Exports the plain integers of the hot path under their metric names."""
+
+    def __init__(self, metrics: BrokerMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        m = self._metrics
+        counters = {
+            "magnetar_messages_in": ("Messages published and durable", m.messages_in),
+            "magnetar_bytes_in": ("Bytes published and durable", m.bytes_in),
+            "magnetar_messages_out": ("Messages sent to consumers", m.messages_out),
+            "magnetar_bytes_out": ("Bytes sent to consumers", m.bytes_out),
+            "magnetar_publish_errors": ("Publishes refused or failed", m.publish_errors),
+            "magnetar_lookups": ("LOOKUP commands received", m.lookups),
+            "magnetar_tail_cache_hits": ("Dispatch reads served from memory", m.tail_hits),
+            "magnetar_tail_cache_misses": ("Dispatch reads served from storage", m.tail_misses),
+        }
+        found: list[Metric] = [CounterMetricFamily(name, text, value=value) for name, (text, value) in counters.items()]
+        found.append(surprise_counters(m.surprises))
+        found += [GaugeMetricFamily(name, text, value=read()) for name, (text, read) in m.gauges.items()]
+        return found
+
+
+class BrokerMetrics:
+    """All metrics of one broker."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.surprises = Surprises()
+        self.messages_in = self.bytes_in = self.messages_out = self.bytes_out = 0
+        self.publish_errors = self.tail_hits = self.tail_misses = self.lookups = 0
+        self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
+        self.registry.register(_HotCounters(self))
+        self.connections = Gauge("magnetar_connections", "Open client connections", registry=self.registry)
+        self.bundles_owned = Gauge("magnetar_bundles_owned", "Bundles served by this broker", registry=self.registry)
+        self.acquisitions = Counter("magnetar_bundle_acquisitions", "Bundles taken over, by how", ["kind"], registry=self.registry)
+        self.acquire_seconds = Histogram(
+            "magnetar_bundle_acquire_seconds", "From Assigning to Owned", registry=self.registry, buckets=_SECONDS
+        )
+        self.release_seconds = Histogram(
+            "magnetar_bundle_frozen_seconds", "From freezing a bundle to its release", registry=self.registry, buckets=_SECONDS
+        )
+        self.bytes_rewritten = Counter("magnetar_bytes_rewritten", "Bytes written by level-1 rewriting", registry=self.registry)
+        self.files_collected = Counter(
+            "magnetar_log_files_collected", "Log files given up by the collector", registry=self.registry
+        )
+        self.late_transactional_messages = Counter(
+            "magnetar_transaction_late_messages",
+            "Messages that named a committed transaction, published as ordinary ones (txn_late_sends_as_ordinary)",
+            registry=self.registry,
+        )
+        self.log_rolls = Counter("magnetar_log_rolls", "Log files rolled", registry=self.registry)
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Register a gauge that is read when scraped."""
+        self.gauges[name] = (text, read)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,268 @@
+"""What becomes due in the life of topics.
+
+Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog quotas, deletion of topics and subscriptions that
+nobody uses; and the same on demand. Imports: topics, policies, server siblings.
+Source: facts on protocol semantics 2.11.
+Invariants: ages and spans are time that the owners of a topic saw pass (`clock.elapsed_ms`), so a wall clock that jumps expires, drops and deletes
+nothing; nothing younger than its time to live is expired; nothing is dropped that a durable subscription, the retention or a compacted view needs;
+a topic that is leaving is left alone; one topic's failure does not keep the others waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import structlog
+
+from magnetar.broker.bundles.ownership import Ownership
+from magnetar.broker.commands.seeking import first_published_at, publish_ms_of
+from magnetar.broker.context import BrokerContext
+from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.clock import elapsed_ms
+from magnetar.errors import MagnetarError, ServiceNotReady, StorageError, StoreError
+from magnetar.policies import CAUGHT_UP
+from magnetar.topics.retention import MARK_INTERVAL_MS, trim_point
+
+log = structlog.get_logger(__name__)
+
+TOPICS_PER_TURN = 200
+"""Topics looked at before others of the loop get their turn."""
+
+Work = Callable[[TopicHost, int], Awaitable[None]]
+
+
+# --- one subscription -------------------------------------------------------------------------------------------------------------
+
+
+def pass_over(host: SubscriptionHost, ordinal: int) -> int:
+    """Acknowledge everything below `ordinal` in the broker's name; how many entries that were. The log has it within a moment."""
+    cursor = host.core.cursor
+    before = cursor.backlog
+    if ordinal > cursor.mark_delete:
+        host.acknowledge_by_broker(((cursor.mark_delete, ordinal),))
+    return before - cursor.backlog
+
+
+async def write(host: SubscriptionHost) -> None:
+    """Have the cursor durable as it is now. Raises StorageError."""
+    if host.core.durable:
+        host.topic.bundle.write_cursor(host, lambda: None)
+        await host.topic.context.log.barrier()
+
+
+async def expire(host: SubscriptionHost, age_s: int) -> int:
+    """Acknowledge what is older than `age_s`; how many entries that were. Raises StorageError."""
+    topic = host.topic
+    now_ms = elapsed_ms(topic.context.clock)
+    topic.core.age(now_ms)
+    expired = pass_over(host, await _older_than(topic, now_ms - age_s * 1000, host.core.cursor.mark_delete))
+    host.messages_expired += expired
+    return expired
+
+
+async def _older_than(topic: TopicHost, cutoff_ms: int, low: int) -> int:
+    """An ordinal, `low` at least, below which everything was appended at `cutoff_ms` or before. Raises StorageError.
+
+    Marks of age decide. Between two of them the clients' publish times do: by how much an entry was published before the last one of them, or after
+    the first one, whichever says that it is younger. So neither our wall clock nor a client's need be right; where publish times rise by more than
+    the time between the marks they say nothing.
+    """
+    low, around = max(low, topic.core.ages.older_than(cutoff_ms)), topic.core.ages.around(cutoff_ms)
+    if around is None or around[1].end <= low:
+        return low
+    before, after = around
+    last_ms = await publish_ms_of(topic, after.end - 1)
+    first_ms = await publish_ms_of(topic, max(before.end, topic.core.ledgers.first))
+    if last_ms is None or first_ms is None or last_ms - first_ms > after.elapsed_ms - before.elapsed_ms + MARK_INTERVAL_MS:
+        return low
+    by_last_ms, by_first_ms = last_ms - (after.elapsed_ms - cutoff_ms), first_ms + (cutoff_ms - before.elapsed_ms)
+    return await first_published_at(topic, min(by_last_ms, by_first_ms), low, after.end)
+
+
+async def expire_to(host: SubscriptionHost, position: tuple[int, int]) -> None:
+    """Acknowledge everything up to and including `position`, durably. Raises StorageError."""
+    host.messages_expired += pass_over(host, host.topic.core.ledgers.ordinal_after(position))
+    await write(host)
+
+
+async def skip(host: SubscriptionHost, count: int | None) -> None:
+    """Acknowledge the next `count` entries that are not acknowledged, or all (None), durably. Raises StorageError.
+
+    What transactions hold is not touched, and not counted.
+    """
+    cursor = host.core.cursor
+    end, left = cursor.end, count
+    if left is not None:
+        end = cursor.mark_delete
+        for low, high in (host.core.withheld or cursor).unacknowledged(cursor.mark_delete, cursor.end):
+            taken = min(left, high - low)
+            end, left = low + taken, left - taken
+            if not left:
+                break
+    pass_over(host, end)
+    await write(host)
+
+
+# --- one topic --------------------------------------------------------------------------------------------------------------------
+
+
+async def expire_due(topic: TopicHost, _now_ms: int) -> None:
+    """Acknowledge what is older than the time to live, for all subscriptions. Raises StorageError."""
+    ttl_s = topic.policies.message_ttl_s
+    if ttl_s:
+        for host in list(topic.subscriptions.values()):
+            if host.core.durable and host.core.backlog:
+                await expire(host, ttl_s)
+
+
+async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None:
+    """Drop what neither a subscription nor the retention needs. Raises StorageError, StoreError, ServiceNotReady."""
+    # A compacted view is read by the ordinals of its entries: those stay. To look for one takes a while, in which a SEEK may go back and a
+    # subscription come: what is needed is asked again.
+    if _droppable(topic, now_ms, grace_ms) > topic.core.ledgers.first and not await topic.bundle.is_compacted(topic):
+        await topic.trim(_droppable(topic, now_ms, grace_ms))
+
+
+def _droppable(topic: TopicHost, now_ms: int, grace_ms: int) -> int:
+    """The ordinal below which neither a subscription nor the retention needs anything now."""
+    policies, core = topic.policies, topic.core
+    marks = [found.cursor.mark_delete for found in core.subscriptions.values() if found.durable]
+    return trim_point(
+        core.ages,
+        needed_from=min(marks, default=core.ledgers.end),
+        end=core.ledgers.end,
+        now_ms=now_ms,
+        retention_minutes=policies.retention_minutes,
+        retention_mb=policies.retention_mb,
+        grace_ms=grace_ms,
+    )
+
+
+async def trim_now(topic: TopicHost) -> None:
+    """`drop_unneeded` by request: what retention lets go goes at once. Raises StorageError, StoreError, ServiceNotReady."""
+    now_ms = elapsed_ms(topic.context.clock)
+    topic.core.age(now_ms)
+    await drop_unneeded(topic, now_ms, grace_ms=0)
+
+
+async def enforce_quota(topic: TopicHost, _now_ms: int) -> None:
+    """Keep producers away, or move slow subscriptions on, as the backlog quotas say. Raises StorageError."""
+    verdict = topic.publishing.compare_backlog()
+    if verdict.evict_to_bytes < 0 and verdict.evict_older_s < 0:
+        return
+    for host in [host for host in topic.subscriptions.values() if host.core.durable]:
+        if verdict.evict_to_bytes >= 0:
+            pass_over(host, topic.core.ages.ordinal_leaving(verdict.evict_to_bytes, topic.core.ledgers.end))
+        if verdict.evict_older_s >= 0:
+            await expire(host, verdict.evict_older_s)
+
+
+async def delete_unused(topic: TopicHost, now_ms: int) -> None:
+    """Delete a topic that has been without users, as its policies count them, for long enough. Raises StorageError, ServiceNotReady."""
+    policy = topic.policies.inactive_topic
+    if not policy.enabled or _in_use(topic, policy.mode == CAUGHT_UP):
+        topic.unused_since_ms = None
+        return
+    if topic.unused_since_ms is None:
+        topic.unused_since_ms = now_ms
+    unused_ms = now_ms - topic.unused_since_ms
+    retention = topic.policies.retention_minutes
+    if unused_ms < policy.duration_s * 1000 or retention < 0 or unused_ms < retention * 60_000:
+        return
+    # To look for a compacted view takes a while, in which the topic may be used.
+    if not await topic.bundle.is_compacted(topic) and topic.unused_since_ms is not None:
+        if _in_use(topic, policy.mode == CAUGHT_UP):
+            topic.unused_since_ms = None
+            return
+        log.info("topic.inactive", topic=str(topic.name), seconds=unused_ms // 1000)
+        await topic.bundle.delete_topic(topic.name)
+
+
+async def expire_subscriptions(topic: TopicHost, now_ms: int) -> None:
+    """Delete durable subscriptions that have had no consumer for as long as the policy says. Raises StorageError."""
+    minutes = topic.policies.subscription_expiration_minutes
+    for host in list(topic.subscriptions.values()):
+        if not minutes or host.core.connected or not host.core.durable:
+            host.unused_since_ms = None
+        elif host.unused_since_ms is None:
+            host.unused_since_ms = now_ms
+        elif now_ms - host.unused_since_ms >= minutes * 60_000:
+            log.info("subscription.expired", topic=str(topic.name), subscription=host.core.name, minutes=minutes)
+            await topic.bundle.remove_subscription(host)
+
+
+def _in_use(topic: TopicHost, caught_up: bool) -> bool:
+    if len(topic.core.producers) or topic.core.unconfirmed:
+        return True
+    if topic.transactions is not None and topic.transactions.has_open:
+        return True  # who is asked to commit must not say that there is nothing
+    if not caught_up:
+        return bool(topic.subscriptions)
+    return any(host.core.connected or host.core.backlog for host in topic.subscriptions.values())
+
+
+# --- all topics -------------------------------------------------------------------------------------------------------------------
+
+
+class TopicLife:
+    """Looks at the topics served here, again and again."""
+
+    def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
+        self._context, self._ownership = context, ownership
+        settings = context.settings
+        grace_ms = int(settings.trim_grace_s * 1000)
+
+        async def retain(topic: TopicHost, now_ms: int) -> None:
+            await drop_unneeded(topic, now_ms, grace_ms=grace_ms)
+
+        self._work: tuple[tuple[float, Work], ...] = (
+            (settings.expiry_check_s, expire_due),
+            (settings.backlog_quota_check_s, enforce_quota),
+            (settings.retention_check_s, retain),
+            (settings.inactive_check_s, expire_subscriptions),
+            (settings.inactive_check_s, delete_unused),
+        )
+        now = context.clock.monotonic()
+        self._due = [now + interval for interval, _ in self._work]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._context.settings.topic_check_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Note the age of what has come, and do what has become due."""
+        now = self._context.clock.monotonic()
+        due = []
+        for index, (interval, work) in enumerate(self._work):
+            if now >= self._due[index]:
+                self._due[index] = now + interval
+                due.append(work)
+        for owned in self._ownership.owned.values():
+            owned.keep_time()
+        for number, topic in enumerate(self._topics()):
+            if number % TOPICS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            with self._context.metrics.surprises.contained("life of topics", topic=str(topic.name)):
+                if topic.core.has_grown:
+                    topic.core.age(elapsed_ms(self._context.clock))
+            for work in due:
+                with self._context.metrics.surprises.contained("life of topics", topic=str(topic.name), part=work.__name__):
+                    await self._do(work, topic, elapsed_ms(self._context.clock))
+
+    def _topics(self) -> Iterator[TopicHost]:
+        for owned in list(self._ownership.owned.values()):
+            for topic in list(owned.topics.values()):
+                if owned.serving and not topic.core.frozen:
+                    yield topic
+
+    async def _do(self, work: Work, topic: TopicHost, now_ms: int) -> None:
+        try:
+            await work(topic, now_ms)
+        except (ServiceNotReady, StoreError):
+            return  # it is leaving, or the store is away: whoever has it next looks at it again
+        except (StorageError, MagnetarError, FileNotFoundError) as error:
+            log.error("topic.work_failed", topic=str(topic.name), work=work.__name__, error=str(error))

@@ -1,0 +1,272 @@
+"""Topics without storage.
+
+Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to whoever takes messages now, their end when nobody uses them.
+Imports: topics, wire, names, server siblings.
+Source: facts on protocol semantics 2.11, 2.12.
+Invariants: nothing of them is in the log; a message goes only to consumers with permits, of each subscription as its type decides, and is gone
+afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is dropped, with a receipt that says so; a subscription ends with its
+last consumer; what a policy forbids is refused, as on any topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from magnetar.broker.connections.sessions import ConsumerSession, ProducerSession
+from magnetar.broker.reading.entry_index import EntryIndex
+from magnetar.broker.topics.subscription_host import READ_ENTRIES_MAX, SubscriptionHost
+from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.errors import NotAllowed, ServiceNotReady
+from magnetar.names import TopicName
+from magnetar.topics.dispatch.base import Delivery, DispatchLimits
+from magnetar.topics.ledgers import LATEST, Position
+from magnetar.topics.topic import Topic
+from magnetar.wire import commands
+
+if TYPE_CHECKING:
+    from magnetar.broker.bundles.bundle import OwnedBundle
+    from magnetar.broker.topics.topic_registry import TopicRegistry
+    from magnetar.hosting.advertised import Successor
+
+TAKEN = commands.Position(0, 0)
+DROPPED = commands.Position(-1, -1)
+IDLE_CHECK_S_MIN = 1.0
+
+
+class NonPersistentSubscription(SubscriptionHost):
+    """A subscription that has what its consumers take at once, and nothing else."""
+
+    def pass_on(self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int]) -> None:
+        """Entries first.. have just been published: deliver what is wanted now, and forget all of them."""
+        self._tell_active()
+        while (request := self._next_read(READ_ENTRIES_MAX)) is not None:
+            low = request.first - first
+            high = low + request.entries
+            if low < 0 or not self._hand_out(request.first, entries[low:high], message_counts[low:high]):
+                break
+        self.core.acknowledge(None, ((self.core.cursor.mark_delete, first + len(entries)),))
+
+    def detach(self, session: ConsumerSession) -> None:
+        self.core.remove_consumer(session)
+        if self.core.connected:
+            self.schedule()
+        elif self.topic.subscriptions.get(self.core.name) is self:
+            self.topic.drop_subscription(self)
+
+    def acknowledge(
+        self,
+        session: ConsumerSession,  # noqa: ARG002
+        ranges: Sequence[tuple[int, int]],  # noqa: ARG002
+        partial: Sequence[tuple[int, int]],  # noqa: ARG002
+        confirmed: Callable[[], None] | None,
+    ) -> None:
+        """There is nothing to remember; whoever asks is told that it is done."""
+        if confirmed is not None:
+            confirmed()
+
+    def acknowledge_cumulative(
+        self,
+        session: ConsumerSession,
+        ordinal: int,  # noqa: ARG002
+        mask: int | None,  # noqa: ARG002
+        confirmed: Callable[[], None] | None,
+    ) -> None:
+        self.acknowledge(session, (), (), confirmed)
+
+    def _queue(self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]) -> None:
+        for entry in entries:  # all with one id, as nobody can ask for them again
+            session.connection.queue_messages(session, TAKEN.ledger, (TAKEN.entry,), [entry], None, None, delivery.epoch)
+
+
+class NonPersistentTopic(TopicHost):
+    """A topic that lives while it is used."""
+
+    def __init__(self, bundle: OwnedBundle, name: TopicName, dropped: Callable[[NonPersistentTopic], None]) -> None:
+        super().__init__(bundle, name, Topic(str(name), bundle.ledger_ids, created_ms=bundle.context.clock.wall_ms()), EntryIndex())
+        self._dropped = dropped
+        self._idle = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch()
+
+    async def update_properties(self, changes: Mapping[str, str]) -> None:
+        """Set properties for as long as the topic lives."""
+        if self.frozen:
+            raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
+        self._updated(changes)
+
+    def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
+        """As `update_properties`: nothing of it is in the log."""
+        del changes
+        on_durable()
+
+    def _dispatch_limits(self) -> DispatchLimits:
+        """Nothing can wait: neither for its time nor for a change of the active consumer."""
+        return replace(super()._dispatch_limits(), delayed_delivery=False, failover_delay_ms=0)
+
+    # --- messages --------------------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        session: ProducerSession,
+        entries: list[memoryview],
+        message_counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+    ) -> None:
+        """Deliver what policies allow of a run of entries, and answer. While frozen they are dropped: the client sends them again elsewhere."""
+        if self.frozen or (self.core.ledger < 0 and not self.publishing.take_ledger(session, sequences, highest)):
+            return
+        if not self.publishing.refusing:
+            self._take(session, entries, message_counts, sequences, highest)
+            return
+        begin = 0
+
+        def take(end: int) -> None:
+            if end > begin:
+                part = slice(begin, end)
+                self._take(session, entries[part], message_counts[part], sequences[part], highest[part] if highest else None)
+
+        for index, entry in enumerate(entries):
+            refusal = self.publishing.refusal(entry)
+            if refusal is None:
+                continue
+            take(index)
+            begin = index + 1
+            session.refuse_send(max(sequences[index], highest[index] if highest else 0), *refusal)
+            if session.leaving:
+                return  # closed for it: its client gives up what lies behind, too, or sends it again
+        take(len(entries))
+
+    def _take(
+        self,
+        session: ProducerSession,
+        entries: list[memoryview],
+        message_counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+    ) -> None:
+        taken = session.connection.in_flight.admit(len(entries), self.context.settings.non_persistent_in_flight_max)
+        receipts = [
+            commands.send_receipt(session.producer_id, sequence, TAKEN if at < taken else DROPPED, highest[at] if highest else 0)
+            for at, sequence in enumerate(sequences)
+        ]
+        if not session.closed:
+            session.connection.queue(b"".join(receipts))
+        if taken:
+            self._pass_on(entries[:taken], message_counts[:taken])
+
+    def _pass_on(self, entries: Sequence[memoryview], message_counts: Sequence[int]) -> None:
+        first = self.core.confirm(self.core.publish(len(entries)), len(entries))
+        kept = [memoryview(bytes(entry)) for entry in entries] if self.subscriptions else []  # the receive buffer is used again
+        for subscription in list(self.subscriptions.values()):
+            assert isinstance(subscription, NonPersistentSubscription)
+            subscription.pass_on(first, kept, message_counts)
+        metrics, counters = self.context.metrics, self.core.counters
+        messages, size = sum(message_counts), sum(map(len, entries))
+        metrics.messages_in += messages
+        metrics.bytes_in += size
+        counters.messages_in += messages
+        counters.bytes_in += size
+
+    async def last_message(self, read_compacted: bool) -> tuple[Position, memoryview | None]:  # noqa: ARG002
+        """Raises NotAllowed: nothing is kept."""
+        raise NotAllowed(f"topic {self.name} is non-persistent: it has no last message")
+
+    # --- subscriptions ---------------------------------------------------------------------------------------------------------
+
+    def open_subscription(
+        self,
+        name: str,
+        start: tuple[int, int],  # noqa: ARG002
+        *,
+        durable: bool,  # noqa: ARG002
+        properties: dict[str, str],
+    ) -> SubscriptionHost:
+        """The subscription, created if need be; it begins now, whatever `start` and `durable` say. Raises NotAllowed, ServiceNotReady."""
+        if self.frozen:
+            raise ServiceNotReady(f"topic {self.name} is being unloaded; subscribe again after a lookup")
+        core = self.core.subscribe(name, LATEST, durable=False, properties=properties)
+        host = self.subscriptions.get(name)
+        if host is None:
+            host = self.subscriptions[name] = NonPersistentSubscription(self, core)
+        return host
+
+    # --- end -------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _used(self) -> bool:
+        registry = self.core.producers
+        consumers = any(found.core.connected for found in self.subscriptions.values())
+        return consumers or bool(registry.by_name) or bool(list(registry.waiting))
+
+    def _watch(self) -> None:
+        period_s = self.context.settings.inactive_topic_s
+        if period_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(max(IDLE_CHECK_S_MIN, period_s / 2), self._look)
+
+    def _look(self) -> None:
+        """Whoever has been idle for two looks goes."""
+        idle, self._idle = self._idle, not self._used
+        if idle and self._idle:
+            self._dropped(self)
+        else:
+            self._watch()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class NonPersistentTopics:
+    """The non-persistent topics of one bundle."""
+
+    def __init__(self, bundle: OwnedBundle, registry: TopicRegistry) -> None:
+        self._bundle, self._registry = bundle, registry
+        self.by_name: dict[str, NonPersistentTopic] = {}
+
+    async def topic(self, name: TopicName, create: bool) -> NonPersistentTopic | None:
+        """The topic, created if need be and allowed; None if it does not exist and `create` is False. Raises ServiceNotReady."""
+        found = self.by_name.get(str(name))
+        if found is not None or not create:
+            return found
+        if not self._bundle.serving:
+            raise ServiceNotReady(f"bundle {self._bundle.name} of topic {name} is being unloaded; look it up again")
+        created = self.by_name[str(name)] = NonPersistentTopic(self._bundle, name, self.drop)
+        await self._registry.add(self._bundle, name)
+        return created
+
+    def drop(self, topic: NonPersistentTopic) -> None:
+        """Forget a topic that nobody uses, or that was deleted; lists show it no more."""
+        if self.by_name.get(str(topic.name)) is topic:
+            del self.by_name[str(topic.name)]
+            topic.stop()
+            topic.core.freeze()  # for who holds it: a producer that arrives now looks it up again, and finds a new one
+            self._registry.forget(self._bundle, topic.name)
+
+    async def delete(self, name: TopicName) -> None:
+        """Delete a topic; its clients are sent away and may create it again."""
+        topic = self.by_name.get(str(name))
+        if topic is not None:
+            self.drop(topic)
+            topic.close_clients(None)
+            await self._registry.remove(self._bundle, name)
+
+    def freeze(self) -> None:
+        """The bundle is leaving."""
+        for topic in self.by_name.values():
+            topic.core.freeze()
+
+    def close_clients(self, successor: Successor | None) -> None:
+        """Send everybody away; the topics come to be again where they go."""
+        for topic in self.by_name.values():
+            topic.stop()
+            topic.close_clients(successor)
+
+    def refresh_policies(self) -> None:
+        for topic in self.by_name.values():
+            topic.refresh_policies()

@@ -1,0 +1,47 @@
+"""Message ids that clients have of transactions.
+
+Owns: what a message id means that may be of a receipt in a transaction, which names an entry of the sidecar. Imports: transactions, topics.
+Source: DESIGN 8 (rule: ids: SEEK, SUBSCRIBE start and ACK translate). Invariants: an id of the partition means itself; of an open or aborted
+transaction nothing exists: its place is behind the last entry before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.topics.ledger_ids import is_sidecar
+from magnetar.topics.ledgers import Position
+
+if TYPE_CHECKING:
+    from magnetar.broker.topics.topic_host import TopicHost
+
+
+def entry_named(topic: TopicHost, position: tuple[int, int]) -> int | None:
+    """Ordinal of the entry that an id names; None if there is none (any more)."""
+    if topic.transactions is not None and is_sidecar(position):
+        became = topic.transactions.buffer.committed_to(position)
+        if became is None:
+            return None
+        position = became
+    return topic.core.ledgers.find(position)
+
+
+def last_up_to(topic: TopicHost, position: tuple[int, int]) -> Position | None:
+    """The last position of the partition that is not behind an id; None if its transaction is so old that all before it is gone."""
+    if topic.transactions is not None and is_sidecar(position):
+        translated = topic.transactions.buffer.translate(position)
+        return None if translated is None else Position(*translated.position)
+    return Position(*position)
+
+
+def first_from(topic: TopicHost, position: tuple[int, int]) -> Position:
+    """Where whoever is to begin with an id begins: of an open or aborted transaction behind the last entry before it.
+
+    An id of a sidecar of which nothing is known any more stands for the beginning of its term: rather again than not at all.
+    """
+    if topic.transactions is not None and is_sidecar(position):
+        translated = topic.transactions.buffer.translate(position)
+        if translated is not None:
+            (ledger, entry), exact = translated
+            return Position(ledger, entry if exact else entry + 1)
+    return Position(*position)

@@ -1,0 +1,230 @@
+"""SENDs that name a transaction.
+
+Owns: what becomes of them: judged one by one, into the sidecar, receipts. Imports: transactions, wire, errors, server siblings.
+Source: PIP-31 1.10: a marker seals its transaction, so that what comes behind it is refused.
+Invariants: answers leave in the order of the SENDs; a receipt, which names the place in the sidecar, leaves when the entries and the record that
+says whose they are are durable; nothing of it is delivered before its transaction commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from magnetar.broker.reading.entry_index import Run
+from magnetar.broker.topics.publishing import highest_of, is_whole
+from magnetar.broker.topics.traits import sent_chunk
+from magnetar.coordinator.identity import check_coordinator
+from magnetar.errors import LedgerIdsExhausted, NotAllowed, TopicTerminated
+from magnetar.names import sidecar_of
+from magnetar.storage.log.format import encode_entries, encode_transaction
+from magnetar.storage.log.places import RecordPlace
+from magnetar.topics.ledgers import Position
+from magnetar.topics.sent_chunks import SentChunk
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.participant_records import NO_SEQUENCE, Append
+from magnetar.transactions.topic.limits import Judgement, Verdict
+from magnetar.wire import commands
+
+if TYPE_CHECKING:
+    from magnetar.broker.connections.sessions import ProducerSession
+    from magnetar.broker.topics.topic_host import TopicHost
+
+
+class _SentRun:
+    """A run on its way to stable storage: told by the log where it lies, and then, by the record behind it, that it is somebody's."""
+
+    __slots__ = (
+        "change",
+        "chunk",
+        "counts",
+        "entries_offset",
+        "highest",
+        "lengths",
+        "payload",
+        "place",
+        "sequences",
+        "session",
+        "topic",
+    )
+
+    def __init__(self, topic: TopicHost, session: ProducerSession, change: Append, payload: bytes, lengths: Sequence[int]) -> None:
+        self.topic, self.session, self.change, self.payload, self.lengths = topic, session, change, payload, lengths
+        self.counts: Sequence[int] = ()
+        self.sequences: Sequence[int] = ()
+        self.highest: Sequence[int] | None = None
+        self.entries_offset = 0
+        self.chunk: SentChunk | None = None
+        self.place: RecordPlace | None = None
+
+    def lies(self, place: RecordPlace) -> None:
+        self.place = place
+
+    def durable(self, _place: RecordPlace) -> None:
+        """Both records are on stable storage: keep where the entries lie, answer."""
+        assert self.place is not None, "the entries are in the log before the record behind them"
+        used = self.topic.used_with_transactions()
+        offset = self.place.offset + self.entries_offset
+        run = Run(0, self.topic.context.incarnation, self.place.file, offset, self.lengths, self.counts, self.change.append_ms)
+        used.sidecar.add(self.change.first, run)
+        self.topic.bundle.tail_cache.keep(run, self.payload)
+        used.buffer.confirm(self.change)
+        if self.chunk is not None:
+            self.topic.core.chunks.persist(self.chunk)
+        self.session.durable(*self.change.first, self.sequences, self.highest)
+
+
+class TransactionalSends:
+    """A group of SENDs of one producer in one transaction on its way into the sidecar: judged, divided, answered."""
+
+    def __init__(
+        self,
+        topic: TopicHost,
+        session: ProducerSession,
+        txn: TxnId,
+        entries: list[memoryview],
+        counts: Sequence[int],
+        sequences: Sequence[int],
+        highest: Sequence[int] | None,
+    ) -> None:
+        self._topic, self._session, self._txn = topic, session, txn
+        self._entries, self._counts, self._sequences, self._highest = entries, counts, sequences, highest
+        self._tops = highest_of(sequences, highest)
+
+    def publish(self) -> None:
+        """Take them; every one is answered, now or when it is durable, up to one whose refusal closes the producer."""
+        begin, last = 0, NO_SEQUENCE
+        for index, entry in enumerate(self._entries):
+            if self._session.leaving:
+                return  # one before it was refused: the client gives it up, too, or sends it again
+            whole = is_whole(entry)
+            chunk = sent_chunk(entry, self._session.name) if self._session.sends_chunks else None
+            stored = self._topic.core.chunks.find(chunk) if chunk is not None else None
+            if whole and last != NO_SEQUENCE and self._sequences[index] <= last:
+                self._append(begin, index)  # it may repeat one of those before it
+                begin, last = index, NO_SEQUENCE
+            try:
+                self._check(entry)
+                judged = self._judge(index, whole, stored)
+            except (NotAllowed, TopicTerminated) as error:
+                self._append(begin, index)
+                self._session.refuse_send(self._tops[index], error.wire_code, str(error))
+                begin, last = index + 1, NO_SEQUENCE
+                continue
+            if judged.verdict is Verdict.NEW:
+                last = self._tops[index] if whole else last
+                if chunk is not None:
+                    self._append(begin, index)
+                    self._append(index, index + 1, chunk)
+                    begin, last = index + 1, NO_SEQUENCE
+                continue
+            self._append(begin, index)
+            begin, last = index + 1, NO_SEQUENCE
+            if judged.verdict is Verdict.DUPLICATE:
+                top = self._highest[index] if self._highest is not None else 0
+                receipt = commands.send_receipt(
+                    self._session.producer_id, self._sequences[index], commands.Position(*judged.position), top
+                )
+                self._session.answer_behind(receipt)  # it may be on its way, from a connection before this one
+            else:
+                self._publish_late(index)
+        self._append(begin, len(self._entries))
+
+    def _check(self, entry: memoryview) -> None:
+        """Raises NotAllowed for what the topic takes from nobody."""
+        topic = self._topic
+        check_coordinator(self._txn.most)
+        if not topic.name.persistent:
+            raise NotAllowed(f"topic {topic.name} is non-persistent: it takes part in no transactions; publish without one")
+        refusal = topic.publishing.refusal(entry)
+        if refusal is not None:
+            raise NotAllowed(refusal[1])
+
+    def _judge(self, index: int, whole: bool, stored: Position | None) -> Judgement:
+        """`stored`: where an equal chunk lies. Raises NotAllowed, which fails the SEND, TopicTerminated, which ends the producer."""
+        buffer = self._topic.used_with_transactions().buffer
+        judged = buffer.judge(self._txn, self._session.name, self._sequences[index] if whole else None)
+        if stored is not None:
+            return Judgement(Verdict.DUPLICATE, stored)
+        if judged.verdict is Verdict.ORDINARY and not self._topic.context.settings.txn_late_sends_as_ordinary:
+            raise NotAllowed(
+                f"transaction {self._txn} was COMMITTED: begin another one; topic {self._topic.name} takes nothing more of it"
+            )
+        if self._topic.terminated and judged.verdict is not Verdict.DUPLICATE:
+            raise TopicTerminated(f"Topic {self._topic.name} was already terminated; nothing can be published to it")
+        return judged
+
+    def _publish_late(self, index: int) -> None:
+        """Its transaction has committed without it: an ordinary message, if `txn_late_sends_as_ordinary` says so."""
+        self._topic.context.metrics.late_transactional_messages.inc(self._counts[index])
+        part = slice(index, index + 1)
+        highest = self._highest[part] if self._highest is not None else None
+        self._topic.publish(self._session, self._entries[part], self._counts[part], self._sequences[part], highest)
+
+    def _append(self, begin: int, end: int, chunk: SentChunk | None = None) -> None:
+        """Those of them go to the log, as one run; `chunk` is what the one is known by, if it is one."""
+        if begin == end or self._session.leaving:
+            return
+        topic, session = self._topic, self._session
+        buffer, now_ms = topic.used_with_transactions().buffer, topic.context.clock.wall_ms()
+        entries = self._entries[begin:end]
+        whole = [self._tops[begin + at] for at, entry in enumerate(entries) if is_whole(entry)]
+        lengths = list(map(len, entries))
+        try:
+            change = buffer.append(
+                self._txn,
+                session.name,
+                count=end - begin,
+                highest=max(whole, default=NO_SEQUENCE),
+                size=sum(lengths),
+                messages=sum(self._counts[begin:end]),
+                send_point=topic.core.last_published,
+                now_ms=now_ms,
+            )
+        except (NotAllowed, LedgerIdsExhausted) as error:
+            for index in range(begin, end):
+                self._session.refuse_send(self._tops[index], error.wire_code, str(error))
+            return
+        run = _SentRun(topic, session, change, b"".join(entries), lengths)
+        if chunk is not None:
+            run.chunk = chunk
+            topic.core.chunks.push(chunk, Position(*change.first))
+        run.counts, run.sequences = self._counts[begin:end], self._sequences[begin:end]
+        run.highest = self._highest[begin:end] if self._highest is not None else None
+        encoded = encode_entries(
+            epoch=topic.bundle.epoch,
+            ledger=change.first[0],
+            first_entry=change.first[1],
+            append_ms=now_ms,
+            topic=sidecar_of(str(topic.name)).encode(),
+            producer=session.encoded_name,
+            message_counts=run.counts,
+            sequences=self._tops[begin:end],
+            entries=[run.payload],
+            lengths=lengths,
+        )
+        run.entries_offset = encoded.entries_offset
+        session.pending += end - begin
+        record = encode_transaction(epoch=topic.bundle.epoch, topic=str(topic.name), change=change)
+        topic.bundle.append(encoded, run.lies)
+        topic.bundle.append(record, run.durable)
+
+
+def publish_in(
+    txn: TxnId,
+    session: ProducerSession,
+    entries: list[memoryview],
+    counts: Sequence[int],
+    sequences: Sequence[int],
+    highest: Sequence[int] | None,
+) -> None:
+    """As `TopicHost.publish`, of messages that belong to a transaction."""
+    topic = session.topic
+    if topic.frozen:
+        if topic.bundle.parked is not None and topic.name.persistent:
+            topic.bundle.parked.send(topic, session, entries, counts, sequences, highest, txn)
+        return
+    if topic.context.log.space.short is not None:
+        session.refuse_sends(sequences, highest, topic.context.log.space.short)
+        return
+    TransactionalSends(topic, session, txn, entries, counts, sequences, highest).publish()

@@ -1,0 +1,102 @@
+"""What a broker does for its storage beside serving.
+
+Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files, copies of the metadata store, asking after
+transactions that are open for long. Imports: siblings.
+Invariants: nothing here is needed to serve: whatever fails is logged and tried again in the next round; one thing at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from magnetar.broker.bundles.ownership import Ownership
+from magnetar.broker.context import BrokerContext
+from magnetar.broker.transactions.inquiring import Inquiries
+from magnetar.broker.upkeep.backups import MetadataBackups
+from magnetar.broker.upkeep.garbage_collection import Collector
+from magnetar.broker.upkeep.manifest_compaction import Tidier
+from magnetar.errors import Fenced, MagnetarError
+from magnetar.hosting.views import ClusterViews
+from magnetar.metadata.records import BundleRecord, LogPosition
+
+log = structlog.get_logger(__name__)
+
+
+class Maintenance:
+    """Runs for as long as the broker lives; `leading` says whether it also collects for the cluster."""
+
+    def __init__(self, context: BrokerContext, views: ClusterViews, ownership: Ownership, leading: Callable[[], bool]) -> None:
+        self._context, self._views, self._ownership, self._leading = context, views, ownership, leading
+        self.collector = Collector(context, ownership)
+        self.tidier = Tidier(context)
+        self.backups = MetadataBackups(context)
+        self.inquiries = Inquiries(context, ownership)
+        self._chains: dict[str, tuple[LogPosition, int, float]] = {}
+
+    async def run(self) -> None:
+        """One round after another."""
+        try:
+            while True:
+                await asyncio.sleep(self._context.settings.maintenance_s)
+                await self.round()
+        finally:
+            await self.inquiries.close()
+
+    async def round(self) -> None:
+        """Checkpoints, then what they let go of. A part that fails does not keep the others from their turn."""
+        with self._context.metrics.surprises.contained("maintenance", part="tidying"):
+            self.tidier.forget_others(self._ownership.owned)
+        for name in sorted(self._ownership.owned):
+            await self._quietly("checkpoint", self._checkpoint_if_old, name)
+            await self._quietly("tidying", self._tidy, name)
+        await self._quietly("open transactions", self.inquiries.look)
+        await self._quietly("own files", self.collector.collect_own)
+        if self._leading():
+            await self._quietly("files of the dead", self.collector.collect_dead)
+            await self._quietly("objects", self.collector.collect_objects)
+            await self._quietly("backup of the metadata store", self.backups.keep_up)
+        self.collector.forget_unmet()
+
+    async def _quietly(self, what: str, work: Callable[..., object], *arguments: str) -> None:
+        try:
+            await work(*arguments)  # type: ignore[misc]
+        except Fenced:
+            return  # the broker hears of it from its log
+        except (MagnetarError, FileNotFoundError) as error:
+            log.warning("maintenance.delayed", what=what, about=arguments, error=str(error))
+        except Exception as error:
+            self._context.metrics.surprises.note("maintenance", error, part=what, about=" ".join(arguments))
+
+    async def _checkpoint_if_old(self, name: str) -> None:
+        """End a chain that has reached into finished files, its own or a predecessor's, for `checkpoint_age_s`: it pins them.
+
+        And one that has left a successor much to replay, and could not be ended when it had.
+        """
+        viewed, owned = self._views.bundles.get(name), self._ownership.owned.get(name)
+        if owned is not None and owned.replay.is_due:
+            await self._ownership.shortener.checkpoint(name)
+            return
+        now = self._context.clock.monotonic()
+        if viewed is None or not self._is_long(viewed.record):
+            self._chains.pop(name, None)
+            return
+        chain = viewed.record.chain
+        known = self._chains.get(name)
+        if known is None or known[:2] != (chain[0].start, len(chain)):
+            known = self._chains[name] = (chain[0].start, len(chain), now)
+        if now - known[2] >= self._context.settings.checkpoint_age_s:
+            await self._ownership.shortener.checkpoint(name)
+
+    def _is_long(self, record: BundleRecord) -> bool:
+        last = record.chain[-1] if record.chain else None
+        if last is None or last.incarnation != self._context.incarnation:
+            return False
+        return len(record.chain) > 1 or last.start.file < self._context.log.position.file
+
+    async def _tidy(self, name: str) -> None:
+        owned = self._ownership.owned.get(name)
+        if owned is not None and owned.serving:
+            await self.tidier.tidy(owned)

@@ -1,0 +1,146 @@
+"""`DataJob`: a Spark job over the messages of a cluster.
+
+Owns: its fields, defaults, limits and rules. Imports: models.base, magnetar.names.
+Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the cluster's claim; what a user may override is what the fields
+say, and the service account is not among it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from magnetar.errors import InvalidTopicName
+from magnetar.names import NAME_LENGTH_MAX, PART_PATTERN, TopicName
+from magnetar.resources import base
+from magnetar.resources.base import CONDITIONS, Condition, CustomResource, Model, Quantity, Rule, StatusModel
+
+EXECUTORS_MAX = 100
+TOPIC_PATTERN = f"^(persistent://)?{PART_PATTERN}/{PART_PATTERN}/.+$"
+DEFAULT_RUN = "once"
+
+
+class SameNamespaceCluster(Model):
+    """The cluster whose messages the job reads; in the same Kubernetes namespace."""
+
+    name: str = Field(min_length=1, max_length=253, description="Name of the BrokerCluster.")
+
+
+def _is_persistent_topic(compaction: Compaction) -> bool:
+    try:
+        return TopicName.parse(compaction.topic).persistent
+    except InvalidTopicName:
+        return False
+
+
+class Compaction(Model):
+    """Topic compaction: keep the latest message of every key."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.topic.matches('{TOPIC_PATTERN}')",
+            "compaction.topic: write persistent://tenant/namespace/topic",
+            lambda compaction: re.fullmatch(TOPIC_PATTERN, compaction.topic) is not None and _is_persistent_topic(compaction),
+        ),
+    )
+
+    topic: str = Field(
+        min_length=1,
+        max_length=NAME_LENGTH_MAX,
+        description="Full name of a persistent topic; a partitioned topic stands for all its partitions.",
+    )
+    retain_keyless: bool = Field(default=False, description="Keep messages without a key instead of dropping them.")
+
+
+class Driver(Model):
+    """The pod that plans the work and commits its result."""
+
+    cpu: Quantity = Field(default="250m", description="Processor request.")
+    memory_mib: int = Field(
+        default=1536, ge=768, le=65536, description="Memory request and limit: the JVM, Python and their overhead."
+    )
+
+
+class Executors(Model):
+    """The pods that do the work."""
+
+    instances: int = Field(default=1, ge=1, le=EXECUTORS_MAX, description="Number of executors.")
+    cores: int = Field(default=1, ge=1, le=64, description="Tasks that one executor runs at the same time.")
+    cpu: Quantity | None = Field(default=None, description="Processor request of one executor; absent: as many as it has cores.")
+    memory_mib: int = Field(
+        default=512, ge=512, le=262144, description="Heap of one executor; its pod asks for Python's share on top."
+    )
+
+
+class DataJobSpec(Model):
+    """What should run."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule("self.clusterRef == oldSelf.clusterRef", "clusterRef is immutable: make a new DataJob for another cluster"),
+        Rule(
+            "self.type != 'Compaction' || has(self.compaction)",
+            "type Compaction needs compaction.topic",
+            lambda spec: spec.type != "Compaction" or spec.compaction is not None,
+        ),
+    )
+
+    cluster_ref: SameNamespaceCluster = Field(description="The cluster whose messages the job reads.")
+    type: Literal["Compaction"] = Field(default="Compaction", description="What the job does.")
+    compaction: Compaction | None = Field(default=None, description="For type Compaction: what to compact.")
+    run_request: str = Field(
+        default=DEFAULT_RUN,
+        pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        max_length=40,
+        description="Name of the run; a new value runs the job again.",
+    )
+    suspend: bool = Field(default=False, description="True stops a run and starts no new one.")
+    attempts_max: int = Field(default=3, ge=1, le=20, description="How often a run that failed is tried.")
+    driver: Driver = Field(default_factory=Driver, description="Size of the driver.")
+    executors: Executors = Field(default_factory=Executors, description="Number and size of the executors.")
+
+
+class Run(StatusModel):
+    """One run."""
+
+    run: str = Field(description="Its name in the cluster's records.")
+    state: str = Field(description="Pending, Running, Succeeded, Failed or Suspended.")
+    attempts: int = Field(default=0, description="Driver pods made for it so far.")
+    started_at: str = Field(default="", description="RFC 3339.")
+    finished_at: str = Field(default="", description="RFC 3339.")
+    message: str = Field(default="", description="Why it failed, what it waits for, or what it has left to the next run.")
+    result: dict[str, str] = Field(default={}, description="What it did, as counted by the job.")
+
+
+class DataJobStatus(StatusModel):
+    """What has run."""
+
+    observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
+    state: str = Field(default="", description="State of the latest run: Pending, Running, Succeeded, Failed or Suspended.")
+    run: str = Field(default="", description="Name of the latest run.")
+    attempt: int = Field(default=0, description="Number of its latest driver pod.")
+    driver_pod: str = Field(default="", description="Name of its latest driver pod: kubectl logs shows what it does.")
+    history: tuple[Run, ...] = Field(
+        default=(),
+        description="Runs, the latest first.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["run"]},
+    )
+    conditions: tuple[Condition, ...] = Field(default=(), description="Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS)
+
+
+class DataJob(CustomResource):
+    """A Spark job over the messages of a cluster."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.metadata.name.size() <= {base.NAME_LENGTH_MAX} && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            f"metadata.name: use at most {base.NAME_LENGTH_MAX} lower-case letters, digits and -",
+            lambda job: (
+                len(job.name) <= base.NAME_LENGTH_MAX and re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", job.name) is not None
+            ),
+        ),
+    )
+
+    spec: DataJobSpec
+    status: DataJobStatus = DataJobStatus()

@@ -1,0 +1,111 @@
+"""The FastAPI application of a broker.
+
+Owns: putting the routes together; probes, metrics, lookup and status. Imports: FastAPI, ports, the routes by resource.
+Invariants: no handler raises anything but `MagnetarError` for what a peer can cause; what a path means never depends on the order of registration,
+but that a fixed word is matched before a name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Query, Response
+from fastapi.responses import PlainTextResponse
+
+from magnetar import __version__
+from magnetar.rest.answers import Domain, add_refusals, topic_name
+from magnetar.rest.brokers import broker_router
+from magnetar.rest.clusters import cluster_router
+from magnetar.rest.documents import document_router
+from magnetar.rest.explain import explain_router
+from magnetar.rest.messages import message_router
+from magnetar.rest.namespaces import namespace_router
+from magnetar.rest.operations import operation_router
+from magnetar.rest.pages import add_docs
+from magnetar.rest.permissions import permission_router
+from magnetar.rest.policy_routes import policy_router
+from magnetar.rest.ports import AdminPort
+from magnetar.rest.refused import refused_router
+from magnetar.rest.rights import Gate, gate_of
+from magnetar.rest.subscriptions import subscription_router
+from magnetar.rest.topics import topic_router
+from magnetar.rest.transactions import transaction_router
+
+PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LISTENER_LENGTH_MAX = 200
+LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:path}"
+ROUTERS = (
+    operation_router,
+    explain_router,
+    transaction_router,
+    broker_router,
+    document_router,
+    cluster_router,
+    namespace_router,
+    message_router,
+    subscription_router,
+    topic_router,
+    permission_router,
+    policy_router,
+    refused_router,
+)
+
+
+def create_application(port: AdminPort, gate: Gate | None = None) -> FastAPI:
+    """All routes over `port`; `gate` is asked before each of them (None: nobody is)."""
+    dependencies = [Depends(gate_of(gate))] if gate is not None else []
+    application = FastAPI(
+        title="Magnetar", version=__version__, openapi_url=None, dependencies=dependencies, redirect_slashes=False
+    )
+    add_refusals(application)
+    _add_probes(application, port)
+    add_docs(application)
+    _add_lookup(application, port)
+    for router in ROUTERS:
+        application.include_router(router(port))
+    return application
+
+
+def _add_probes(application: FastAPI, port: AdminPort) -> None:
+    def answer(good: bool) -> PlainTextResponse:
+        return PlainTextResponse("ok" if good else "not ready", status_code=200 if good else 503)
+
+    @application.get("/live", response_class=PlainTextResponse, tags=["broker"])
+    async def live() -> PlainTextResponse:
+        """Tell whether the process makes progress."""
+        return answer(port.live())
+
+    @application.get("/ready", response_class=PlainTextResponse, tags=["broker"])
+    async def ready() -> PlainTextResponse:
+        """Tell whether clients should be sent here."""
+        return answer(port.ready())
+
+    @application.get("/metrics", tags=["broker"])
+    @application.get("/metrics/", include_in_schema=False)
+    async def metrics() -> Response:
+        """Return all metrics in Prometheus' text format."""
+        return Response(port.metrics(), media_type=PROMETHEUS_TYPE)
+
+    @application.get("/magnetar/v1/status", tags=["broker"])
+    async def status() -> dict[str, Any]:
+        """Tell who serves what: brokers, bundles and their owners."""
+        return await port.status()
+
+
+def _add_lookup(application: FastAPI, port: AdminPort) -> None:
+    @application.get(f"{LOOKUP}/bundle", response_class=PlainTextResponse, tags=["lookup"])
+    async def bundle(domain: Domain, tenant: str, namespace: str, topic: str) -> str:
+        """Tell the bundle that a topic falls into."""
+        return await port.bundle_range(topic_name(domain, tenant, namespace, topic))
+
+    @application.get(LOOKUP, tags=["lookup"])
+    async def lookup(
+        domain: Domain,
+        tenant: str,
+        namespace: str,
+        topic: str,
+        listener: Annotated[str, Query(alias="listenerName", max_length=LISTENER_LENGTH_MAX)] = "",
+        listener_header: Annotated[str, Header(alias="X-Pulsar-ListenerName", max_length=LISTENER_LENGTH_MAX)] = "",
+    ) -> dict[str, str]:
+        """Tell which broker serves a topic, and its address on a listener; the query wins over the header."""
+        return await port.lookup(topic_name(domain, tenant, namespace, topic), (listener or listener_header).strip())

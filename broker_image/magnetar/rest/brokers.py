@@ -1,0 +1,137 @@
+"""Routes of brokers.
+
+Owns: `/admin/v2/brokers` and `/admin/v2/broker-stats`: who there is, health, settings, load and statistics. Imports: FastAPI, ports.
+Source: facts on protocol 3, priorities 0 and 1.
+Invariant: health is a message that was published and read, within a bound of time; ready asks nobody else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+
+from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
+from magnetar.rest.answers import NO_CONTENT
+from magnetar.rest.ports import AdminPort
+
+FIXED = "settings are read when a broker starts; set MAGNETAR_{name} in its environment and restart it (brokers/configuration/runtime lists them)"
+
+
+def broker_router(port: AdminPort) -> APIRouter:
+    """Brokers over `port`."""
+    router = APIRouter(prefix="/admin/v2")
+    _add_state(router, port)
+    _add_configuration(router, port)
+    _add_brokers(router, port)
+    _add_statistics(router, port)
+    return router
+
+
+def _add_state(router: APIRouter, port: AdminPort) -> None:
+    @router.get("/brokers/health", response_class=PlainTextResponse, tags=["brokers"])
+    async def health() -> str:
+        """Publish a message through this broker and read it; ok, or 503 with what failed."""
+        await port.check_health()
+        return "ok"
+
+    @router.get("/brokers/ready", response_class=PlainTextResponse, tags=["brokers"])
+    async def ready() -> PlainTextResponse:
+        """Tell whether clients should be sent here."""
+        return PlainTextResponse("ok" if port.ready() else "not ready", status_code=200 if port.ready() else 503)
+
+    @router.get("/brokers/version", response_class=PlainTextResponse, tags=["brokers"])
+    async def version() -> str:
+        """Tell the version of this broker."""
+        return port.version()
+
+    @router.get("/brokers/leaderBroker", tags=["brokers"])
+    async def leader() -> dict[str, str]:
+        """Tell which broker leads."""
+        return await port.leader_broker()
+
+    @router.get("/brokers/backlog-quota-check", status_code=NO_CONTENT, tags=["brokers"])
+    async def check_quotas() -> None:
+        """Compare backlogs with their quotas now."""
+        await port.check_backlog_quotas()
+
+
+def _add_configuration(router: APIRouter, port: AdminPort) -> None:
+    @router.get("/brokers/configuration", tags=["brokers"])
+    async def names() -> list[str]:
+        """List the settings that can be changed while a broker runs: none."""
+        return []
+
+    @router.get("/brokers/configuration/values", tags=["brokers"])
+    async def values() -> dict[str, str]:
+        """Return the settings that were changed while brokers run: none."""
+        return {}
+
+    @router.get("/brokers/configuration/runtime", tags=["brokers"])
+    async def runtime() -> dict[str, str]:
+        """Return the settings in force."""
+        return port.configuration()
+
+    @router.post("/brokers/configuration/{name}/{value:path}", status_code=NO_CONTENT, tags=["brokers"])
+    async def change(name: str, value: str) -> None:
+        """Refused with what to do instead: settings do not change while a broker runs."""
+        del value
+        _refuse_change(port, name)
+
+    @router.delete("/brokers/configuration/{name}", status_code=NO_CONTENT, tags=["brokers"])
+    async def restore(name: str) -> None:
+        """Refused with what to do instead: settings do not change while a broker runs."""
+        _refuse_change(port, name)
+
+    @router.get("/brokers/internal-configuration", tags=["brokers"])
+    async def internal() -> dict[str, Any]:
+        """Tell where metadata and storage are."""
+        return port.internal_configuration()
+
+
+def _refuse_change(port: AdminPort, name: str) -> None:
+    if name not in port.configuration():
+        raise TopicNotFound(f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them")
+    raise NotAllowed(f"configuration.{name}: {FIXED.format(name=name.upper())}")
+
+
+def _add_brokers(router: APIRouter, port: AdminPort) -> None:
+    @router.get("/brokers", tags=["brokers"], name="all_brokers")
+    @router.get("/brokers/{cluster}", tags=["brokers"])
+    async def brokers(cluster: str = "") -> list[str]:
+        """List the live brokers as host:port of their HTTP."""
+        return await port.brokers(cluster)
+
+    @router.get("/brokers/{cluster}/{broker}/ownedNamespaces", tags=["brokers"])
+    async def owned(cluster: str, broker: str) -> dict[str, Any]:
+        """List the bundles that a broker serves."""
+        return await port.owned_bundles(cluster, broker)
+
+
+def _add_statistics(router: APIRouter, port: AdminPort) -> None:
+    @router.get("/broker-stats/metrics", tags=["broker statistics"])
+    async def metrics() -> list[dict[str, Any]]:
+        """Return this broker's metrics as Pulsar's JSON."""
+        return port.metrics_json()
+
+    @router.get("/broker-stats/mbeans", tags=["broker statistics"])
+    async def beans() -> list[dict[str, Any]]:
+        """Return no beans: there is no JVM."""
+        return []
+
+    @router.get("/broker-stats/topics", tags=["broker statistics"], name="topics_of_broker")
+    @router.get("/broker-stats/destinations", tags=["broker statistics"])
+    async def destinations() -> dict[str, Any]:
+        """Return the statistics of all topics served here, by namespace and bundle."""
+        return await port.broker_topics()
+
+    @router.get("/broker-stats/load-report", tags=["broker statistics"])
+    async def load_report() -> dict[str, Any]:
+        """Return this broker's load as it was last reported."""
+        return port.load_report()
+
+    @router.get("/broker-stats/allocator-stats/{allocator}", tags=["broker statistics"])
+    async def allocator(allocator: str) -> Response:
+        """Refused: there is no Netty allocator."""
+        raise UnsupportedCommand(f"allocator-stats: there is no allocator {allocator!r}; memory is in broker-stats/load-report")

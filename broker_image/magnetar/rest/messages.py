@@ -1,0 +1,134 @@
+"""Routes that show single messages.
+
+Owns: peek, examine, an entry by its id, the id at a time and the size of a backlog, under `/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports.
+Source: facts on protocol 3, priority 1.
+Invariants: the body is the message's payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`; messages are uncompressed one at
+a time, and answers that peers have not read yet hold at most `ANSWERS_BYTES_MAX` of payloads: small messages may unpack into large ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from magnetar.errors import InvalidRequest, LimitExceeded
+from magnetar.rest.answers import TOPIC, Domain, body, object_of, topic_name
+from magnetar.rest.ports import AdminPort, FoundMessage
+from magnetar.rest.subscriptions import MESSAGE_ID, position_of
+
+ANSWERS_BYTES_MAX = 64 << 20
+"""Of all payloads that are being sent. One alone may be larger, and small ones find room beside those of peers that read nothing."""
+LOOKS_MAX = 1
+"""Messages that are read and uncompressed at a time: each takes a core."""
+PART_BYTES = 64 << 10
+"""What is sent at once: others are served between two parts. A message of one part is small."""
+OCTETS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+def message_router(port: AdminPort) -> APIRouter:
+    """Messages over `port`."""
+    router = APIRouter(tags=["messages"])
+    _add_reading(router, port)
+    _add_positions(router, port)
+    return router
+
+
+class _Payloads:
+    """Answers with messages, and the room that they have together."""
+
+    def __init__(self) -> None:
+        self._looks = asyncio.Semaphore(LOOKS_MAX)
+        self.bytes = 0
+
+    async def answer(self, look: Callable[[], Awaitable[FoundMessage]]) -> Response:
+        """What was found, once it is this request's turn to look."""
+        async with self._looks:
+            return _Shown(self, await look())
+
+
+class _Shown(Response):
+    """One message, sent in parts."""
+
+    def __init__(self, payloads: _Payloads, message: FoundMessage) -> None:
+        super().__init__(
+            media_type="application/octet-stream", headers={**message.headers, "Content-Length": str(len(message.payload))}
+        )
+        self._payloads, self._payload = payloads, memoryview(message.payload)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        payloads, size = self._payloads, len(self._payload)
+        if size > PART_BYTES and payloads.bytes and payloads.bytes + size > ANSWERS_BYTES_MAX:
+            error = LimitExceeded(
+                f"messages of {payloads.bytes} bytes are being sent, {size} more are too many; try again in a moment"
+            )
+            await JSONResponse({"reason": str(error)}, error.http_status)(scope, receive, send)
+            return
+        payloads.bytes += size
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, size, PART_BYTES):
+                await send(
+                    {"type": "http.response.body", "body": bytes(self._payload[start : start + PART_BYTES]), "more_body": True}
+                )
+                await asyncio.sleep(0)  # sending waits for a peer that is slow only
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            payloads.bytes -= size
+
+
+def _add_reading(router: APIRouter, port: AdminPort) -> None:
+    payloads = _Payloads()
+
+    @router.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", responses=OCTETS)
+    async def peek(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, number: int) -> Response:
+        """Show the `number`-th message (from 1) that a subscription has not acknowledged."""
+        name = topic_name(domain, tenant, namespace, topic)
+        return await payloads.answer(lambda: port.peek(name, subscription, number))
+
+    @router.get(f"{TOPIC}/examinemessage", responses=OCTETS)
+    async def examine(
+        domain: Domain,
+        tenant: str,
+        namespace: str,
+        topic: str,
+        origin: Annotated[str, Query(alias="initialPosition", description="earliest or latest")] = "latest",
+        number: Annotated[int, Query(alias="messagePosition", description="counted from there, from 1")] = 1,
+    ) -> Response:
+        """Show a message counted from the beginning or from the end of a topic."""
+        name = topic_name(domain, tenant, namespace, topic)
+        return await payloads.answer(lambda: port.examine(name, origin, number))
+
+    @router.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", responses=OCTETS)
+    async def message(domain: Domain, tenant: str, namespace: str, topic: str, ledger: int, entry: int) -> Response:
+        """Show the message with this id."""
+        name = topic_name(domain, tenant, namespace, topic)
+        return await payloads.answer(lambda: port.message(name, (ledger, entry)))
+
+
+def _add_positions(router: APIRouter, port: AdminPort) -> None:
+    @router.get(f"{TOPIC}/messageid/{{timestamp}}")
+    async def message_id(domain: Domain, tenant: str, namespace: str, topic: str, timestamp: int) -> dict[str, Any]:
+        """Tell the id of the first message published at this time (milliseconds) or later."""
+        return await port.message_id_at(topic_name(domain, tenant, namespace, topic), timestamp)
+
+    @router.put(f"{TOPIC}/backlogSize", openapi_extra=body("a message id", MESSAGE_ID))
+    async def backlog_size(domain: Domain, tenant: str, namespace: str, topic: str, request: Request) -> int:
+        """Tell about how many bytes follow a message id."""
+        position = position_of(await object_of(request))
+        if position is None:
+            raise InvalidRequest("backlogSize: the body has no ledgerId; send a message id")
+        return await port.backlog_size(topic_name(domain, tenant, namespace, topic), position)
+
+    @router.post(
+        f"{TOPIC}/subscription/{{subscription}}/analyzeBacklog", openapi_extra=body("where to begin", MESSAGE_ID, required=False)
+    )
+    async def analyze(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str) -> dict[str, Any]:
+        """Count what a subscription has before it."""
+        return await port.analyze_backlog(topic_name(domain, tenant, namespace, topic), subscription)

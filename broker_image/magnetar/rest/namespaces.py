@@ -1,0 +1,171 @@
+"""Routes of namespaces.
+
+Owns: `/admin/v2/namespaces` but its policies (`policy_routes`). Imports: FastAPI, ports, names.
+Invariants: a namespace that holds topics is deleted only with `force`; what concerns all of its bundles is done at all their owners.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from magnetar.errors import InvalidRequest
+from magnetar.names import DEFAULT_BUNDLES, PERSISTENT, boundaries_given, initial_boundaries
+from magnetar.rest.answers import NAMESPACE, NO_CONTENT, Domain, body, body_of, namespace_name, object_of
+from magnetar.rest.ports import AdminPort, ListMode
+from magnetar.rest.topics import Destination
+
+BUNDLE = f"{NAMESPACE}/{{bundle:bundle}}"
+BOUNDARIES = {"type": "array", "items": {"type": "integer"}}
+BUNDLES = {
+    "type": "object",
+    "properties": {"numBundles": {"type": "integer"}, "boundaries": {"type": "array", "items": {"type": "string"}}},
+}
+POLICIES = {"type": "object", "properties": {"bundles": BUNDLES}}
+
+
+def namespace_router(port: AdminPort) -> APIRouter:
+    """Namespaces over `port`."""
+    router = APIRouter(tags=["namespaces"])
+    _add_life(router, port)
+    _add_lists(router, port)
+    _add_bundles(router, port)
+    _add_work(router, port)
+    return router
+
+
+def _add_life(router: APIRouter, port: AdminPort) -> None:
+    @router.get(NAMESPACE)
+    async def namespace(tenant: str, namespace: str) -> dict[str, Any]:
+        """Return all policies of a namespace."""
+        return await port.namespace(namespace_name(tenant, namespace))
+
+    @router.put(NAMESPACE, status_code=NO_CONTENT, openapi_extra=body("its first policies", POLICIES, required=False))
+    async def create_namespace(tenant: str, namespace: str, request: Request) -> None:
+        """Create a namespace."""
+        settings = await object_of(request)
+        boundaries = _boundaries(settings.pop("bundles", None))
+        given = {key: value for key, value in settings.items() if value is not None}
+        await port.create_namespace(namespace_name(tenant, namespace), boundaries, given)
+
+    @router.delete(NAMESPACE, status_code=NO_CONTENT)
+    async def delete_namespace(tenant: str, namespace: str, force: bool = False) -> None:
+        """Delete a namespace; with its topics only by force."""
+        await port.delete_namespace(namespace_name(tenant, namespace), force)
+
+
+def _boundaries(bundles: Any) -> tuple[int, ...]:
+    """Where Pulsar's BundlesData divides a namespace: at its boundaries, else into as many equal parts as it says. Raises InvalidRequest."""
+    if bundles is None:
+        return initial_boundaries(DEFAULT_BUNDLES)
+    if not isinstance(bundles, dict):
+        raise InvalidRequest(f"bundles: {str(bundles)[:80]!r} is not an object; send one with numBundles or boundaries")
+    boundaries, count = bundles.get("boundaries") or (), bundles.get("numBundles", DEFAULT_BUNDLES)
+    if not isinstance(boundaries, list | tuple):
+        raise InvalidRequest(
+            f"bundles.boundaries: {str(boundaries)[:80]!r} is not a list; send positions on the ring as 0x40000000"
+        )
+    if boundaries:
+        return boundaries_given(boundaries)
+    if type(count) is not int:
+        raise InvalidRequest(f"bundles.numBundles: {count!r} is not a number; send how many bundles there shall be")
+    return initial_boundaries(count)
+
+
+def _add_lists(router: APIRouter, port: AdminPort) -> None:
+    @router.get("/admin/v2/namespaces/{tenant}")
+    async def namespaces(tenant: str) -> list[str]:
+        """List the namespaces of a tenant."""
+        return await port.namespaces(tenant)
+
+    @router.get("/admin/namespaces/{cluster}/antiAffinity/{group}", include_in_schema=False)  # where Java's client asks
+    @router.get("/admin/v2/namespaces/{cluster}/antiAffinity/{group}")
+    async def anti_affinity(cluster: str, group: str, tenant: Annotated[str, Query(alias="property")] = "") -> list[str]:
+        """List the namespaces (of a tenant) that belong to an anti-affinity group."""
+        del cluster  # there is one
+        return await port.anti_affinity_namespaces(tenant, group)
+
+    @router.get(f"{NAMESPACE}/topics")
+    async def topics(tenant: str, namespace: str, mode: ListMode = "PERSISTENT") -> list[str]:
+        """List the topics of a namespace, partitions one by one."""
+        return await port.topics(namespace_name(tenant, namespace), mode)
+
+    @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}")
+    async def topics_of_domain(domain: Domain, tenant: str, namespace: str, bundle: str = "") -> list[str]:
+        """List the topics of a namespace that are persistent, or those that are not; of one bundle, if named."""
+        mode: ListMode = "PERSISTENT" if domain == PERSISTENT else "NON_PERSISTENT"
+        name = namespace_name(tenant, namespace)
+        found = await port.topics(name, mode)
+        return port.topics_of_bundle(name, bundle, found) if bundle else found
+
+    @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}/partitioned")
+    async def partitioned_topics(domain: Domain, tenant: str, namespace: str) -> list[str]:
+        """List the partitioned topics of a namespace."""
+        found = await port.partitioned_topics(namespace_name(tenant, namespace))
+        return [name for name in found if name.startswith(f"{domain}://")]
+
+
+def _add_bundles(router: APIRouter, port: AdminPort) -> None:
+    @router.get(f"{NAMESPACE}/bundles")
+    async def bundles(tenant: str, namespace: str) -> dict[str, Any]:
+        """Tell the hash ranges that a namespace is divided into."""
+        found: dict[str, Any] = (await port.namespace(namespace_name(tenant, namespace)))["bundles"]
+        return found
+
+    @router.get(f"{BUNDLE}/topicHashPositions")
+    async def hash_positions(
+        tenant: str,
+        namespace: str,
+        bundle: str,
+        topics: list[str] = Query(default=[]),  # noqa: B008
+    ) -> dict[str, Any]:
+        """Tell where topics of a bundle lie in its range; of all of them unless some are named."""
+        name = namespace_name(tenant, namespace)
+        found = topics or port.topics_of_bundle(name, bundle, await port.topics(name, "ALL"))
+        return {"namespace": str(name), "bundle": bundle, "topicHashPositions": port.hash_positions(found)}
+
+
+def _add_work(router: APIRouter, port: AdminPort) -> None:
+    @router.put(f"{NAMESPACE}/unload", status_code=NO_CONTENT)
+    async def unload_namespace(tenant: str, namespace: str, destination: Destination = "") -> None:
+        """Hand all bundles of a namespace to other brokers, or to one."""
+        await port.unload_namespace(namespace_name(tenant, namespace), destination)
+
+    @router.put(f"{NAMESPACE}/{{bundle}}/unload", status_code=NO_CONTENT)
+    async def unload_bundle(tenant: str, namespace: str, bundle: str, destination: Destination = "") -> None:
+        """Hand one bundle to another broker."""
+        await port.unload_bundle(namespace_name(tenant, namespace), bundle, destination)
+
+    @router.put(
+        f"{NAMESPACE}/{{bundle}}/split", status_code=NO_CONTENT, openapi_extra=body("boundaries", BOUNDARIES, required=False)
+    )
+    async def split_bundle(
+        tenant: str,
+        namespace: str,
+        bundle: str,
+        request: Request,
+        unload: bool = False,
+        algorithm: Annotated[str, Query(alias="splitAlgorithmName")] = "",
+    ) -> None:
+        """Divide one bundle in two, or at the boundaries given."""
+        positions = await body_of(request)
+        if not isinstance(positions, list | None) or any(type(found) is not int for found in positions or ()):
+            raise InvalidRequest(
+                f"body: {str(positions)[:80]} is not a list of whole numbers; send the boundaries to split at, or none"
+            )
+        await port.split_bundle(namespace_name(tenant, namespace), bundle, algorithm, positions or (), unload=unload)
+
+    @router.post(f"{BUNDLE}/clearBacklog", status_code=NO_CONTENT, name="clear_bundle")
+    @router.post(f"{BUNDLE}/clearBacklog/{{subscription:path}}", status_code=NO_CONTENT, name="clear_bundle_subscription")
+    @router.post(f"{NAMESPACE}/clearBacklog", status_code=NO_CONTENT, name="clear_namespace")
+    @router.post(f"{NAMESPACE}/clearBacklog/{{subscription:path}}", status_code=NO_CONTENT, name="clear_namespace_subscription")
+    async def clear_backlog(tenant: str, namespace: str, bundle: str = "", subscription: str = "") -> None:
+        """Acknowledge everything in a namespace, or in one of its bundles, unread: for one subscription name, or for all."""
+        await port.clear_backlog(namespace_name(tenant, namespace), bundle, subscription)
+
+    @router.post(f"{BUNDLE}/unsubscribe/{{subscription:path}}", status_code=NO_CONTENT, name="unsubscribe_bundle")
+    @router.post(f"{NAMESPACE}/unsubscribe/{{subscription:path}}", status_code=NO_CONTENT, name="unsubscribe_namespace")
+    async def unsubscribe_all(tenant: str, namespace: str, subscription: str, bundle: str = "") -> None:
+        """Delete a subscription from all topics of a namespace, or of one of its bundles."""
+        await port.unsubscribe_all(namespace_name(tenant, namespace), bundle, subscription)

@@ -1,0 +1,339 @@
+"""Routes of policies.
+
+Owns: the table of policies under `/admin/v2/namespaces/T/N/<name>` and `/admin/v2/persistent/T/N/topic/<name>`, and the few routes that a row of it
+cannot say (quotas by type, properties by key). Imports: FastAPI, ports, policies.
+Source: facts on protocol 3; names and JSON of Pulsar's admin API.
+Invariants: one row per policy; what was PUT or POSTed is checked before it is stored, durable when 204 is answered, and returned as it came;
+GET of a policy that is not set is 204 unless Pulsar answers with a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from starlette.convertors import Convertor, register_url_convertor
+
+from magnetar.errors import InvalidRequest
+from magnetar.names import NamespaceName, TopicName
+from magnetar.policies import DESTINATION_STORAGE, MESSAGE_AGE, backlog_quota
+from magnetar.rest.answers import (
+    NAMESPACE,
+    NO_CONTENT,
+    TOPIC,
+    Domain,
+    answer,
+    body,
+    body_of,
+    namespace_name,
+    object_of,
+    strings_of,
+    text_of,
+    topic_name,
+)
+from magnetar.rest.ports import AdminPort
+from magnetar.rest.subscriptions import PROPERTIES
+
+Target = Callable[..., NamespaceName | TopicName]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRoute:
+    """One policy: its key in the record, what GET answers while it is not set (None: 204), and whether clients send it as bare text."""
+
+    key: str
+    unset: Any = None
+    text: bool = False
+
+
+BOTH_LEVELS: Mapping[str, PolicyRoute] = {
+    "retention": PolicyRoute("retention_policies"),
+    "messageTTL": PolicyRoute("message_ttl_in_seconds"),
+    "persistence": PolicyRoute("persistence"),
+    "maxConsumersPerSubscription": PolicyRoute("max_consumers_per_subscription"),
+    "maxSubscriptionsPerTopic": PolicyRoute("max_subscriptions_per_topic"),
+    "publishRate": PolicyRoute("publishMaxMessageRate"),
+    "dispatchRate": PolicyRoute("topicDispatchRate"),
+    "subscriptionDispatchRate": PolicyRoute("subscriptionDispatchRate"),
+    "subscribeRate": PolicyRoute("clusterSubscribeRate"),
+    "replicatorDispatchRate": PolicyRoute("replicatorDispatchRate"),
+    "delayedDelivery": PolicyRoute("delayed_delivery_policies"),
+    "deduplicationSnapshotInterval": PolicyRoute("deduplicationSnapshotIntervalSeconds"),
+    "inactiveTopicPolicies": PolicyRoute("inactive_topic_policies"),
+    "compactionThreshold": PolicyRoute("compaction_threshold"),
+    "subscriptionTypesEnabled": PolicyRoute("subscription_types_enabled"),
+    "autoSubscriptionCreation": PolicyRoute("autoSubscriptionCreationOverride"),
+    "offloadPolicies": PolicyRoute("offload_policies"),
+    "replication": PolicyRoute("replication_clusters"),
+    "schemaCompatibilityStrategy": PolicyRoute("schema_compatibility_strategy"),
+    "schemaValidationEnforced": PolicyRoute("schema_validation_enforced"),
+    "entryFilters": PolicyRoute("entryFilters"),
+    "dispatcherPauseOnAckStatePersistent": PolicyRoute("dispatcherPauseOnAckStatePersistentEnabled"),
+}
+
+NAMESPACE_POLICIES: Mapping[str, PolicyRoute] = {
+    **BOTH_LEVELS,
+    "deduplication": PolicyRoute("deduplicationEnabled"),
+    "encryptionRequired": PolicyRoute("encryption_required", False),
+    "autoTopicCreation": PolicyRoute("autoTopicCreationOverride"),
+    "maxProducersPerTopic": PolicyRoute("max_producers_per_topic"),
+    "maxConsumersPerTopic": PolicyRoute("max_consumers_per_topic"),
+    "maxTopicsPerNamespace": PolicyRoute("max_topics_per_namespace", 0),  # Java's client cannot take null
+    "maxUnackedMessagesPerConsumer": PolicyRoute("max_unacked_messages_per_consumer"),
+    "maxUnackedMessagesPerSubscription": PolicyRoute("max_unacked_messages_per_subscription"),
+    "subscriptionExpirationTime": PolicyRoute("subscription_expiration_time_minutes"),
+    "subscriptionAuthMode": PolicyRoute("subscription_auth_mode", "None"),
+    "subscriptionTypesEnabled": PolicyRoute("subscription_types_enabled", []),
+    "isAllowAutoUpdateSchema": PolicyRoute("is_allow_auto_update_schema", True),
+    "schemaAutoUpdateCompatibilityStrategy": PolicyRoute("schema_auto_update_compatibility_strategy"),
+    "schemaCompatibilityStrategy": PolicyRoute("schema_compatibility_strategy", "UNDEFINED"),
+    "schemaValidationEnforced": PolicyRoute("schema_validation_enforced", False),
+    "offloadThreshold": PolicyRoute("offload_threshold", -1),
+    "offloadThresholdInSeconds": PolicyRoute("offload_threshold_in_seconds", -1),
+    "offloadDeletionLagMs": PolicyRoute("offload_deletion_lag_ms"),
+    "antiAffinity": PolicyRoute("anti_affinity", text=True),
+    "persistence/bookieAffinity": PolicyRoute("bookie_affinity"),
+    "migration": PolicyRoute("migration"),
+    "resourcegroup": PolicyRoute("resource_group_name"),
+    "replication": PolicyRoute("replication_clusters", ["standalone"]),
+    "allowedClusters": PolicyRoute("allowed_clusters", []),
+}
+
+TOPIC_POLICIES: Mapping[str, PolicyRoute] = {
+    **BOTH_LEVELS,
+    "deduplicationEnabled": PolicyRoute("deduplicationEnabled"),
+    "maxProducers": PolicyRoute("max_producers_per_topic"),
+    "maxConsumers": PolicyRoute("max_consumers_per_topic"),
+    "maxMessageSize": PolicyRoute("max_message_size"),
+    "maxUnackedMessagesOnConsumer": PolicyRoute("max_unacked_messages_per_consumer"),
+    "maxUnackedMessagesOnSubscription": PolicyRoute("max_unacked_messages_per_subscription"),
+}
+
+NamespacePolicy = Annotated[str, Path(json_schema_extra={"enum": list(NAMESPACE_POLICIES)})]
+TopicPolicy = Annotated[str, Path(json_schema_extra={"enum": list(TOPIC_POLICIES)})]
+QUOTAS = "backlog_quota_map"
+ANY = {"description": "Pulsar's JSON of this policy"}
+
+
+def _convertor(names: Iterable[str]) -> Convertor[str]:
+    """Matches exactly the names of a table, so that any other path stays 404 and a wrong method 405."""
+
+    class Named(Convertor[str]):
+        regex = "|".join(sorted(names, key=len, reverse=True))  # what is longer first: one name may begin another
+
+        def convert(self, value: str) -> str:
+            return value
+
+        def to_string(self, value: str) -> str:
+            return value
+
+    return Named()
+
+
+register_url_convertor("namespace_policy", _convertor(NAMESPACE_POLICIES))
+register_url_convertor("topic_policy", _convertor(TOPIC_POLICIES))
+register_url_convertor("domain", _convertor(("persistent", "non-persistent")))
+register_url_convertor("bundle", _convertor(("0x[0-9a-fA-F]{8}_0x[0-9a-fA-F]{8}",)))
+
+
+def policy_router(port: AdminPort) -> APIRouter:
+    """Policies of namespaces and topics over `port`."""
+    router = APIRouter(tags=["policies"])
+    _add_namespace_policies(router, port)
+    _add_topic_policies(router, port)
+    _add_removal(router, port)
+    for base, target in ((NAMESPACE, namespace_name), (TOPIC, topic_name)):
+        _add_quotas(router, port, base, target)
+        _add_properties(router, port, base, target)
+    return router
+
+
+# --- one row each ---------------------------------------------------------------------------------------------------------------
+
+
+async def _write(port: AdminPort, target: NamespaceName | TopicName, key: str, value: Any) -> None:
+    """Set one policy, or remove it (None)."""
+
+    def edit(policies: dict[str, Any]) -> None:
+        if value is None:
+            policies.pop(key, None)
+        else:
+            policies[key] = value
+
+    await port.edit_policies(target, edit)
+
+
+def _add_namespace_policies(router: APIRouter, port: AdminPort) -> None:
+    path = f"{NAMESPACE}/{{policy:namespace_policy}}"
+
+    @router.get(path)
+    async def read(tenant: str, namespace: str, policy: NamespacePolicy) -> Response:
+        """Return a policy of a namespace."""
+        row = NAMESPACE_POLICIES[policy]
+        found = (await port.policies(namespace_name(tenant, namespace), applied=False)).get(row.key)
+        return answer(row.unset if found is None else found)
+
+    @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
+    @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
+    async def write(tenant: str, namespace: str, policy: NamespacePolicy, request: Request) -> None:
+        """Set a policy of a namespace."""
+        row = NAMESPACE_POLICIES[policy]
+        value = await (text_of(request) if row.text else body_of(request))
+        await _write(port, namespace_name(tenant, namespace), row.key, value)
+
+    @router.delete(path, status_code=NO_CONTENT)
+    async def remove(tenant: str, namespace: str, policy: NamespacePolicy) -> None:
+        """Remove a policy of a namespace."""
+        await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES[policy].key, None)
+
+    @router.delete(f"{NAMESPACE}/removeOffloadPolicies", status_code=NO_CONTENT, include_in_schema=False)
+    async def remove_offload(tenant: str, namespace: str) -> None:
+        """Remove the offload policies of a namespace."""
+        await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["offloadPolicies"].key, None)
+
+    @router.post(f"{NAMESPACE}/resourcegroup/{{group}}", status_code=NO_CONTENT)
+    async def set_group(tenant: str, namespace: str, group: str) -> None:
+        """Name the resource group of a namespace."""
+        await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["resourcegroup"].key, group)
+
+
+def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
+    path = f"{TOPIC}/{{policy:topic_policy}}"
+
+    @router.get(path)
+    async def read(domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy, applied: bool = False) -> Response:
+        """Return a policy of a topic; with `applied` that of its namespace where it has none."""
+        row = TOPIC_POLICIES[policy]
+        found = (await port.policies(topic_name(domain, tenant, namespace, topic), applied=applied)).get(row.key)
+        return answer(row.unset if found is None else found)
+
+    @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
+    @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
+    async def write(
+        domain: Domain,
+        tenant: str,
+        namespace: str,
+        topic: str,
+        policy: TopicPolicy,
+        request: Request,
+        ttl: Annotated[int | None, Query(alias="messageTTL")] = None,
+    ) -> None:
+        """Set a policy of a topic."""
+        # The time to live of a topic travels as a query parameter, everything else as a body.
+        value = ttl if ttl is not None and policy == "messageTTL" else await body_of(request)
+        await _write(port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, value)
+
+    @router.delete(path, status_code=NO_CONTENT)
+    async def remove(domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy) -> None:
+        """Remove a policy of a topic."""
+        await _write(port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, None)
+
+
+def _add_removal(router: APIRouter, port: AdminPort) -> None:
+    @router.delete(f"{TOPIC}/policies", status_code=NO_CONTENT)
+    async def remove_all(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
+        """Remove all policies of a topic."""
+
+        def edit(policies: dict[str, Any]) -> None:
+            for key in set(policies) - {"properties"}:
+                policies[key] = None
+
+        await port.edit_policies(topic_name(domain, tenant, namespace, topic), edit)
+
+
+# --- what a row cannot say ------------------------------------------------------------------------------------------------------
+
+
+def _of(request: Request, target: Target) -> NamespaceName | TopicName:
+    """The namespace or topic of a path that both levels have."""
+    names = ("domain", "tenant", "namespace", "topic") if target is topic_name else ("tenant", "namespace")
+    return target(*(request.path_params[name] for name in names))
+
+
+def _add_quotas(router: APIRouter, port: AdminPort, base: str, target: Target) -> None:
+    @router.get(f"{base}/backlogQuotaMap", operation_id=f"{target.__name__}_quotas")
+    async def quotas(request: Request, applied: bool = False) -> dict[str, Any]:
+        """Return the backlog quotas by their type."""
+        found = (await port.policies(_of(request, target), applied=applied)).get(QUOTAS)
+        return dict(found or {})
+
+    @router.post(
+        f"{base}/backlogQuota",
+        status_code=NO_CONTENT,
+        openapi_extra=body("BacklogQuota", ANY),
+        operation_id=f"{target.__name__}_set_quota",
+    )
+    async def set_quota(request: Request, kind: Annotated[str, Query(alias="backlogQuotaType")] = DESTINATION_STORAGE) -> None:
+        """Set a backlog quota."""
+        quota = backlog_quota("backlogQuota", await body_of(request))
+        value = {"limit": quota.limit_bytes, "limitSize": quota.limit_bytes, "limitTime": quota.limit_s, "policy": quota.policy}
+
+        def edit(policies: dict[str, Any]) -> None:
+            policies[QUOTAS] = {**policies.get(QUOTAS, {}), _known_quota(kind): value}
+
+        await port.edit_policies(_of(request, target), edit)
+
+    @router.delete(f"{base}/backlogQuota", status_code=NO_CONTENT, operation_id=f"{target.__name__}_remove_quota")
+    async def remove_quota(request: Request, kind: Annotated[str, Query(alias="backlogQuotaType")] = DESTINATION_STORAGE) -> None:
+        """Remove a backlog quota."""
+
+        def edit(policies: dict[str, Any]) -> None:
+            left = {name: quota for name, quota in policies.get(QUOTAS, {}).items() if name != _known_quota(kind)}
+            policies[QUOTAS] = left or None
+
+        await port.edit_policies(_of(request, target), edit)
+
+
+def _known_quota(kind: str) -> str:
+    if kind not in (DESTINATION_STORAGE, MESSAGE_AGE):
+        raise InvalidRequest(f"backlogQuotaType: {kind!r} is not known; use {DESTINATION_STORAGE} or {MESSAGE_AGE}")
+    return kind
+
+
+def _add_properties(router: APIRouter, port: AdminPort, base: str, target: Target) -> None:
+    @router.get(f"{base}/properties", operation_id=f"{target.__name__}_properties")
+    async def properties(request: Request) -> dict[str, str]:
+        """Return all properties."""
+        return await port.properties(_of(request, target))
+
+    @router.put(
+        f"{base}/properties",
+        status_code=NO_CONTENT,
+        openapi_extra=body("properties", PROPERTIES),
+        operation_id=f"{target.__name__}_put_properties",
+    )
+    async def put(request: Request) -> None:
+        """Add properties, or replace those of the same keys."""
+        await port.edit_properties(_of(request, target), strings_of("properties", await object_of(request)), ())
+
+    @router.delete(f"{base}/properties", status_code=NO_CONTENT, operation_id=f"{target.__name__}_remove_properties")
+    async def remove(request: Request, key: str = "") -> None:
+        """Remove one property, or all."""
+        found = _of(request, target)
+        await port.edit_properties(found, {}, (key,) if key else tuple(await port.properties(found)))
+
+    if target is namespace_name:
+        _add_single_properties(router, port, base)
+
+
+def _add_single_properties(router: APIRouter, port: AdminPort, base: str) -> None:
+    @router.get(f"{base}/property/{{key}}")
+    async def read(tenant: str, namespace: str, key: str) -> Response:
+        """Return one property of a namespace."""
+        found = (await port.properties(namespace_name(tenant, namespace))).get(key)
+        return answer(found)
+
+    @router.put(f"{base}/property/{{key}}/{{value:path}}", status_code=NO_CONTENT)
+    async def write(tenant: str, namespace: str, key: str, value: str) -> None:
+        """Set one property of a namespace."""
+        await port.edit_properties(namespace_name(tenant, namespace), {key: value}, ())
+
+    @router.delete(f"{base}/property/{{key}}")
+    async def remove(tenant: str, namespace: str, key: str) -> Response:
+        """Remove one property of a namespace, and return it."""
+        name = namespace_name(tenant, namespace)
+        found = (await port.properties(name)).get(key)
+        await port.edit_properties(name, {}, (key,))
+        return answer(found)

@@ -1,0 +1,339 @@
+"""Format of level-1 segments, version 1: blocks, footer, trailer.
+
+Owns: the bytes of a segment. Imports: errors, crc32c, arrays. Pure; no Arrow, whose buffers the columns are nevertheless.
+A segment is blocks back to back, then the footer (a description as JSON, one fixed entry per block), then a trailer of 48 bytes. A block is a
+header of 64 bytes, then columns, each padded to 8 bytes: payload offsets and key offsets (int32, one more than rows), ledger, entry, event
+time, publish time, append time (int64), message count and flags (uint32), the keys' bytes, the payloads' bytes. Times are milliseconds.
+Invariants: rows rise by (ledger, entry), over blocks too; holes and several ledgers are allowed; every byte is under a CRC-32C; payloads are
+the entries as their clients sent them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+from crc32c import crc32c
+
+from magnetar.errors import CorruptData
+from magnetar.storage.arrays import I32, I64, U32, packed
+from magnetar.storage.volumes.volume import Buffer
+
+assert sys.byteorder == "little", "columns are used as they lie in the file, which is little-endian"
+
+VERSION = 1
+BLOCK_BYTES_MAX = 1024 * 1024
+BLOCK_ROWS_MAX = 1024
+BLOCK_HEADER_BYTES = 64
+TRAILER_BYTES = 48
+ALIGNMENT = 8
+
+HAS_KEY = 1  # of a row: without it the key is absent, not empty
+IS_BATCH = 2  # of a row: the entry holds several messages, keys are inside
+IS_DECIDED = 4  # of a row: one ordinary message; its key and IS_DELETION are all that compaction needs to know of it
+IS_DELETION = 8  # of a row with IS_DECIDED: the payload is empty, the key is deleted
+HAS_REMOVED = 16  # of a row: compaction took messages out of the batch; its metadata lists them in compacted_batch_indexes
+UNPARSED = 32  # of a row: key, event and publish time were not taken out of the entry; they are in its bytes only
+CODEC_NONE = 0
+
+_BLOCK_MAGIC = 0x4B42534D  # "MSBK"
+_BLOCK = struct.Struct("<IHBBIIqqIIQ")  # magic, version, codec, 0, rows, body bytes, ledger, entry, key bytes, 0, payload bytes
+_CRC = struct.Struct("<I")
+_FOOTER = struct.Struct("<II")  # description bytes, blocks
+_ENTRY = struct.Struct("<QIIqqqqqqqqqqQQ")
+_TRAILER_MAGIC = b"MAGNSEG\0"
+_TRAILER = struct.Struct("<QIIQQI")  # footer offset, footer bytes, footer crc, rows, messages, version
+_WIDE_COLUMNS = 5
+ANY_TIME = (-(1 << 63), (1 << 63) - 1)
+"""(least, greatest) time of rows whose times are not known."""
+_NARROW_COLUMNS = 2
+
+
+class Row(NamedTuple):
+    """One entry. `key` None = it has none; `payload` is the entry as the client sent it."""
+
+    ledger: int
+    entry: int
+    event_time: int
+    publish_time: int
+    append_time: int
+    message_count: int
+    flags: int
+    key: bytes | None
+    payload: Buffer
+
+
+class BlockEntry(NamedTuple):
+    """What the footer says of one block. Times are (least, greatest) of its rows; `bytes` are those of the payloads."""
+
+    offset: int
+    length: int
+    rows: int
+    first_ledger: int
+    first_entry: int
+    last_ledger: int
+    last_entry: int
+    event_time_min: int
+    event_time_max: int
+    publish_time_min: int
+    publish_time_max: int
+    append_time_min: int
+    append_time_max: int
+    messages: int
+    bytes: int
+
+
+def _padded(size: int) -> int:
+    return -size % ALIGNMENT + size
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------------------
+
+
+def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
+    """A block of `rows` that will lie at `offset` of the segment, and its entry for the footer."""
+    assert rows, "a block holds at least one row"
+    columns = list(zip(*rows, strict=True))
+    ledgers, entries, events, publishes, appends, counts, flags, keys, payloads = columns
+    keys = tuple(b"" if key is None else key for key in keys)
+    marks = [flag & ~HAS_KEY | (HAS_KEY if row.key is not None else 0) for flag, row in zip(flags, rows, strict=True)]
+    parts: list[Buffer] = []
+    for column in (packed(I32, _offsets(payloads)), packed(I32, _offsets(keys))):
+        _append_padded(parts, column.tobytes())
+    parts += [packed(I64, column).tobytes() for column in (ledgers, entries, events, publishes, appends)]
+    for column in (packed(U32, counts), packed(U32, marks)):
+        _append_padded(parts, column.tobytes())
+    _append_padded(parts, b"".join(keys))
+    payload_bytes = sum(map(len, payloads))
+    parts += payloads
+    parts.append(bytes(-payload_bytes % ALIGNMENT))
+    body = b"".join(parts)
+    block = _framed(body, len(rows), ledgers[0], entries[0], sum(map(len, keys)), payload_bytes)
+    return block, BlockEntry(
+        offset,
+        len(block),
+        len(rows),
+        ledgers[0],
+        entries[0],
+        ledgers[-1],
+        entries[-1],
+        min(events),
+        max(events),
+        min(publishes),
+        max(publishes),
+        min(appends),
+        max(appends),
+        sum(counts),
+        payload_bytes,
+    )
+
+
+def _offsets(values: Sequence[Buffer]) -> list[int]:
+    at = 0
+    offsets = [0]
+    for value in values:
+        at += len(value)
+        offsets.append(at)
+    return offsets
+
+
+def _append_padded(parts: list[Buffer], column: bytes) -> None:
+    parts.append(column)
+    if len(column) % ALIGNMENT:
+        parts.append(bytes(-len(column) % ALIGNMENT))
+
+
+class Block:
+    """A block in memory, its CRC verified. Every column is a view that is an Arrow buffer as it stands."""
+
+    __slots__ = (
+        "append_times",
+        "count",
+        "entries",
+        "event_times",
+        "flags",
+        "key_offsets",
+        "keys",
+        "ledgers",
+        "message_counts",
+        "payload_offsets",
+        "payloads",
+        "publish_times",
+    )
+
+    def __init__(self, count: int, body: memoryview, key_bytes: int, payload_bytes: int) -> None:
+        self.count = count
+        offsets, narrow, wide = _padded(4 * (count + 1)), _padded(4 * count), 8 * count
+        at = 0
+
+        def column(size: int, used: int, kind: Literal["B", "I", "i", "q"]) -> memoryview:
+            nonlocal at
+            found = body[at : at + used].cast(kind)
+            at += size
+            return found
+
+        self.payload_offsets = column(offsets, 4 * (count + 1), "i")
+        self.key_offsets = column(offsets, 4 * (count + 1), "i")
+        self.ledgers = column(wide, wide, "q")
+        self.entries = column(wide, wide, "q")
+        self.event_times = column(wide, wide, "q")
+        self.publish_times = column(wide, wide, "q")
+        self.append_times = column(wide, wide, "q")
+        self.message_counts = column(narrow, 4 * count, "I")
+        self.flags = column(narrow, 4 * count, "I")
+        self.keys = column(_padded(key_bytes), key_bytes, "B")
+        self.payloads = column(_padded(payload_bytes), payload_bytes, "B")
+
+    @staticmethod
+    def decode(data: Buffer, name: str) -> Block:
+        """The block that `data` is exactly. Raises CorruptData naming segment `name`."""
+        view = memoryview(data)
+        if len(view) < BLOCK_HEADER_BYTES:
+            raise CorruptData(f"{name}: {len(view)} bytes are no block")
+        magic, version, codec, _, count, size, _, _, key_bytes, _, payload_bytes = _BLOCK.unpack_from(view)
+        body = view[BLOCK_HEADER_BYTES:]
+        covered = view[: BLOCK_HEADER_BYTES - _CRC.size]
+        if magic != _BLOCK_MAGIC or len(body) != size or _CRC.unpack_from(view, len(covered))[0] != crc32c(body, crc32c(covered)):
+            raise CorruptData(f"{name}: a block of {len(view)} bytes fails its checksum; restore this file or rewrite it")
+        if version != VERSION or codec != CODEC_NONE:
+            raise CorruptData(f"{name}: segment version {version} codec {codec} is not known; upgrade this component")
+        wide, narrow = _WIDE_COLUMNS * 8 * count, _NARROW_COLUMNS * _padded(4 * count)
+        if size != 2 * _padded(4 * (count + 1)) + wide + narrow + _padded(key_bytes) + _padded(payload_bytes):
+            raise CorruptData(f"{name}: a block of {count} rows does not add up to {size} bytes")
+        return Block(count, body, key_bytes, payload_bytes)
+
+    def payload(self, row: int) -> memoryview:
+        """The bytes of one entry."""
+        return self.payloads[self.payload_offsets[row] : self.payload_offsets[row + 1]]
+
+    def key(self, row: int) -> bytes | None:
+        """The key of one entry, None if it has none."""
+        if not self.flags[row] & HAS_KEY:
+            return None
+        return bytes(self.keys[self.key_offsets[row] : self.key_offsets[row + 1]])
+
+    def row_at_or_after(self, ledger: int, entry: int) -> int:
+        """The first row whose position is not below (ledger, entry); `count` if there is none."""
+        ledgers, entries = self.ledgers, self.entries
+        low, high = 0, self.count
+        if ledgers[0] == ledger == ledgers[high - 1]:
+            # One ledger: an entry can be no further from the first row than its id is.
+            distance = entry - entries[0]
+            if 0 <= distance < high and entries[distance] == entry:
+                return distance
+        while low < high:
+            middle = (low + high) // 2
+            found = ledgers[middle]
+            if found < ledger or (found == ledger and entries[middle] < entry):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+# --- footer -------------------------------------------------------------------------------------------------------------------
+
+
+class RunColumns(NamedTuple):
+    """Consecutive entries of one ledger as they lie in a log, without a look into any of them."""
+
+    ledger: int
+    first_entry: int
+    append_ms: int
+    lengths: Sequence[int]
+    message_counts: Sequence[int]
+    payload: Buffer
+
+
+def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, BlockEntry]:
+    """As `encode_block`, a run at a time instead of a row at a time. The rows are UNPARSED: their times are any."""
+    sizes = [len(run.lengths) for run in runs]
+    count = sum(sizes)
+    assert count, "a block holds at least one row"
+    offsets = list(accumulate((length for run in runs for length in run.lengths), initial=0))
+    counts = [number for run in runs for number in run.message_counts]
+    parts: list[Buffer] = []
+    _append_padded(parts, packed(I32, offsets).tobytes())
+    _append_padded(parts, bytes(4 * (count + 1)))
+    parts += [
+        b"".join([packed(I64, [run.ledger]).tobytes() * size for run, size in zip(runs, sizes, strict=True)]),
+        b"".join(
+            [packed(I64, range(run.first_entry, run.first_entry + size)).tobytes() for run, size in zip(runs, sizes, strict=True)]
+        ),
+        bytes(16 * count),
+        b"".join([packed(I64, [run.append_ms]).tobytes() * size for run, size in zip(runs, sizes, strict=True)]),
+    ]
+    _append_padded(parts, packed(U32, counts).tobytes())
+    _append_padded(parts, packed(U32, [UNPARSED]).tobytes() * count)
+    parts += [run.payload for run in runs]
+    parts.append(bytes(-offsets[-1] % ALIGNMENT))
+    first, last = runs[0], runs[-1]
+    block = _framed(b"".join(parts), count, first.ledger, first.first_entry, 0, offsets[-1])
+    appends = [run.append_ms for run in runs]
+    ends = (first.ledger, first.first_entry, last.ledger, last.first_entry + sizes[-1] - 1)
+    times = (*ANY_TIME, *ANY_TIME, min(appends), max(appends))
+    return block, BlockEntry(offset, len(block), count, *ends, *times, sum(counts), offsets[-1])
+
+
+def _framed(body: bytes, rows: int, ledger: int, entry: int, key_bytes: int, payload_bytes: int) -> bytes:
+    """A block's bytes: header, CRC, body."""
+    fixed = _BLOCK.pack(_BLOCK_MAGIC, VERSION, CODEC_NONE, 0, rows, len(body), ledger, entry, key_bytes, 0, payload_bytes).ljust(
+        BLOCK_HEADER_BYTES - _CRC.size, b"\0"
+    )
+    return fixed + _CRC.pack(crc32c(body, crc32c(fixed))) + body
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The block index of a segment. `description` says what the segment is, so that a manifest can be rebuilt from it."""
+
+    description: Mapping[str, Any]
+    blocks: tuple[BlockEntry, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(block.rows for block in self.blocks)
+
+    @property
+    def messages(self) -> int:
+        return sum(block.messages for block in self.blocks)
+
+
+def encode_footer(footer: Footer, offset: int) -> bytes:
+    """Footer and trailer for a segment whose blocks end at `offset`."""
+    text = json.dumps(dict(footer.description), sort_keys=True, separators=(",", ":")).encode()
+    body = b"".join([_FOOTER.pack(len(text), len(footer.blocks)), *[_ENTRY.pack(*block) for block in footer.blocks], text])
+    fixed = _TRAILER.pack(offset, len(body), crc32c(body), footer.rows, footer.messages, VERSION)
+    return body + fixed + _CRC.pack(crc32c(fixed)) + _TRAILER_MAGIC
+
+
+def decode_trailer(trailer: Buffer, name: str) -> tuple[int, int]:
+    """(offset, length) of the footer, from a segment's last 48 bytes. Raises CorruptData."""
+    trailer = bytes(trailer)
+    fixed = trailer[: _TRAILER.size]
+    intact = len(trailer) == TRAILER_BYTES and trailer[-8:] == _TRAILER_MAGIC
+    if not intact or _CRC.unpack_from(trailer, _TRAILER.size)[0] != crc32c(fixed):
+        raise CorruptData(f"{name}: not a segment, or cut short; restore this file or rewrite it")
+    offset, length, _, _, _, version = _TRAILER.unpack(fixed)
+    if version != VERSION:
+        raise CorruptData(f"{name}: segment version {version} is not known; upgrade this component")
+    return offset, length
+
+
+def decode_footer(data: Buffer, trailer: Buffer, name: str) -> Footer:
+    """The footer that `data` is exactly. Raises CorruptData."""
+    view = memoryview(data)
+    if _TRAILER.unpack_from(trailer)[2] != crc32c(view):
+        raise CorruptData(f"{name}: the footer fails its checksum; restore this file or rewrite it")
+    text_bytes, count = _FOOTER.unpack_from(view)
+    text_at = _FOOTER.size + count * _ENTRY.size
+    blocks = tuple(BlockEntry(*fields) for fields in _ENTRY.iter_unpack(view[_FOOTER.size : text_at]))
+    return Footer(json.loads(bytes(view[text_at : text_at + text_bytes])), blocks)
+
+
+assert _TRAILER.size + _CRC.size + len(_TRAILER_MAGIC) == TRAILER_BYTES, _TRAILER.size

@@ -1,0 +1,4 @@
+"""Reconciling a `BrokerCluster`.
+
+Owns: the modules below; the package itself exports nothing.
+"""

@@ -1,0 +1,4 @@
+"""Reconciling a `TransactionCoordinator`.
+
+Owns: the modules below; the package itself exports nothing.
+"""

@@ -1,0 +1,4 @@
+"""Reconciling a `DataJob`.
+
+Owns: the modules below; the package itself exports nothing.
+"""

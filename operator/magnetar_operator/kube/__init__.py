@@ -1,0 +1,4 @@
+"""The Kubernetes API: connection, caches, watches, events, leadership.
+
+Owns: the modules below; the package itself exports nothing.
+"""

@@ -1,0 +1,4 @@
+"""Reconciling a `TopicNamespace`.
+
+Owns: the modules below; the package itself exports nothing.
+"""

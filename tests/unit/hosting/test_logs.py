@@ -1,0 +1,125 @@
+"""Logs that peers can cause are limited; the audit log is not, and knows who did what."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+import structlog
+from fastapi import Depends, FastAPI, Request
+from structlog.testing import capture_logs
+
+from magnetar.errors import NotAuthorized
+from magnetar.hosting.http import HttpListener
+from magnetar.hosting.logs import PEER_EVENTS_BURST, PEER_EVENTS_PER_S, PeerEventLimit
+from magnetar.hosting.security.rest import RestGate
+from magnetar.security.authorization import Place, Principal, Right
+from tests.support.brokers import HOST
+from tests.support.secured import authenticator, secured_broker, token
+
+
+def test_what_peers_cause_is_limited_by_name_and_counted() -> None:
+    """A peer that sends garbage at will fills no disk; other events, and those of other names, pass."""
+    now = 0.0
+    limit = PeerEventLimit(lambda: now)
+
+    def passes(**event: object) -> structlog.typing.EventDict | None:
+        try:
+            return limit(None, "info", dict(event))
+        except structlog.DropEvent:
+            return None
+
+    passed = [passes(event="connection.protocol_error", peer="p") for _ in range(1000)]
+    assert sum(found is not None for found in passed) == PEER_EVENTS_BURST
+    assert passes(event="connection.expired", peer="p") is not None
+    assert all(passes(event="log.rolled") is not None for _ in range(1000))
+    now = 1 / PEER_EVENTS_PER_S
+    found = passes(event="connection.protocol_error", peer="p")
+    assert found is not None
+    assert found["left_out"] == 1000 - PEER_EVENTS_BURST
+    now += 3600
+    assert sum(passes(event="connection.protocol_error", peer="p") is not None for _ in range(1000)) == PEER_EVENTS_BURST
+
+
+def test_changes_are_in_the_audit_log() -> None:
+    """No token, query or body. What failed, or only read, changed nothing."""
+    application = FastAPI()
+
+    @application.put("/things/{name}")
+    async def put(name: str) -> None:
+        del name
+
+    @application.get("/things/{name}")
+    async def get(name: str) -> str:
+        return name
+
+    async def run() -> None:
+        listener = HttpListener(application, HOST, 0)
+        port = await listener.open()
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}") as client:
+            with capture_logs() as logged:
+                await client.get("/things/a")
+                await client.put("/things/a?token=secret", content=b"secret")
+                await client.put("/nothing")
+        await listener.close()
+        [change] = [line for line in logged if line["event"].startswith("audit.")]
+        assert change == {
+            "event": "audit.changed",
+            "log_level": "info",
+            "role": "",
+            "original": "",
+            "address": HOST,
+            "method": "PUT",
+            "path": "/things/a",
+            "status": 200,
+        }
+
+    asyncio.run(run())
+
+
+def test_a_role_that_is_denied_is_named(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with secured_broker(tmp_path) as (broker, _):
+            assert broker.guard is not None
+            with capture_logs() as logged, pytest.raises(NotAuthorized):
+                await broker.guard.require(Principal("eve"), Right.CONSUME, "public/default", Place(None, "s"), "no")
+            [found] = [line for line in logged if line["event"] == "audit.denied"]
+            assert (found["role"], found["right"], found["namespace"], found["subscription"]) == (
+                "eve",
+                "CONSUME",
+                "public/default",
+                "s",
+            )
+
+    asyncio.run(run())
+
+
+def test_a_change_is_logged_with_its_role(tmp_path: Path) -> None:
+    """The gate says who it was."""
+    found = authenticator(tmp_path / "security")
+    gate = RestGate(found, lambda: None)
+
+    async def admit(request: Request) -> None:
+        await gate.admit(request, Right.SUPER, lambda: ("", Place()))
+
+    application = FastAPI(dependencies=[Depends(admit)])
+
+    @application.put("/things/{name}")
+    async def put_thing(name: str) -> str:
+        return name
+
+    async def run() -> None:
+        listener = HttpListener(application, HOST, 0)
+        port = await listener.open()
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}") as client:
+            with capture_logs() as logged:
+                await client.put("/things/a", headers={"authorization": f"Bearer {token('admin')}"})
+                with pytest.raises(httpx.HTTPError):
+                    (await client.put("/things/a", headers={"authorization": f"Bearer {token('eve')}"})).raise_for_status()
+        await listener.close()
+        events = [(line["event"], line["role"]) for line in logged if line["event"].startswith("audit.")]
+        assert events == [("audit.changed", "admin"), ("audit.denied", "eve")]
+
+    asyncio.run(run())

@@ -1,0 +1,150 @@
+"""The sweep for what resources that are gone still own: one cluster that cannot be read hides no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.metadata import keys
+from magnetar.metadata.backends.etcd import TlsMaterial
+from magnetar.metadata.backends.memory import MemoryStore
+from magnetar.metadata.records import CoordinatorSetRecord, NamespaceRecord
+from magnetar.names import SYSTEM_NAMESPACE, NamespaceName, initial_boundaries
+from magnetar.resources.base import API_VERSION
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar_operator.coordinators import withdrawing
+from magnetar_operator.engine.work_queue import Key
+from magnetar_operator.engine.world import InvalidResource, World
+from magnetar_operator.etcd.credentials import EtcdCredentials
+from magnetar_operator.kube.api import KubernetesApi
+from magnetar_operator.kube.cache import ObjectCache, shown
+from magnetar_operator.kube.errors import ApiRefused, KubernetesError, NotLeading
+from magnetar_operator.kube.kinds import Resource
+from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.namespaces import reconciler as topic_namespace
+from magnetar_operator.namespaces import release as namespace_release
+from magnetar_operator.stores.connections import Cluster, ClusterStore, Stores
+from tests.support.samples import DEFAULTS
+
+CLOSED, OPEN = "closed", "open"
+TTL = "message_ttl_in_seconds"
+FORBIDDEN = ApiRefused("secrets is forbidden", 403)
+
+
+class Secrets(EtcdCredentials):
+    """The secrets of namespace `CLOSED` cannot be read; counts who tried."""
+
+    def __init__(self, error: KubernetesError) -> None:
+        super().__init__(Any)  # type: ignore[arg-type]
+        self.error, self.tried = error, 0
+
+    async def of(self, cluster: BrokerCluster) -> None:
+        if cluster.namespace == CLOSED:
+            self.tried += 1
+            raise self.error
+
+
+class InMemory(Stores):
+    """Every cluster's store is the same one, in memory."""
+
+    def __init__(self, store: ClusterStore) -> None:
+        super().__init__(SystemClock(), OperatorMetrics(), "operator", lambda: True)
+        self.store = store
+
+    def of(self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None) -> ClusterStore:
+        assert tls is None, f"{cluster} at {endpoints} has no TLS"
+        return self.store
+
+    def opened(self) -> list[ClusterStore]:
+        return [self.store]
+
+
+async def world_of(secrets: Secrets, refused: str = "") -> World:
+    """A cluster in either namespace, and records of resources in `OPEN` that are gone."""
+    memory, clock, cache = MemoryStore(SystemClock()), SystemClock(), ObjectCache(lambda _object, _gone: None)
+    for namespace in (CLOSED, OPEN):
+        metadata = {"name": "main", "namespace": namespace, "uid": namespace, "resourceVersion": "1"}
+        spec = {"etcd": {"external": {"endpoints": [f"{namespace}:2379"]}}}
+        cache.put(shown({"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": metadata, "spec": spec}))
+    record = NamespaceRecord(initial_boundaries(2), {}, f"{OPEN}/orders")
+    await memory.put(keys.namespace(NamespaceName("acme", "orders")), record.encode())
+    await memory.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, f"{OPEN}/tx").encode())
+    store = ClusterStore(memory, clock, OperatorMetrics(), "operator", lambda: True)
+    unused: Any = None
+    return World(
+        unused, InMemory(store), unused, clock, DEFAULTS, (CLOSED, OPEN), cache, secrets, unused, lambda name: name == refused
+    )
+
+
+async def swept(world: World) -> list[Key]:
+    return [*await namespace_release.orphans(world), *await withdrawing.orphans(world)]
+
+
+ORPHANS = [Key("TopicNamespace", OPEN, "orders"), Key("TransactionCoordinator", OPEN, "tx")]
+
+
+def test_a_cluster_whose_credentials_are_refused_leaves_the_orphans_of_others_to_be_found() -> None:
+    """It comes first, and nobody who has lost a right in one namespace may lose the sweep of all."""
+
+    async def script() -> None:
+        secrets = Secrets(FORBIDDEN)
+        assert await swept(await world_of(secrets)) == ORPHANS
+        assert secrets.tried == 2
+
+    asyncio.run(script())
+
+
+def test_a_cluster_in_a_namespace_that_may_not_be_read_is_not_tried() -> None:
+    """Whoever knows but a part of what is there concludes nothing, and asks for nothing."""
+
+    async def script() -> None:
+        secrets = Secrets(FORBIDDEN)
+        assert await swept(await world_of(secrets, refused=CLOSED)) == ORPHANS
+        assert secrets.tried == 0
+
+    asyncio.run(script())
+
+
+def test_who_does_not_lead_any_more_sweeps_no_further() -> None:
+    async def script() -> None:
+        for sweep in (namespace_release.orphans, withdrawing.orphans):
+            with pytest.raises(NotLeading):
+                await sweep(await world_of(Secrets(NotLeading("another one leads"))))
+
+    asyncio.run(script())
+
+
+def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_brokers_namespace() -> None:
+    """It exists and does not fit the model: its owner record goes, with what it had set there; fields of others stay."""
+
+    class Readable(KubernetesApi):
+        """Has nothing more to say of the resource."""
+
+        def __init__(self) -> None: ...
+
+        async def get(self, resource: Resource, namespace: str, name: str) -> None: ...
+
+    async def script() -> None:
+        world = replace(await world_of(Secrets(FORBIDDEN)), api=Readable())
+        store = await world.store_of(BrokerCluster.model_validate(world.cache.get("BrokerCluster", OPEN, "main").manifest))  # type: ignore[union-attr]
+        spec = {"clusterRef": {"name": "main"}, "tenant": "pulsar", "namespace": "system", "policies": {TTL: 1}}
+        metadata = {"name": "system", "namespace": OPEN, "uid": "s", "resourceVersion": "2"}
+        world.cache.put(shown({"apiVersion": API_VERSION, "kind": "TopicNamespace", "metadata": metadata, "spec": spec}))
+        key, system = Key("TopicNamespace", OPEN, "system"), keys.namespace(SYSTEM_NAMESPACE)
+        policies = {TTL: 1, "max_topics_per_namespace": 7}
+        record = NamespaceRecord(initial_boundaries(2), policies, f"{OPEN}/system", (f"policies.{TTL}",))
+        await store.reader.put(system, record.encode())
+        assert await namespace_release.orphans(world) == [*ORPHANS[:1], key]
+        with pytest.raises(InvalidResource, match="belongs to the brokers"):
+            await topic_namespace.reconcile(world, key)
+        item = await store.reader.get(system)
+        assert item is not None
+        assert NamespaceRecord.decode(item.value) == NamespaceRecord(record.boundaries, {"max_topics_per_namespace": 7})
+        assert await namespace_release.orphans(world) == ORPHANS[:1]
+
+    asyncio.run(script())

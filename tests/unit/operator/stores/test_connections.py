@@ -1,0 +1,230 @@
+"""Which clusters' stores the operator keeps open, and what one that does not answer costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from magnetar.clock import SystemClock
+from magnetar.errors import StoreError, StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.metadata.backends.memory import MemoryStore
+from magnetar.metadata.store import Compare, KeyValue, Operation, Put, RangeResult, TxnResult
+from magnetar.names import NamespaceName
+from magnetar_operator.conditions import Blocked
+from magnetar_operator.metrics import OperatorMetrics
+from magnetar_operator.stores.connections import ClusterStore, Stores
+from magnetar_operator.stores.outages import Outage, StoreAway
+
+HERE, THERE = ("127.0.0.1:1",), ("127.0.0.1:2",)
+"""Nobody listens: a connection that is not used needs nobody."""
+ONE, TWO = ("team", "one"), ("team", "two")
+KEY = keys.namespace(NamespaceName("acme", "orders"))
+
+
+def with_stores(script: Any) -> None:
+    async def main() -> None:
+        stores = Stores(SystemClock(), OperatorMetrics(), "operator", lambda: True)
+        try:
+            await script(stores)
+        finally:
+            await stores.close()
+
+    asyncio.run(main())
+
+
+def tasks() -> set[str]:
+    return {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def refused(asked: Coroutine[Any, Any, Any]) -> None:
+    await asyncio.sleep(0)  # closing has begun
+    with pytest.raises(StoreUnavailable, match="no cluster uses this store"):
+        await asked
+
+
+def test_a_store_is_open_as_long_as_one_cluster_uses_it() -> None:
+    """Two clusters share one; it is closed with its views when the second one has gone, and opens nothing any more for who still holds it."""
+
+    async def script(stores: Stores) -> None:
+        store = stores.of(ONE, HERE)
+        assert stores.of(TWO, HERE) is store
+        watched = asyncio.ensure_future(store.record(KEY))
+        await asyncio.sleep(0)
+        assert "view of namespaces/" in tasks()
+        watched.cancel()
+        stores.retain([TWO])
+        assert stores.opened() == [store]
+        stores.retain([])
+        assert stores.opened() == []
+        await refused(store.record(KEY))
+        async with asyncio.timeout(120):
+            while "view of namespaces/" in tasks():
+                await asyncio.sleep(0.01)
+        again = stores.of(ONE, HERE)
+        assert again is not store
+        assert stores.opened() == [again]
+
+    with_stores(script)
+
+
+def test_a_cluster_that_is_given_another_store_leaves_its_former_one() -> None:
+    """At once; a store that another cluster uses stays."""
+
+    async def script(stores: Stores) -> None:
+        former, other = stores.of(ONE, HERE), stores.of(TWO, THERE)
+        assert stores.of(ONE, THERE) is other
+        assert stores.opened() == [other]
+        await refused(former.record(KEY))
+        assert stores.of(TWO, HERE) is not former
+        assert len(stores.opened()) == 2
+
+    with_stores(script)
+
+
+class Away(MemoryStore):
+    """A store that does not answer while it is away; counts who waited for that."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.away, self.waited, self.gets = True, 0, 0
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        await self._answer()
+        return await super().transact(compares, operations)
+
+    async def get(self, key: str) -> KeyValue | None:
+        self.gets += 1
+        await self._answer()
+        return await super().get(key)
+
+    async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
+        if self.away:
+            await asyncio.sleep(0)
+            raise StoreUnavailable("nobody answers")
+        return await super().range(prefix, limit=limit)
+
+    async def _answer(self) -> None:
+        if self.away:
+            self.waited += 1
+            await asyncio.sleep(0)
+            raise StoreUnavailable("nobody answers")
+
+
+class Hands(SystemClock):
+    """Monotonic time goes on only when the test says so."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred resources of one cluster cost one timeout, not a hundred: the workers are there for other clusters."""
+    monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MIN_S", 0.005)
+    monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MAX_S", 0.005)
+
+    async def script() -> None:
+        away, told = Away(), asyncio.Queue[str]()
+        store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+        store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
+        try:
+            for _ in range(100):
+                with pytest.raises(StoreUnavailable, match="nobody answers"):
+                    await store.record(KEY)
+            assert away.waited == 1
+            assert told.empty()
+            away.away = False
+            await away.put(KEY, b"{}")
+            async with asyncio.timeout(120):
+                assert await told.get() == "team/orders"
+            found = await store.record(KEY)
+            assert found is not None
+            assert found.value == b"{}"
+        finally:
+            await store.close()
+
+    asyncio.run(script())
+
+
+def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once() -> None:
+    """Its copies are warm, and many want to write, or to read what is not in a copy: one now and then finds out, and tells the others."""
+    put = Put(KEY, b"{}")
+
+    async def script() -> None:
+        away, clock, told = Away(), Hands(), asyncio.Queue[str]()
+        away.away = False
+        store = ClusterStore(away, clock, OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+        store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
+        requests: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
+            lambda: store.write((), (put,)),
+            lambda: store.read(KEY),
+            lambda: store.cordon("main-broker-0", "a test"),
+        )
+        try:
+            await store.record(KEY)
+            assert await store.write((), (put,)) is True
+            async with asyncio.timeout(120):
+                before = -1
+                while before != away.gets:  # until the copy is warm
+                    before = away.gets
+                    await store.record(KEY)
+                    await asyncio.sleep(0)
+            for request in requests[:2]:
+                away.away, away.waited = True, 0
+                for _ in range(100):
+                    with pytest.raises(StoreUnavailable, match="nobody answers"):
+                        await request()
+                assert away.waited == 1
+                assert await store.record(KEY) is not None, "a warm copy is read as ever"
+                for pause_s in (2.0, 2.0, 2.0, 3.0, 4.5):
+                    clock.now_s += pause_s
+                    for _ in range(100):
+                        with pytest.raises(StoreUnavailable):
+                            await request()
+                assert away.waited == 6
+                away.away = False
+                with pytest.raises(StoreAway):
+                    await request()
+                clock.now_s += 10.0
+                assert told.empty()
+                await request()
+                assert told.get_nowait() == "team/orders"
+            away.away, away.waited = True, 0
+            for _ in range(100):
+                with pytest.raises(StoreUnavailable):
+                    await requests[2]()
+            assert away.waited == 1
+        finally:
+            await store.close()
+
+    asyncio.run(script())
+
+
+def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
+    """The store answers: it refuses that one."""
+
+    async def script() -> None:
+        away = Away()
+        away.away = False
+        store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="written twice"):
+                await store.write((), (Put(KEY, b"1"), Put(KEY, b"2")))
+        assert await store.write((), (Put(KEY, b"{}"),)) is True
+        await store.close()
+
+    asyncio.run(script())
+
+
+def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None:
+    """Beginning where an error of a single request does, up to a minute."""
+    outage = Outage(100.0, "nobody answers")
+    retries = [Blocked.by_store(outage.error(100.0 + age_s)).retry_s for age_s in (0.0, 4.0, 10.0, 40.0, 3600.0)]
+    assert retries == [2.0, 2.0, 5.0, 20.0, 60.0]
+    assert Blocked.by_store(StoreUnavailable("no leader")).retry_s == 2.0
+    assert isinstance(outage.error(100.0), StoreAway)

@@ -1,0 +1,453 @@
+"""REST routes over an admin port in memory: statuses, bodies, and {"reason": ...} for everything that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from magnetar.errors import InvalidRequest, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, TopicExists, TopicNotFound
+from magnetar.names import NamespaceName, TopicName
+from magnetar.rest.answers import BODY_BYTES_MAX
+from magnetar.rest.application import create_application
+from magnetar.rest.pages import add_docs
+from magnetar.rest.policy_routes import NAMESPACE_POLICIES, TOPIC_POLICIES
+from magnetar.rest.ports import ListMode
+
+NAMESPACES = "/admin/v2/namespaces"
+TOPICS = "/admin/v2/persistent/public/default"
+PARTITIONS_MAX = 10
+
+
+class MemoryPort:
+    """The broker's side: namespaces and topics in dictionaries."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.boundaries: tuple[int, ...] = ()
+        self.created: dict[NamespaceName, tuple[int, dict[str, Any]]] = {NamespaceName("public", "default"): (4, {})}
+        self.partitioned: dict[TopicName, int] = {}
+        self.unloaded: list[tuple[TopicName, str]] = []
+        self.failure: Exception | None = None
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    async def check_health(self) -> None:
+        if not self.is_ready:
+            raise ServiceNotReady("the broker is not healthy")
+
+    async def properties(self, target: NamespaceName | TopicName) -> dict[str, str]:
+        del target
+        return {}
+
+    def live(self) -> bool:
+        return True
+
+    def metrics(self) -> bytes:
+        return b"magnetar_messages_in_total 1.0\n"
+
+    def damage(self) -> list[dict[str, Any]]:
+        self._fail()
+        return [{"what": "read", "file": "logs/a.1/00000000.log", "offset": 4136}]
+
+    def short_of_space(self) -> str:
+        return ""
+
+    async def status(self) -> dict[str, Any]:
+        self._fail()
+        return {"leader": "broker-0.1"}
+
+    def version(self) -> str:
+        return "1.2.3"
+
+    async def clusters(self) -> list[str]:
+        return ["standalone"]
+
+    async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
+        self._fail()
+        return {"brokerUrl": f"pulsar://{listener or 'host'}/{topic.local}"}
+
+    async def namespaces(self, tenant: str) -> list[str]:
+        return [str(name) for name in self.created if name.tenant == tenant]
+
+    async def namespace(self, name: NamespaceName) -> dict[str, Any]:
+        if name not in self.created:
+            raise TopicNotFound(f"namespace {name} does not exist")
+        bundles, policies = self.created[name]
+        return {**policies, "bundles": {"numBundles": bundles}}
+
+    async def create_namespace(self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]) -> None:
+        if name in self.created:
+            raise TopicExists(f"namespace {name} already exists")
+        self.boundaries = boundaries
+        self.created[name] = (len(boundaries) - 1, policies)
+
+    async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
+        if name not in self.created:
+            raise NamespaceNotFound(f"namespace {name} does not exist")
+        domains = {"PERSISTENT": ["persistent"], "NON_PERSISTENT": ["non-persistent"], "ALL": ["non-persistent", "persistent"]}
+        return [f"{domain}://{name}/t" for domain in domains[mode]]
+
+    async def partitions(self, topic: TopicName, may_create: bool) -> int:
+        if topic not in self.partitioned and not may_create:
+            raise TopicNotFound(f"topic {topic} does not exist")
+        return self.partitioned.get(topic, 0)
+
+    async def create_partitions(self, topic: TopicName, partitions: int) -> None:
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidRequest(f"partitions: {partitions} is out of range; use 1..{PARTITIONS_MAX}")
+        if topic in self.partitioned:
+            raise TopicExists(f"topic {topic} already exists")
+        self.partitioned[topic] = partitions
+
+    async def stats(self, topic: TopicName) -> dict[str, Any]:
+        self._fail()
+        return {"topic": str(topic)}
+
+    async def roll(self, topic: TopicName) -> tuple[int, int]:
+        self._fail()
+        return 7, 40 + len(topic.local)
+
+    async def unload_topic(self, topic: TopicName, destination: str) -> None:
+        self._fail()
+        self.unloaded.append((topic, destination))
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class CurrentPort:
+    """The port of the test that runs: one application, which takes a fifth of a second to make, serves them all."""
+
+    def __init__(self) -> None:
+        self.port = MemoryPort()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.port, name)
+
+
+CURRENT = CurrentPort()
+APPLICATION = create_application(CURRENT)
+
+
+def ask(
+    port: MemoryPort,
+    method: str,
+    path: str,
+    *,
+    json: Any = None,
+    content: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
+    """One request through the whole application."""
+    CURRENT.port = port
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=APPLICATION)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, json=json, content=content, headers=headers)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def port() -> MemoryPort:
+    return MemoryPort()
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    """The reason of a refusal; nothing else is in its body."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert list(body) == ["reason"]
+    return str(body["reason"])
+
+
+def test_health_follows_the_broker(port: MemoryPort) -> None:
+    """Ready says whether clients should come; live says whether the process moves."""
+    for path in ("/ready", "/admin/v2/brokers/health", "/admin/v2/brokers/ready"):
+        assert (ask(port, "GET", path).status_code, ask(port, "GET", path).text) == (200, "ok")
+    port.is_ready = False
+    for path in ("/ready", "/admin/v2/brokers/health?topicVersion=V2", "/admin/v2/brokers/ready"):
+        assert ask(port, "GET", path).status_code == 503
+    assert ask(port, "GET", "/live").status_code == 200
+
+
+def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
+    """Text where tools expect text, JSON where they expect JSON."""
+    for path in ("/metrics", "/metrics/"):
+        answer = ask(port, "GET", path)
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert answer.content == port.metrics()
+    assert ask(port, "GET", "/admin/v2/brokers/version").text == "1.2.3"
+    assert ask(port, "GET", "/admin/v2/clusters").json() == ["standalone"]
+    assert ask(port, "GET", "/magnetar/v1/status").json() == {"leader": "broker-0.1"}
+    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": port.damage(), "short_of_space": ""}
+
+
+def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:
+    """204 without a body, then 409; bundles and policies arrive; without a body the defaults are taken."""
+    created = ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": {"numBundles": 8}, "retention": 5})
+    assert (created.status_code, created.content) == (204, b"")
+    assert port.created[NamespaceName("a", "b")] == (8, {"retention": 5})
+    assert "already exists" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json={}), 409)
+    assert ask(port, "PUT", f"{NAMESPACES}/a/c").status_code == 204
+    assert port.created[NamespaceName("a", "c")] == (4, {})
+    assert ask(port, "GET", f"{NAMESPACES}/a").json() == ["a/b", "a/c"]
+    assert ask(port, "GET", f"{NAMESPACES}/a/b").json() == {"bundles": {"numBundles": 8}, "retention": 5}
+    assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/a/absent"), 404)
+
+
+NO_BUNDLES: list[tuple[Any, str]] = [
+    ({"numBundles": "many"}, "numBundles"),
+    ({"numBundles": None}, "numBundles"),
+    ({"numBundles": 1.5}, "numBundles"),
+    ({"numBundles": 0}, "bundles: 0 is out of range"),
+    ({"numBundles": -1}, "bundles: -1 is out of range"),
+    ({"numBundles": 4097}, "bundles: 4097 is out of range"),
+    ([4], "bundles: "),
+    ({"boundaries": "0x00000000"}, "is not a list"),
+    ({"boundaries": [0, 4294967295]}, "'0' is not a position"),
+    ({"boundaries": ["0x00000000", "0x1ffffffff"]}, "'0x1ffffffff' is not a position"),
+    ({"boundaries": ["0x00000000", "0x80000000"]}, "do not span the whole ring"),
+    ({"boundaries": ["0x40000000", "0xffffffff"]}, "do not span the whole ring"),
+    ({"boundaries": ["0x00000000"]}, "do not span the whole ring"),
+    ({"boundaries": [*(f"0x{position:08x}" for position in range(4097)), "0xffffffff"]}, "4097 bundles are too many"),
+]
+
+
+def test_bundles_that_are_none_are_refused(port: MemoryPort) -> None:
+    """400 names the field, whatever is wrong with a number of bundles or with boundaries."""
+    for bundles, said in NO_BUNDLES:
+        assert said in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": bundles}), 400)
+    assert NamespaceName("a", "b") not in port.created
+
+
+def test_a_namespace_is_divided_at_the_boundaries_given(port: MemoryPort) -> None:
+    """In any order, once each, and whatever number stands beside them: what GET tells of one namespace makes another like it."""
+    boundaries = ["0x00000000", "0x10000000", "0xffffffff", "0x1", "0x10000000"]
+    body = {"bundles": {"boundaries": boundaries, "numBundles": 4}}
+    assert ask(port, "PUT", f"{NAMESPACES}/a/b", json=body).status_code == 204
+    assert list(port.boundaries) == [0, 1, 0x10000000, 0xFFFFFFFF]
+    assert ask(port, "PUT", f"{NAMESPACES}/a/c", json={"bundles": {"boundaries": None, "numBundles": 2}}).status_code == 204
+    assert list(port.boundaries) == [0, 0x80000000, 0xFFFFFFFF]
+
+
+def test_topics_are_listed_under_both_paths(port: MemoryPort) -> None:
+    for path in (f"{NAMESPACES}/public/default/topics", TOPICS):
+        assert ask(port, "GET", path).json() == ["persistent://public/default/t"]
+    assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/no/where/topics"), 404)
+
+
+def test_a_partitioned_topic_is_created_once(port: MemoryPort) -> None:
+    """204, then 409, which clients take for "somebody was faster"."""
+    created = ask(port, "PUT", f"{TOPICS}/many/partitions", json=3)
+    assert (created.status_code, created.content) == (204, b"")
+    assert "already exists" in refused(ask(port, "PUT", f"{TOPICS}/many/partitions", json=3), 409)
+    assert ask(port, "GET", f"{TOPICS}/many/partitions").json()["partitions"] == 3
+    assert ask(port, "GET", f"{TOPICS}/single/partitions?checkAllowAutoCreation=true").json()["partitions"] == 0
+    refused(ask(port, "GET", f"{TOPICS}/single/partitions"), 404)
+
+
+def test_lists_are_asked_for_by_kind(port: MemoryPort) -> None:
+    """The namespace's list takes a mode; each domain has a list of its own."""
+    base, durable, volatile = (
+        f"{NAMESPACES}/public/default/topics",
+        "persistent://public/default/t",
+        "non-persistent://public/default/t",
+    )
+    assert ask(port, "GET", base).json() == ask(port, "GET", f"{base}?mode=PERSISTENT").json() == [durable]
+    assert ask(port, "GET", f"{base}?mode=NON_PERSISTENT").json() == [volatile]
+    assert ask(port, "GET", f"{base}?mode=ALL").json() == [volatile, durable]
+    refused(ask(port, "GET", f"{base}?mode=SOME"), 400)
+    assert ask(port, "GET", TOPICS).json() == [durable]
+    assert ask(port, "GET", "/admin/v2/non-persistent/public/default").json() == [volatile]
+
+
+@pytest.mark.parametrize("content", [b"0", b"11", b'"three"', b"null", b"{}", b"3.5", b"", b"{"])
+def test_a_wrong_number_of_partitions_is_refused(port: MemoryPort, content: bytes) -> None:
+    """400 with a reason, whatever is wrong with it."""
+    answer = ask(port, "PUT", f"{TOPICS}/many/partitions", content=content, headers={"content-type": "application/json"})
+    assert refused(answer, 400)
+    assert not port.partitioned
+
+
+@pytest.mark.parametrize("local", ["plain", "with space", "ümlaut", "100%", "a%41b", "a/b", "a+b", "q?x", "#1", "x:y-partition-0"])
+def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -> None:
+    """Percent-encoded once by the client, decoded once here."""
+    encoded = "".join(f"%{byte:02X}" for byte in local.encode())
+    answer = ask(port, "GET", f"{TOPICS}/{encoded}/stats")
+    assert answer.json() == {"topic": f"persistent://public/default/{local}"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/v2/persistent/pub%20lic/default/t/stats"),
+        ("PUT", f"{NAMESPACES}/a/b%20c"),
+        ("PUT", f"{NAMESPACES}/a/b%0A"),
+        ("PUT", f"{NAMESPACES}/a/%2E%2E"),
+        ("GET", "/admin/v2/persistent/public/default/t%C2%85/stats"),
+        ("GET", f"/admin/v2/persistent/public/default/{'t' * 2000}/stats"),
+        ("GET", "/lookup/v2/topic/kafka/public/default/t"),
+    ],
+)
+def test_an_invalid_name_is_412(port: MemoryPort, method: str, path: str) -> None:
+    """What Pulsar answers for a name outside its grammar."""
+    assert refused(ask(port, method, path), 412)
+
+
+def test_unload_takes_a_destination(port: MemoryPort) -> None:
+    topic = TopicName.parse("persistent://public/default/t")
+    assert ask(port, "PUT", f"{TOPICS}/t/unload").status_code == 204
+    assert ask(port, "PUT", f"{TOPICS}/t/unload?destinationBroker=broker-1&authoritative=false").status_code == 204
+    assert port.unloaded == [(topic, ""), (topic, "broker-1")]
+
+
+def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) -> None:
+    assert ask(port, "POST", f"{TOPICS}/t/roll").json() == {"position": {"ledgerId": 7, "entryId": 41}}
+    assert ask(port, "GET", "/lookup/v2/topic/persistent/public/default/t").json() == {"brokerUrl": "pulsar://host/t"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (NotOwner("ask http://other"), 503),
+        (ServiceNotReady("starting"), 503),
+        (StorageError("disk full"), 503),
+        (TopicNotFound("no such topic"), 404),
+        (InvalidRequest("field: x is not valid"), 400),
+    ],
+)
+def test_errors_leave_with_their_declared_status_and_their_text(port: MemoryPort, failure: Exception, status: int) -> None:
+    port.failure = failure
+    for method, path in (("GET", f"{TOPICS}/t/stats"), ("PUT", f"{TOPICS}/t/unload"), ("POST", f"{TOPICS}/t/roll")):
+        assert refused(ask(port, method, path), status) == str(failure)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/admin/v2/no/such/route/at/all", 404),
+        ("GET", "/admin/v2/kafka/public/default/t/stats", 404),
+        ("DELETE", f"{TOPICS}/t/stats", 405),
+    ],
+)
+def test_what_is_not_offered_says_so_in_the_same_shape(port: MemoryPort, method: str, path: str, status: int) -> None:
+    """Admin clients parse `reason` for these, too."""
+    assert refused(ask(port, method, path), status)
+
+
+def test_the_description_lists_every_route(port: MemoryPort) -> None:
+    """OpenAPI is complete enough to generate a client from: every operation says what it does."""
+    paths = ask(port, "GET", "/openapi.json").json()["paths"]
+    for path in ("/ready", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", "/magnetar/v1/status"):
+        assert path in paths
+    silent = [(method, path) for path, methods in paths.items() for method, said in methods.items() if not said.get("description")]
+    assert silent == []
+
+
+def test_the_description_names_every_policy(port: MemoryPort) -> None:
+    """Whoever generates a client, or attacks the routes, knows which there are."""
+    paths = ask(port, "GET", "/openapi.json").json()["paths"]
+    for path, table in (
+        ("/admin/v2/namespaces/{tenant}/{namespace}/{policy}", NAMESPACE_POLICIES),
+        ("/admin/v2/{domain}/{tenant}/{namespace}/{topic}/{policy}", TOPIC_POLICIES),
+    ):
+        assert set(paths[path]) == {"get", "put", "post", "delete"}
+        for method, described in paths[path].items():
+            [named] = [found["schema"]["enum"] for found in described["parameters"] if found["name"] == "policy"]
+            assert named == list(table), (method, path)
+
+
+def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> None:
+    """Every route of the description is on it; no script, no style and no font is loaded."""
+    page = ask(port, "GET", "/docs").text
+    for path in ask(port, "GET", "/openapi.json").json()["paths"]:
+        assert f"<code>{path}</code>" in page
+    for name in (*NAMESPACE_POLICIES, *TOPIC_POLICIES):
+        assert re.search(rf" {name}[ <]", page), name
+    assert "<script" not in page
+    assert "src=" not in page
+    assert re.findall(r'href="([^"]*)"', page) == ["/openapi.json"]
+
+
+def test_the_description_of_the_routes_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It and its page are open to every peer, and take tens of milliseconds of the event loop to write."""
+    application = FastAPI(openapi_url=None)
+    written: list[str] = []
+    monkeypatch.setattr("magnetar.rest.pages.page", lambda document: written.append(document["openapi"]) or "page")
+    add_docs(application)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
+            documents = [(await client.get("/openapi.json")).json() for _ in range(3)]
+            assert documents == [application.openapi()] * 3
+            assert [(await client.get("/docs")).text for _ in range(2)] == ["page"] * 2
+
+    asyncio.run(run())
+    assert len(written) == 1
+
+
+def test_answers_are_compressed_for_who_asks(port: MemoryPort) -> None:
+    """Java's client does; small answers are not worth it."""
+    asked = {"accept-encoding": "gzip"}
+    assert ask(port, "GET", "/openapi.json", headers=asked).headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in ask(port, "GET", "/ready", headers=asked).headers
+    assert "content-encoding" not in ask(port, "GET", "/openapi.json", headers={"accept-encoding": "identity"}).headers
+
+
+def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
+    """413 before all of it is in memory."""
+    body = b'{"a": "' + b"x" * BODY_BYTES_MAX + b'"}'
+    assert "too many" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", content=body), 413)
+    assert NamespaceName("a", "b") not in port.created
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/admin/v2/schemas/public/default/t/schema", 404),
+        ("GET", "/admin/v2/schemas/public/default/t/schema/0", 404),
+        ("POST", "/admin/v2/schemas/public/default/t/schema", 405),
+        ("POST", "/admin/v2/schemas/public/default/t/compatibility", 405),
+        ("GET", "/admin/v3/functions/public/default", 409),
+        ("POST", "/admin/v3/sinks/public/default/s", 409),
+        ("GET", "/admin/v2/worker/cluster", 409),
+        ("PUT", f"{TOPICS}/t/offload", 405),
+        ("GET", f"{TOPICS}/t/shadowTopics", 405),
+        ("GET", "/admin/v2/broker-stats/allocator-stats/default", 405),
+    ],
+)
+def test_what_is_not_offered_yet_is_refused_by_name(port: MemoryPort, method: str, path: str, status: int) -> None:
+    """Tools that ask for it get the status that Pulsar's clients understand, not "no such route"."""
+    assert "GET /docs lists" not in refused(ask(port, method, path), status)
+
+
+def test_a_mistake_of_ours_is_told_in_the_same_shape(port: MemoryPort) -> None:
+    """500 with a reason: nothing of what went wrong leaves the broker but its kind."""
+    CURRENT.port = port
+    port.failure = ValueError("secret")
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=APPLICATION, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get(f"{TOPICS}/t/stats")
+
+    reason = refused(asyncio.run(run()), 500)
+    assert "ValueError" in reason
+    assert "secret" not in reason
+
+
+def test_a_slash_too_many_redirects_nowhere(port: MemoryPort) -> None:
+    """Such a redirect would go to the Host that the peer names, before it is known who asks."""
+    answer = ask(port, "GET", "/admin/v2/clusters/", headers={"host": "elsewhere.example"})
+    assert answer.status_code == 404
+    assert "location" not in answer.headers

@@ -1,0 +1,305 @@
+"""Policies, tenants and clusters over REST and a real broker: every row of the table, what is refused, and that it acts at once and lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.incarnation import Broker
+from magnetar.clock import SystemClock
+from magnetar.metadata.backends.memory import MemoryStore
+from magnetar.names import NamespaceName
+from magnetar.policies import DESTINATION_STORAGE, REFUSE, BacklogQuota
+from magnetar.rest.policy_routes import NAMESPACE_POLICIES, TOPIC_POLICIES
+from tests.support.brokers import SETTINGS, TOPIC, Node, Peer, open_peer, running_broker, volume_in
+from tests.support.rest import NAMESPACE, TOPICS, Rest, broker_with_rest, rest_over
+
+Script = Callable[[Broker, Rest, Peer], Coroutine[Any, Any, None]]
+VALUES: dict[str, Any] = {
+    "retention_policies": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 100},
+    "message_ttl_in_seconds": 30,
+    "delayed_delivery_policies": {"tickTime": 500, "active": True},
+    "inactive_topic_policies": {
+        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+        "maxInactiveDurationSeconds": 10,
+        "deleteWhileInactive": True,
+    },
+    "subscription_types_enabled": ["Exclusive", "Shared"],
+    "autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False},
+    "autoTopicCreationOverride": {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2},
+    "deduplicationEnabled": True,
+    "encryption_required": True,
+    "replication_clusters": ["standalone"],
+    "allowed_clusters": ["standalone"],
+    "schema_compatibility_strategy": "BACKWARD",
+    "schema_auto_update_compatibility_strategy": "Full",
+    "subscription_auth_mode": "Prefix",
+    "anti_affinity": "g",
+    "resource_group_name": "g",
+    "schema_validation_enforced": True,
+    "is_allow_auto_update_schema": False,
+    "dispatcherPauseOnAckStatePersistentEnabled": True,
+    "offload_threshold": 1,
+    "offload_threshold_in_seconds": 1,
+    "offload_deletion_lag_ms": 1,
+}
+NUMBERS = frozenset(
+    {
+        "max_consumers_per_subscription",
+        "max_subscriptions_per_topic",
+        "deduplicationSnapshotIntervalSeconds",
+        "compaction_threshold",
+        "max_producers_per_topic",
+        "max_consumers_per_topic",
+        "max_topics_per_namespace",
+        "max_unacked_messages_per_consumer",
+        "max_unacked_messages_per_subscription",
+        "subscription_expiration_time_minutes",
+        "max_message_size",
+    }
+)
+
+
+def value_of(key: str) -> Any:
+    """Something that can be stored under a key: what it means, a number, or anything at all where nothing reads it."""
+    return VALUES.get(key, 7 if key in NUMBERS else {"stored": [key]})
+
+
+def play(directory: Path, script: Script, **settings: Any) -> None:
+    async def main() -> None:
+        async with broker_with_rest(directory, **settings) as (broker, rest, peer):
+            await script(broker, rest, peer)
+
+    asyncio.run(main())
+
+
+def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path) -> None:
+    """PUT and POST set, GET returns what was given, DELETE brings back what an unset policy answers: a value or 204."""
+
+    async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
+        await peer.produce()
+        for base, table in ((NAMESPACE, NAMESPACE_POLICIES), (f"{TOPICS}/t", TOPIC_POLICIES)):
+            for name, row in table.items():
+                value = value_of(row.key)
+                for method in ("POST", "PUT"):
+                    await rest(method, f"{base}/{name}", value)
+                    assert await rest.get(f"{base}/{name}") == value, name
+                await rest("DELETE", f"{base}/{name}")
+                found = await rest.ask("GET", f"{base}/{name}")
+                if row.unset is None:
+                    assert (found.status_code, found.content) == (204, b""), name
+                else:
+                    assert found.json() == row.unset, name
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", f"{NAMESPACE}/messageTTL", "soon", 400),
+        ("POST", f"{NAMESPACE}/dispatchRate", 5, 400),
+        ("POST", f"{NAMESPACE}/replication", {"a": 1}, 400),
+        ("POST", f"{NAMESPACE}/isAllowAutoUpdateSchema", 1, 400),
+        ("POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": 5}, 400),
+        ("POST", f"{NAMESPACE}/backlogQuota?backlogQuotaType=disk", {"limit": 1}, 400),
+        ("POST", f"{NAMESPACE}/backlogQuota", {"limit": 1, "policy": "wait"}, 400),
+        ("POST", f"{NAMESPACE}/permissions/r", "produce", 400),
+        ("DELETE", f"{NAMESPACE}/permissions/nobody", None, 404),
+        ("PUT", f"{NAMESPACE}/properties", {"a": 1}, 400),
+        ("GET", "/admin/v2/namespaces/no/where/retention", None, 404),
+        ("POST", "/admin/v2/namespaces/no/where/retention", VALUES["retention_policies"], 404),
+        ("GET", f"{TOPICS}/absent/retention", None, 404),
+        ("PATCH", f"{NAMESPACE}/retention", None, 405),
+        ("GET", f"{NAMESPACE}/unheardOf", None, 404),
+        ("PUT", "/admin/v2/clusters/standalone", {}, 409),
+        ("PUT", "/admin/v2/tenants/public", {}, 409),
+        ("POST", "/admin/v2/tenants/absent", {}, 404),
+        ("GET", "/admin/v2/tenants/absent", None, 404),
+        ("GET", "/admin/v2/clusters/absent", None, 404),
+        ("DELETE", "/admin/v2/tenants/public", None, 409),
+        ("DELETE", "/admin/v2/clusters/standalone", None, 409),
+        ("PUT", "/admin/v2/tenants/a%20b", {}, 412),
+        ("PUT", "/admin/v2/tenants/x", {"adminRoles": "me"}, 400),
+        ("DELETE", "/admin/v2/namespaces/no/where", None, 404),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_reason(tmp_path: Path, method: str, path: str, body: Any, status: int) -> None:
+    async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
+        await rest(method, path, body, status=status)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+        '{"a": ' + "[" * 500 + "]" * 500 + "}",
+    ],
+    ids=["nan", "infinity", "overflow", "surrogate", "surrogate-key", "nested"],
+)
+def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: str) -> None:
+    """Python reads more than JSON is: a policy, a property or a document of that kind would be an error for whoever asks for it afterwards."""
+
+    async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
+        await peer.produce()
+        for method, path in (
+            ("POST", f"{NAMESPACE}/persistence"),
+            ("POST", f"{TOPICS}/t/persistence"),
+            ("PUT", f"{TOPICS}/t/subscription/s/properties"),
+            ("POST", "/admin/v2/resource-quotas"),
+        ):
+            found = await rest.ask(method, path, content=value.encode())
+            assert found.status_code == 400, (path, found.status_code, found.text)
+            assert found.json()["reason"].startswith("body: "), found.text
+        assert (await rest.ask("GET", f"{NAMESPACE}/persistence")).status_code == 204
+
+    play(tmp_path, script)
+
+
+def test_a_policy_acts_at_once_on_topics_that_are_open_and_on_new_ones(tmp_path: Path) -> None:
+    """The namespace's, then the topic's own over it; removal brings back what is below."""
+
+    async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
+        await peer.produce()
+        service = broker.service
+        [topic] = [found for owned in broker.ownership.owned.values() for found in owned.topics.values()]
+        await rest("POST", f"{NAMESPACE}/deduplication", True)
+        await rest("POST", f"{NAMESPACE}/messageTTL", 60)
+        assert topic.policies.deduplication_enabled
+        assert service.namespace_policies(NamespaceName("public", "default")).message_ttl_s == 60
+        await rest("POST", f"{TOPICS}/t/messageTTL?messageTTL=5")
+        assert (topic.policies.message_ttl_s, topic.policies.deduplication_enabled) == (5, True)
+        assert await rest.get(f"{TOPICS}/t/messageTTL") == 5
+        await rest("DELETE", f"{TOPICS}/t/messageTTL")
+        assert topic.policies.message_ttl_s == 60
+        assert await rest.get(f"{TOPICS}/t/messageTTL?applied=true") == 60
+        await rest("DELETE", f"{NAMESPACE}/deduplication")
+        assert not topic.policies.deduplication_enabled
+
+    play(tmp_path, script)
+
+
+def test_quotas_properties_and_permissions(tmp_path: Path) -> None:
+    """What has more than one value under one name: by type, by key, by role."""
+
+    async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
+        await peer.produce()
+        [topic] = [found for owned in broker.ownership.owned.values() for found in owned.topics.values()]
+        for base in (NAMESPACE, f"{TOPICS}/t"):
+            await rest("POST", f"{base}/backlogQuota", {"limit": 1000, "policy": REFUSE})
+            await rest("POST", f"{base}/backlogQuota?backlogQuotaType=message_age", {"limitTime": 60, "policy": REFUSE})
+            found = await rest.get(f"{base}/backlogQuotaMap")
+            assert found["destination_storage"] == {"limit": 1000, "limitSize": 1000, "limitTime": -1, "policy": REFUSE}
+            await rest("DELETE", f"{base}/backlogQuota?backlogQuotaType=message_age")
+            assert list(await rest.get(f"{base}/backlogQuotaMap")) == ["destination_storage"]
+            assert topic.policies.backlog_quotas == {DESTINATION_STORAGE: BacklogQuota(1000, -1, REFUSE)}
+            await rest("DELETE", f"{base}/backlogQuota")
+            assert await rest.get(f"{base}/backlogQuotaMap") == {}
+            await rest("PUT", f"{base}/properties", {"a": "1", "b": "2"})
+            await rest("PUT", f"{base}/properties", {"b": "3"})
+            assert await rest.get(f"{base}/properties") == {"a": "1", "b": "3"}
+            await rest("DELETE", f"{base}/properties?key=a")
+            assert await rest.get(f"{base}/properties") == {"b": "3"}
+        await rest("PUT", f"{NAMESPACE}/property/k/v%2Fw")
+        assert await rest.get(f"{NAMESPACE}/property/k") == "v/w"
+        assert await rest("DELETE", f"{NAMESPACE}/property/k", status=200) == "v/w"
+        await rest("POST", f"{NAMESPACE}/permissions/me", ["produce", "consume"])
+        assert await rest.get(f"{NAMESPACE}/permissions") == {"me": ["produce", "consume"]}
+        await rest("DELETE", f"{NAMESPACE}/permissions/me")
+        assert await rest.get(f"{NAMESPACE}/permissions") == {}
+
+    play(tmp_path, script)
+
+
+def test_policies_survive_a_restart(tmp_path: Path) -> None:
+    """Those of a namespace and of a partitioned topic are in the store, those of a topic in its log."""
+
+    async def main() -> None:
+        store = MemoryStore(SystemClock())
+        async with volume_in(tmp_path) as volume:
+            for life in range(2):
+                broker = await Node(store, volume, "broker-0", replace(SETTINGS)).start()
+                try:
+                    async with rest_over(tmp_path, broker) as rest, open_peer(broker) as peer:
+                        await peer.lookup()
+                        if life == 0:
+                            await peer.produce()
+                            await rest("PUT", f"{TOPICS}/many/partitions", 2)
+                            for path in (f"{NAMESPACE}/messageTTL", f"{TOPICS}/t/maxProducers", f"{TOPICS}/many/maxConsumers"):
+                                await rest("POST", path, 9)
+                            await rest("PUT", f"{TOPICS}/t/properties", {"mine": "yes"})
+                        assert await rest.get(f"{NAMESPACE}/messageTTL") == 9
+                        assert await rest.get(f"{TOPICS}/t/maxProducers") == 9
+                        assert await rest.get(f"{TOPICS}/many-partition-1/maxConsumers") == 9
+                        assert await rest.get(f"{TOPICS}/t/properties") == {"mine": "yes"}
+                        partition = f"{TOPIC[:-1]}many-partition-0"
+                        await peer.lookup(partition)
+                        await peer.produce(producer_id=2, topic=partition)
+                        found = {name: host for owned in broker.ownership.owned.values() for name, host in owned.topics.items()}
+                        assert (found[partition].policies.max_consumers, found[partition].policies.message_ttl_s) == (9, 9)
+                        assert found[TOPIC].policies.max_producers == 9
+                finally:
+                    await broker.close()
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_tenants_and_clusters_are_created_once(tmp_path: Path) -> None:
+    """Suites PUT them first, and take 409 for done; what was given comes back."""
+
+    async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
+        await rest("PUT", "/admin/v2/clusters/other", {"serviceUrl": "http://o"})
+        await rest("PUT", "/admin/v2/clusters/other", {"serviceUrl": "http://o"}, status=409)
+        await rest("POST", "/admin/v2/clusters/other", {"serviceUrl": "http://p"})
+        assert await rest.get("/admin/v2/clusters/other") == {"serviceUrl": "http://p"}
+        assert await rest.get("/admin/v2/clusters") == ["other", "standalone"]
+        await rest("DELETE", "/admin/v2/clusters/other")
+        await rest("PUT", "/admin/v2/tenants/mine", {"adminRoles": ["me"], "allowedClusters": ["standalone"]})
+        await rest("PUT", "/admin/v2/tenants/mine", {}, status=409)
+        assert await rest.get("/admin/v2/tenants/mine") == {"adminRoles": ["me"], "allowedClusters": ["standalone"]}
+        await rest("PUT", "/admin/v2/namespaces/mine/ns", {"message_ttl_in_seconds": 4, "replication_clusters": ["standalone"]})
+        assert (await rest.get("/admin/v2/namespaces/mine/ns"))["message_ttl_in_seconds"] == 4
+        assert await rest.get("/admin/v2/namespaces/mine") == ["mine/ns"]
+        await rest("DELETE", "/admin/v2/tenants/mine", status=409)
+        await rest("DELETE", "/admin/v2/namespaces/mine/ns")
+        async with asyncio.timeout(120):
+            while await rest.get("/admin/v2/namespaces/mine"):
+                await asyncio.sleep(0.01)
+        await rest("DELETE", "/admin/v2/tenants/mine")
+        assert await rest.get("/admin/v2/tenants") == ["public", "pulsar"]
+        assert len(await rest.get("/admin/v2/brokers/standalone")) == 1
+
+    play(tmp_path, script)
+
+
+def test_who_asks_another_broker_is_sent_to_the_owner(tmp_path: Path) -> None:
+    """307 with the whole path and query, as Pulsar's admin clients follow it; what is in the store is answered anywhere."""
+
+    async def main() -> None:
+        store = MemoryStore(SystemClock())
+        async with running_broker(tmp_path, store=store) as first, open_peer(first) as peer:
+            await peer.lookup()
+            await peer.produce()
+            async with running_broker(tmp_path, store=store, name="broker-1") as second, rest_over(tmp_path, second) as rest:
+                path = f"{TOPICS}/t/stats?getPreciseBacklog=true"
+                found = await rest.ask("GET", path)
+                assert (found.status_code, found.headers["location"]) == (307, first.context.http_url + path)
+                await rest("POST", f"{NAMESPACE}/messageTTL", 5)
+                async with asyncio.timeout(120):
+                    while first.service.namespace_policies(NamespaceName("public", "default")).message_ttl_s != 5:
+                        await asyncio.sleep(0.01)
+        await store.close()
+
+    asyncio.run(main())
